@@ -462,6 +462,14 @@ class NodeStats:
         known = {key: value for key, value in more.items() if RARE[key[0]] not in _NO_TOTALS}
         return Growth.made(node, sums, cell, count - self.buckets(cell), known)
 
+    def everything(self) -> Growth:
+        """All that is counted here, as what it has grown by since nothing was."""
+        node, cell = self.nodes_with_records(), self.all_buckets()
+        owner, at, value = self.rare_values(sorted({one for values in self._rare.values() for one in values}))
+        rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
+        columns = {name: self.column(name)[node] for name in COLUMNS}
+        return NodeStats().growth(node, columns, cell, self.buckets(cell), rare)
+
     def since(self, growth: Growth) -> NodeStats:
         """A table of what was counted in `growth`, the last of what this one has counted.
 

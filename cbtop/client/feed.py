@@ -191,7 +191,7 @@ class Views:
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The last seconds of every process of which there are enough to be a baseline."""
-        found = (snapshot(source.record, _gpus(source)) for source in self.seen().values())
+        found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
 
     def mark_baseline(self, key: str) -> bool:
@@ -208,7 +208,7 @@ class Views:
 
     def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
         """The last seconds of `source` with its baseline, in the phase of `view`; None where there is none."""
-        now = snapshot(source.record, _gpus(source), view.phase, self.baselines) if self.baselines else None
+        now = snapshot(source.record, gpus_of(source), view.phase, self.baselines) if self.baselines else None
         bases = baselines_of(self.baselines, now) if now else []
         if now is None or not bases:
             return None
@@ -462,7 +462,7 @@ def _knows_devices(store: Store) -> bool:
     return bool(found) and reasons.isdisjoint((NO_ANSWER_YET, TWO_SAMPLES)) and running <= told
 
 
-def _gpus(source: Seen) -> list[str]:
+def gpus_of(source: Seen) -> list[str]:
     """The names of the GPUs that it is known to use."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 

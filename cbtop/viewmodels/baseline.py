@@ -111,7 +111,7 @@ def snapshot(
     end_ns = blocks[-1].end_ns if blocks else record.window.now_ns
     return Snapshot(
         key=record.key,
-        surroundings=_surroundings(record, devices),
+        surroundings=surroundings_of(record, devices),
         phases=tuple(
             _phase(record, blocks if phase in (None, steps.phase) else [], stats, steps, everything) for steps in ran
         ),
@@ -122,7 +122,8 @@ def snapshot(
     )
 
 
-def _surroundings(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
+def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
+    """What a process says of itself, with the names of its GPUs."""
     hello, manifest = record.hello, record.manifest
     return Surroundings(
         program=hello.program if hello else "",
@@ -166,7 +167,7 @@ def _times(
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
     is_counted = totals.tokens is not None and tokens.sum() > 0
-    places = _Places(totals)
+    places = Places(totals)
     rows = np.array([places.row(block.growth) for block, _ in ran]) / 1e3
     parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
     found = (figures(part, tokens if is_counted else steps) for part in parts)
@@ -192,7 +193,7 @@ def _times(
     )
 
 
-class _Places:
+class Places:
     """Every brick, every brick in a layer, and every layer of a phase; which nodes their times are those of."""
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -208,7 +209,9 @@ class _Places:
         row_of = np.full(len(layer_of), -1)
         row_of[self._layer_ids] = self._layer_at
         row_of[0] = -1
-        self._ids = ids[(kind_of[ids] == NodeKind.BRICK) & ~totals.adopted[ids] & (totals.columns["count"][ids] > 0)]
+        self.nodes_of_bricks = self._ids = ids[
+            (kind_of[ids] == NodeKind.BRICK) & ~totals.adopted[ids] & (totals.columns["count"][ids] > 0)
+        ]
         firsts, self._brick_at = np.unique(table.column("first_of")[self._ids], return_inverse=True)
         self.bricks: list[Brick] = [*(name_and_category(table[node]) for node in firsts.tolist()), BETWEEN_BRICKS]
         layer = row_of[layer_of[self._ids]]

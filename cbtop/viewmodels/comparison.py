@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
@@ -65,30 +65,8 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that have become slower beyond noise, the worst first: where one layer has most of it, in that
-        layer. What a longer cache, or one of which nobody says how long it is, would make slower in every layer is
-        none of them."""
-        worst_cell: dict[Brick, PlaceChange] = {}
-        layers: dict[Brick, int] = {}
-        whole: dict[Brick, PlaceChange] = {}
-        for one in self.changes:
-            if one.brick is None:
-                continue
-            if one.layer is None:
-                whole[one.brick] = one
-                continue
-            layers[one.brick] = layers.get(one.brick, 0) + 1
-            if one.brick not in worst_cell or one.change.delta > worst_cell[one.brick].change.delta:
-                worst_cell[one.brick] = one
-        found = []
-        for brick, all_of_it in whole.items():
-            cell = worst_cell.get(brick)
-            has_most = cell is not None and cell.change.delta > all_of_it.change.delta / 2
-            if cell and _is_slower(cell) and has_most and layers[brick] >= MIN_PEERS:
-                found.append(cell)
-            elif _is_slower(all_of_it) and (self.is_same_cache or not _reads_cache(brick)):
-                found.append(all_of_it)
-        return sorted(found, key=lambda one: -one.change.delta)
+        """The bricks that have become slower beyond noise, the worst first."""
+        return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
@@ -113,7 +91,7 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
         phase,
         notes=(
             *chosen,
-            *_differences(base.surroundings, now.surroundings),
+            *differences(base.surroundings, now.surroundings),
             *_cache(before, after),
             *_only(before, after),
         ),
@@ -125,13 +103,40 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
     )
 
 
+def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
+    """The bricks that have become slower beyond noise, the worst first: where one layer has most of it, in that
+    layer. What a longer cache, or one of which nobody says how long it is, would make slower in every layer is none
+    of them."""
+    worst_cell: dict[Brick, PlaceChange] = {}
+    layers: dict[Brick, int] = {}
+    whole: dict[Brick, PlaceChange] = {}
+    for one in changes:
+        if one.brick is None:
+            continue
+        if one.layer is None:
+            whole[one.brick] = one
+            continue
+        layers[one.brick] = layers.get(one.brick, 0) + 1
+        if one.brick not in worst_cell or one.change.delta > worst_cell[one.brick].change.delta:
+            worst_cell[one.brick] = one
+    found = []
+    for brick, all_of_it in whole.items():
+        cell = worst_cell.get(brick)
+        has_most = cell is not None and cell.change.delta > all_of_it.change.delta / 2
+        if cell and _is_slower(cell) and has_most and layers[brick] >= MIN_PEERS:
+            found.append(cell)
+        elif _is_slower(all_of_it) and (is_same_cache or not _reads_cache(brick)):
+            found.append(all_of_it)
+    return sorted(found, key=lambda one: -one.change.delta)
+
+
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     """Those of `bases` that `now` may be compared with: its own process's, else those of its model, of its rank if
     there are any; empty where there are no `bases`."""
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
         other_rank = base.surroundings.rank != now.surroundings.rank
-        return base.key != now.key, bool(_other_model(base.surroundings, now.surroundings)), other_rank
+        return base.key != now.key, bool(other_model(base.surroundings, now.surroundings)), other_rank
 
     nearest = min(map(is_far, bases), default=None)
     return [base for base in bases if is_far(base) == nearest]
@@ -163,7 +168,7 @@ def _reads_cache(brick: Brick) -> bool:
 
 def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
     """Why the two do not compare in `phase`; empty where they do."""
-    if other := _other_model(base.surroundings, now.surroundings):
+    if other := other_model(base.surroundings, now.surroundings):
         return other
     if base.key == now.key and now.begin_ns == now.end_ns:
         return "these seconds are the baseline's own"
@@ -196,7 +201,7 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
     return ""
 
 
-def _other_model(base: Surroundings, now: Surroundings) -> str:
+def other_model(base: Surroundings, now: Surroundings) -> str:
     """In what the models differ; empty where they are the same, as far as is said."""
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
@@ -210,7 +215,8 @@ def _other_model(base: Surroundings, now: Surroundings) -> str:
     return ""
 
 
-def _differences(base: Surroundings, now: Surroundings) -> list[str]:
+def differences(base: Surroundings, now: Surroundings) -> list[str]:
+    """In what surroundings differ that may be what is compared."""
     differ = [
         ("rank", base.rank, now.rank),
         ("host", base.host, now.host),

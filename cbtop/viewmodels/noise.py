@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 MIN_BLOCKS = 5  # fewer tell nothing of how they scatter
 LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that much without a cause
+LEAST_LEARNED_PERCENT = 1.0  # where it is known by how much: what a median of a histogram may be off by
 CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
 MAX_ALIKE = 0.9  # correlation of neighbours: of blocks alike more than that one cannot tell how many they count as
 _LEAST_WORTH = 2.0  # blocks that any number of them is worth
@@ -24,12 +25,19 @@ _LEAST_WORTH = 2.0  # blocks that any number of them is worth
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean, its standard error, and of how many blocks."""
+    """A mean, its standard error, and of how many blocks.
+
+    `slope`: how it grows with what it is `along`, where that was asked for, and the standard error of that.
+    `scatter`: the standard deviation from run to run, where runs were compared; 0: it is not known.
+    """
 
     mean: float
     error: float
     blocks: int
     median_us: float | None = None  # of one call; None where that is not known, or nothing is called
+    slope: float = 0.0
+    slope_error: float = 0.0
+    scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class Change:
     now: float
     half: float
     medians_us: tuple[float, float] | None = None  # of one call, then and now
+    least_percent: float = LEAST_PERCENT  # what two runs differ by without a cause
+    error: float = 0.0  # its standard error, of which `half` is a multiple
 
     @property
     def delta(self) -> float:
@@ -58,7 +68,7 @@ class Change:
     @property
     def noise_percent(self) -> float | None:
         """What is no change: what chance explains, or what two runs on one machine differ by."""
-        return None if self.half_percent is None else max(self.half_percent, LEAST_PERCENT)
+        return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
@@ -67,18 +77,23 @@ class Change:
         return (
             self.noise_percent is not None
             and abs(self.percent or 0.0) > self.noise_percent
-            and (self.medians_us is None or _is_like(self.delta, *self.medians_us))
+            and (self.medians_us is None or _is_like(self.delta, *self.medians_us, self.least_percent))
         )
 
 
-def _is_like(delta: float, before_us: float, now_us: float) -> bool:
-    """Whether a median has moved by LEAST_PERCENT or more to the side of `delta`."""
+def _is_like(delta: float, before_us: float, now_us: float, least_percent: float) -> bool:
+    """Whether a median has moved by that or more to the side of `delta`."""
     moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
-    return moved >= LEAST_PERCENT / 100 * before_us
+    return moved >= least_percent / 100 * before_us
 
 
-def figures(amount: NDArray[np.float64], weight: NDArray[np.float64]) -> list[Figure]:
+def figures(
+    amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64] | None = None
+) -> list[Figure]:
     """Of each column of `amount` (a row a block) what it is for one of `weight`, over MIN_BLOCKS blocks or more.
+
+    Where blocks lie `along` something that moves it, such as the positions cached, the mean is that at the mean of
+    these, and what a straight line through the blocks explains is no noise.
 
     The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). How alike neighbours are is the median of all columns, each less its bias
@@ -89,31 +104,50 @@ def figures(amount: NDArray[np.float64], weight: NDArray[np.float64]) -> list[Fi
     blocks, each = len(weight), weight.mean()
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
+    slope, fitted = np.zeros_like(mean), 1  # figures that were fitted to the blocks
+    if along is not None:
+        along = along - np.average(along, weights=weight)
+        spread = float((weight * along**2).sum())
+        if spread > 0:
+            slope, fitted = along @ amount / spread, 2
+            off -= np.outer(weight * along, slope)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
-    usual = float(np.clip(np.median(alike + (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
+    usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
     # Blocks that are alike scatter less about their own mean than about the true one.
-    error = np.sqrt(squares / (blocks * (1 - 1 / worth)) / worth) / each
+    variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
+    error = np.sqrt(variance / worth) / each
+    slope_error = np.zeros_like(error)
+    if fitted > 1:
+        assert along is not None
+        slope_error = np.sqrt(variance * blocks / worth * (along**2).sum()) / spread
     known = mean > 0
     if known.any():
         error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
-    return [Figure(*each, blocks) for each in zip(mean.tolist(), error.tolist(), strict=True)]
+    columns = (column.tolist() for column in (mean, error, slope, slope_error))
+    return [
+        Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
+        for one, off_by, grows, by in zip(*columns, strict=True)
+    ]
 
 
 def change(before: Figure, now: Figure, compared: int) -> Change:
     """From `before` to `now`, one of so many figures that are `compared` at the same time.
 
-    The interval is Welch's, shared out among them after Bonferroni.
+    The interval is Welch's, shared out among them after Bonferroni. Where it is known how runs scatter, a single run
+    is no surer than that.
     """
-    squares = before.error**2, now.error**2
+    squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
     medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
+    least = LEAST_LEARNED_PERCENT if before.scatter else LEAST_PERCENT
     if variance == 0:
-        return Change(before.mean, now.mean, 0.0, medians)
+        return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
     # Rounded down, so that few quantiles are computed.
-    return Change(before.mean, now.mean, sqrt(variance) * _student(int(freedom * 4) / 4, compared), medians)
+    error = sqrt(variance)
+    return Change(before.mean, now.mean, error * _student(int(freedom * 4) / 4, compared), medians, least, error)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,123 @@
+"""The runs that a recording holds: what is known of each process at its end, and its records in blocks of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbtop.client.feed import Seen, gpus_of
+from cbtop.client.replay import ReplayFeed
+from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
+from cbtop.client.store import SourceRecord
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.stats import sane
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import RecordBatch
+from cbtop.protocol.record_batch import RecordTally, unpack
+from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.baseline import surroundings_of
+from cbtop.viewmodels.noise import MIN_BLOCKS
+from cbtop.viewmodels.runs import Part, Run, TooShort, kernels_of, part_of
+
+LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
+
+
+@dataclass(slots=True)
+class _Read:
+    """A process whose records are read."""
+
+    seen: Seen
+    blocks: StepBlocks
+    tally: RecordTally
+    first_ns: int | None = None
+    last_ns: int = 0
+
+    @property
+    def record(self) -> SourceRecord:
+        return self.seen.record
+
+
+def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
+    """A run of each process in the recording at `path` that recorded steps, or of the `selected` ones.
+
+    What was lost on the way, or was there before the recording began, is counted. Raises RecordingError or
+    VersionError, and DecodeError where there is more in it than is kept in memory.
+    """
+    with ReplayFeed(path, selected=selected) as feed:
+        feed.seek(feed.duration_s)
+        read = {
+            key: _Read(seen, StepBlocks(seen.record.nodes), RecordTally())
+            for key, seen in feed.seen().items()
+            if len(seen.record.nodes)
+        }
+        damage = f"{path.name}: {feed.status()}" if feed.damage else ""
+    reader = RecordingReader(path)
+    try:
+        refused = _read(reader, read)
+        damaged = reader.damaged + refused
+    finally:
+        reader.close()
+    if damaged and not damage:
+        damage = f"{path.name} has damaged frames, {damaged}: what they held is missing"
+    return [_run(path.name, one, damage) for one in read.values() if one.blocks.steps or one.tally.dropped]
+
+
+def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
+    """Hand over the records of each process; gives how many frames could not be understood."""
+    refused = 0
+    for frame in reader.frames(wanted=(FrameKind.RECORDS,)):
+        try:
+            for message in frame.messages():
+                if isinstance(message, RecordBatch) and (source := read.get(message.source)):
+                    _take(source, message)
+        except DecodeError:
+            refused += 1
+    return refused
+
+
+def _take(source: _Read, message: RecordBatch) -> None:
+    batch = unpack(message)
+    known = source.tally.take(message)
+    fit = sane(batch, len(source.record.nodes))
+    fit[:known] = False
+    batch = batch.only(fit)
+    calls = batch.calls()
+    if len(calls.node):
+        began_ns = int(calls.start_ns.min())
+        source.first_ns = began_ns if source.first_ns is None else min(source.first_ns, began_ns)
+        source.last_ns = max(source.last_ns, int(calls.end_ns.max()))
+    source.blocks.take(batch)
+
+
+def _run(name: str, source: _Read, damage: str) -> Run:
+    record, table = source.record, source.record.nodes
+    parts: list[Part] = []
+    too_short: list[TooShort] = []
+    for work, blocks in source.blocks.blocks().items():
+        part = part_of(table, work, blocks)
+        if part is None:
+            needed = LEAST_STEPS * max(1, record.sample_every)
+            too_short.append(TooShort(display_name(table[work.step]), source.blocks.count_of(work), needed))
+        else:
+            parts.append(part)
+    hello, state, tally = record.hello, record.state, source.tally
+    faulty = state is not None and state.state is SourceStatus.FAULTY
+    lost = tally.dropped + tally.missed
+    return Run(
+        name=name,
+        key=record.key,
+        surroundings=surroundings_of(record, gpus_of(source.seen)),
+        clock_resolution_us=hello.clock_resolution_ns / 1e3 if hello and hello.clock_resolution_ns else None,
+        covers_s=(source.last_ns - (source.first_ns or source.last_ns)) / 1e9,
+        parts=tuple(parts),
+        too_short=tuple(too_short),
+        kernels=kernels_of(table),
+        lost=lost,
+        seen=lost + tally.taken,
+        untrusted=f"{name} is not to be trusted: {state.reason}" if faulty and state else damage,
+        failed_checks=tuple(
+            f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed
+        ),
+    )

@@ -1,0 +1,377 @@
+"""Two runs compared, part by part and place by place, or why they do not compare; derived."""
+
+# Rules
+# - Parts that do other work, of another batch, are not compared; where caches are not as long, times are those at
+#   one length, by the line through the blocks of each, and only at a length that both have seen.
+# - Another machine, another sampling or lost records make times others for reasons that are not the program's. That
+#   is said instead of a change, unless somebody asks for it all the same.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import NormalDist
+
+from cbtop.units import count, counted, percent
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Surroundings
+from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
+from cbtop.viewmodels.noise import Change, Figure, change
+from cbtop.viewmodels.runs import WHOLE_STEP, Part, Place, PlaceTimes, Run
+from cbtop.viewmodels.verdicts.below_resolution import READINGS
+
+FOUND = 0.95  # so often a change is found that is called findable
+ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
+_STEP_AND_RATE = 2  # figures of a whole part that are looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDiff:
+    """A place then and now. `change` is what is judged: its typical time for a unit, or else its mean; `mean` what it
+    costs a unit. None on either side: it is gone, or new."""
+
+    brick: Brick | None
+    layer: str | None
+    before: PlaceTimes | None
+    now: PlaceTimes | None
+    change: Change | None = None
+    mean: Change | None = None
+    p50: Change | None = None
+    p99: Change | None = None
+    renamed_from: str = ""
+    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # then and now, where it runs others
+    is_below_resolution: bool = False
+
+    @property
+    def name(self) -> str:
+        """`DownProjection in Layer 5`."""
+        return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part) or "step"
+
+    @property
+    def delta_us(self) -> float:
+        """What it costs a unit more than before; of what is new or gone all of it."""
+        return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """`slower`, `faster`, `new`, `gone`, or empty: no change beyond noise, or none that the clock can tell."""
+        if self.before is None or self.now is None:
+            return "gone" if self.now is None else "new"
+        if self.change is None or self.is_below_resolution or not self.change.is_beyond_noise:
+            return ""
+        return "slower" if self.change.delta > 0 else "faster"
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Where the wall-clock time of a unit went, µs then and now: it is the sum of what follows."""
+
+    wall: tuple[float, float]
+    bricks: tuple[float, float]
+    between_bricks: tuple[float, float]
+    not_recorded: tuple[float, float]  # by how much all steps are longer than those whose inside was recorded
+    between_steps: tuple[float, float]
+
+    @property
+    def off_us(self) -> float:
+        """What is missing or too much in the change: 0, but for rounding."""
+        parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
+        return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PartDiff:
+    """A part that both runs have. Times are at `cached` positions, where the runs say it and differ in it."""
+
+    before: Part
+    now: Part
+    cached: float | None
+    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by what they cost a unit more
+    step: PlaceDiff
+    wall: Change  # µs for a unit
+    balance: Balance
+
+    @property
+    def phase(self) -> str:
+        return self.now.phase
+
+    @property
+    def unit(self) -> str:
+        return self.now.unit
+
+    @property
+    def units_per_sec(self) -> tuple[float, float]:
+        """Of wall-clock time, then and now."""
+        return 1e6 / self.wall.before, 1e6 / self.wall.now
+
+    @property
+    def bricks(self) -> list[PlaceDiff]:
+        """Each in all layers together."""
+        return [one for one in self.places if one.brick and one.layer is None]
+
+    @property
+    def layers(self) -> list[PlaceDiff]:
+        return [one for one in self.places if one.brick is None]
+
+    @property
+    def cells(self) -> list[PlaceDiff]:
+        """Bricks in one layer."""
+        return [one for one in self.places if one.brick and one.layer]
+
+    @property
+    def slower(self) -> list[PlaceDiff]:
+        """The bricks that are slower beyond noise, the worst first, in a layer where that has most of it."""
+        by_place = {(one.brick, one.layer): one for one in self.places}
+        known = [
+            PlaceChange(one.brick, one.layer, one.change)
+            for one in self.places
+            if one.change and not one.is_below_resolution
+        ]
+        return [by_place[one.brick, one.layer] for one in slower(known)]
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether a unit takes longer beyond noise, by the wall clock."""
+        return self.wall.is_beyond_noise and self.wall.delta > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """Two runs. Where `why_not` says why they do not compare, there are no parts."""
+
+    base: Run
+    now: Run
+    why_not: str = ""
+    is_too_little: bool = False  # that is why: more steps would do
+    notes: tuple[str, ...] = ()
+    parts: tuple[PartDiff, ...] = ()
+
+    @property
+    def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
+        """All bricks that are slower, the worst of each part first."""
+        return [(part, one) for part in self.parts for one in part.slower]
+
+
+def diff(base: Run, now: Run, phase: str | None = None, *, anyway: bool = False) -> RunDiff:
+    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines, sampling
+    or losses are others."""
+    if why_not := _why_not(base, now, anyway=anyway):
+        return RunDiff(base, now, why_not)
+    notes = [*differences(base.surroundings, now.surroundings)]
+    parts: list[PartDiff] = []
+    befores = {(part.phase, part.work): part for part in base.parts if phase in (None, part.phase)}
+    afters = {(part.phase, part.work): part for part in now.parts if phase in (None, part.phase)}
+    both = [key for key in befores if key in afters]
+    # All that is looked at is looked at together: one false alarm in a hundred comparisons, not in each part.
+    compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
+    for key in both:
+        found = _part(befores[key], afters[key], base, now, compared, len(both))
+        if isinstance(found, str):
+            notes.append(found)
+        else:
+            parts.append(found)
+            notes += _cache_notes(befores[key], afters[key])
+    for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
+        notes += [f"only {whose} has {_work(mine[key])}: left out" for key in mine if key not in others]
+    if parts:
+        order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
+        return RunDiff(base, now, notes=tuple(dict.fromkeys(notes)), parts=tuple(order))
+    if not both and befores and afters:
+        works = (", ".join(_work(part) for part in some.values()) for some in (befores, afters))
+        return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
+    if befores and afters:
+        return RunDiff(base, now, "; ".join(notes))
+    return RunDiff(base, now, _too_little(base, now, phase), is_too_little=True)
+
+
+def findable_percent(one: Change) -> float | None:
+    """The least change (% of what it was) that is found FOUND of the time."""
+    if one.noise_percent is None or one.before <= 0:
+        return None
+    return one.noise_percent + 100 * NormalDist().inv_cdf(FOUND) * one.error / one.before
+
+
+def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
+    """What has changed in one part; a sentence where it does not compare."""
+    if before.unit != now.unit:
+        return f"{now.phase}: tokens are counted in one of the two alone"
+    if (before.cached is None) != (now.cached is None):
+        return f"{now.phase}: how many positions are cached is said in one of the two alone"
+    cached = None
+    if before.cached is not None and now.cached is not None:
+        cached = (before.cached + now.cached) / 2
+        for part in (before, now):
+            if not part.cached_least or not part.cached_most:
+                continue
+            if not (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most:
+                return (
+                    f"{now.phase}: other KV lengths: {count(now.cached_least)} to {count(now.cached_most)} positions "
+                    f"cached, {count(before.cached_least)} to {count(before.cached_most)} in the baseline"
+                )
+    at = (_at(cached, before.cached), _at(cached, now.cached))
+    befores, afters = (_moved(part, off) for part, off in zip((before, now), at, strict=True))
+    renamed = _renamed(befores, afters, base.kernels, new.kernels)
+    resolution_us = max((run.clock_resolution_us or 0.0 for run in (base, new)), default=0.0)
+    places: list[PlaceDiff] = []
+    for place, was_called in _pairs(befores, afters, renamed):
+        found = _place(place, befores.get(was_called), afters.get(place), compared, resolution_us)
+        if place[0] and was_called != place and was_called[0]:
+            found = replace(found, renamed_from=was_called[0][0])
+        if place[0] and not place[1] and found.before and found.now and was_called[0]:
+            kernels = base.kernels.get(was_called[0], ()), new.kernels.get(place[0], ())
+            if kernels[0] != kernels[1]:
+                found = replace(found, kernels=kernels)
+        places.append(found)
+    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _STEP_AND_RATE, 0.0)
+    walls = [_shifted(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
+    insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
+    return PartDiff(
+        before=before,
+        now=now,
+        cached=cached,
+        places=tuple(sorted(places, key=lambda one: -one.delta_us)),
+        step=step,
+        wall=change(walls[0], walls[1], parts * _STEP_AND_RATE),
+        balance=_balance(befores, afters, walls, insides),
+    )
+
+
+def _balance(
+    befores: Mapping[Place, PlaceTimes],
+    afters: Mapping[Place, PlaceTimes],
+    walls: Sequence[Figure],
+    insides: Sequence[float],
+) -> Balance:
+    sides = []
+    for places, wall, inside in zip((befores, afters), walls, insides, strict=True):
+        between = places[BETWEEN_BRICKS, None].time.mean
+        bricks = [one.time.mean for (brick, layer), one in places.items() if brick and layer is None]
+        step = places[WHOLE_STEP].time.mean
+        sides.append((wall.mean, sum(bricks) - between, between, step - inside, wall.mean - step))
+    before, now = sides
+    wall_us, bricks_us, between_us, not_recorded_us, outside_us = zip(before, now, strict=True)
+    return Balance(wall_us, bricks_us, between_us, not_recorded_us, outside_us)
+
+
+def _place(
+    place: Place, before: PlaceTimes | None, now: PlaceTimes | None, compared: int, resolution_us: float
+) -> PlaceDiff:
+    brick, layer = place
+    if before is None or now is None:
+        return PlaceDiff(brick, layer, before, now)
+    mean = change(before.time, now.time, compared)
+    typical = change(before.typical, now.typical, compared) if before.typical and now.typical else None
+    p50, p99 = (
+        change(then, is_now, compared) if then and is_now else None
+        for then, is_now in ((before.p50, now.p50), (before.p99, now.p99))
+    )
+    is_short = p50 is not None and max(p50.before, p50.now) < READINGS * resolution_us
+    return PlaceDiff(brick, layer, before, now, typical or mean, mean, p50, p99, is_below_resolution=is_short)
+
+
+def _pairs(
+    befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
+) -> Iterator[tuple[Place, Place]]:
+    """Each place but the whole step, as it is called now and as it was."""
+    seen: set[Place] = {WHOLE_STEP}
+    for brick, layer in afters:
+        if (brick, layer) == WHOLE_STEP:
+            continue
+        was = (renamed.get(brick, brick) if brick else None), layer
+        seen.add(was)
+        yield (brick, layer), was
+    for place in befores:
+        if place not in seen:
+            yield place, place
+
+
+def _renamed(
+    befores: Mapping[Place, PlaceTimes],
+    afters: Mapping[Place, PlaceTimes],
+    kernels_then: Mapping[Brick, tuple[str, ...]],
+    kernels_now: Mapping[Brick, tuple[str, ...]],
+) -> dict[Brick, Brick]:
+    """How a brick was called that is new, where one that is gone ran the same kernels as often in the same layers."""
+
+    def traits(
+        places: Mapping[Place, PlaceTimes],
+        others: Mapping[Place, PlaceTimes],
+        kernels: Mapping[Brick, tuple[str, ...]],
+    ) -> dict[object, list[Brick]]:
+        there = {brick for brick, _ in others}
+        found: dict[object, list[Brick]] = {}
+        for (brick, layer), times in places.items():
+            if brick and layer is None and brick not in there:
+                layers = frozenset(in_layer for one, in_layer in places if one == brick and in_layer)
+                key = (brick[1], kernels.get(brick, ()), layers, round(times.calls, 2))
+                found.setdefault(key, []).append(brick)
+        return found
+
+    gone, new = traits(befores, afters, kernels_then), traits(afters, befores, kernels_now)
+    return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
+
+
+def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
+    """Its places where `off` more positions are cached than in the mean."""
+    if not off:
+        return dict(part.places)
+    return {
+        place: replace(one, time=_shifted(one.time, off), typical=one.typical and _shifted(one.typical, off))
+        for place, one in part.places.items()
+    }
+
+
+def _shifted(figure: Figure, off: float) -> Figure:
+    error = sqrt(figure.error**2 + (off * figure.slope_error) ** 2)
+    return replace(figure, mean=figure.mean + off * figure.slope, error=error)
+
+
+def _at(cached: float | None, mean: float | None) -> float:
+    return 0.0 if cached is None or mean is None else cached - mean
+
+
+def _why_not(base: Run, now: Run, *, anyway: bool) -> str:
+    if other := other_model(base.surroundings, now.surroundings):
+        return other
+    if anyway:
+        return ""
+    for whose, run in (("", now), ("of the baseline ", base)):
+        if run.lost_percent > MAX_LOST_PERCENT:
+            return f"{percent(run.lost_percent)} of the records {whose}were lost"
+    then, is_now = base.surroundings, now.surroundings
+    for what, was, other in _machine(then, is_now):
+        if was != other:
+            return f"another {what}: {other or 'none'}, the baseline has {was or 'none'}"
+    return ""
+
+
+def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
+    """What makes the same program take another time."""
+    yield "host", then.host, now.host
+    yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
+    yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
+
+
+def _cache_notes(before: Part, now: Part) -> Iterator[str]:
+    if before.cached is None and abs(before.steps - now.steps) > ALIKE_STEPS * max(before.steps, now.steps):
+        steps = f"{counted(now.steps, 'step')}, {count(before.steps)} in the baseline"
+        yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
+
+
+def _work(part: Part) -> str:
+    tokens, sequences = part.work
+    what = [counted(part.steps, "step"), *([f"of about {counted(tokens, 'token')}"] if tokens else [])]
+    what += [f"on {counted(sequences, 'sequence')}"] if sequences is not None else []
+    return f"{part.phase} ({' '.join(what)})"
+
+
+def _too_little(base: Run, now: Run, phase: str | None) -> str:
+    said = []
+    for whose, run in (("the baseline", base), ("the new run", now)):
+        if any(phase in (None, part.phase) for part in run.parts):
+            continue
+        short = [one for one in run.too_short if phase in (None, one.phase)]
+        steps = ", ".join(f"{counted(one.steps, one.phase + ' step')} of {count(one.needed)} needed" for one in short)
+        wanted = f"no {phase} steps" if phase else "no steps"
+        said.append(f"too little in {whose}: {steps or wanted}")
+    return "; ".join(said)

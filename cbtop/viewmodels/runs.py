@@ -1,0 +1,268 @@
+"""A run: what its steps took, of each phase and batch, by brick, layer and brick in a layer; derived from records."""
+
+# Words
+# - A part of a run is its steps that do the same work: of one phase, on about as many tokens and sequences.
+# - A place is a brick, a layer, a brick in a layer, or (neither) the whole step.
+# - A unit is a token; a step where tokens are not known. Times are µs for a unit, exclusive; those of calls are not.
+# Rules
+# - Other programs on a processor make a few calls longer, and what these add to a mean is theirs. So whether a place
+#   has changed is judged by its typical time: what it takes where every call takes as long as the median one of its
+#   layer. Where a brick holds others, and of what lies between bricks, it is judged by the mean.
+# - wall = bricks + between bricks + not recorded inside + between steps, for a unit, whatever ran at the same time.
+# - What the positions cached explain is no noise: times are those at the mean of them, and how they grow is kept.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.client.step_blocks import StepBlock, Work
+from cbtop.profiler.brick_stats import name_and_category
+from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import Column
+from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import RARE, Growth, NodeStats
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Places, Surroundings
+from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
+from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
+
+Place = tuple[Brick | None, str | None]
+WHOLE_STEP: Place = (None, None)
+MAX_KERNELS = 8  # named of a brick
+
+_KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
+    RARE.index(name)
+    for name in ("kept", "kept_given", "sequences", "sequences_given", "plain", "plain_tokens", "plain_ns")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTimes:
+    """What one place took: µs for a unit, µs for a unit where every call is a typical one, µs of a call, and calls a
+    step."""
+
+    time: Figure
+    typical: Figure | None = None
+    p50: Figure | None = None
+    p99: Figure | None = None
+    calls: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The steps of a phase that work on about as many tokens and sequences."""
+
+    phase: str
+    work: tuple[int | None, int | None]  # tokens and sequences, see `Work`
+    unit: str  # "token" or "step"
+    steps: int
+    tokens: float | None  # a step, mean
+    sequences: float | None
+    cached: float | None  # positions before a step, mean
+    cached_least: float | None  # of a block, mean
+    cached_most: float | None
+    wall_us: Figure  # until a step has ended since the last had, for a unit
+    inside_us: Figure  # of the steps whose inside was recorded
+    places: Mapping[Place, PlaceTimes]  # the whole step is one of them, with all steps, plain ones too
+
+    @property
+    def amount(self) -> float:
+        """How many units."""
+        return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
+
+    @property
+    def bricks(self) -> dict[Brick, PlaceTimes]:
+        """In all layers and outside."""
+        return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
+
+
+@dataclass(frozen=True, slots=True)
+class TooShort:
+    """Steps that are too few to be compared."""
+
+    phase: str
+    steps: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process, as it was recorded."""
+
+    name: str  # of the file or the process
+    key: str
+    surroundings: Surroundings
+    clock_resolution_us: float | None
+    covers_s: float
+    parts: tuple[Part, ...]
+    too_short: tuple[TooShort, ...]
+    kernels: Mapping[Brick, tuple[str, ...]]  # what each brick runs
+    lost: int  # records
+    seen: int
+    untrusted: str = ""  # why nothing in it can be trusted
+    failed_checks: tuple[str, ...] = ()
+    runs: int = 1  # that it is the mean of
+
+    @property
+    def lost_percent(self) -> float:
+        return 100 * self.lost / self.seen if self.seen else 0.0
+
+
+def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part | None:
+    """The part of a run that these blocks are; None where they are too few, or hold no recorded step."""
+    step = work.step
+    if len(blocks) < MIN_BLOCKS:
+        return None
+    stats = NodeStats()
+    stats.count(Growth.of([block.growth for block in blocks]))
+    totals = PhaseTotals.below(table[step], table, stats)
+    growths = [block.growth for block in blocks]
+    count, total_ns, elements = (_of(growths, name, step) for name in ("count", "total_ns", "elements"))
+    plain, plain_tokens, plain_ns = (_rare(growths, at, step) for at in (_PLAIN, _PLAIN_TOKENS, _PLAIN_NS))
+    inside = count - plain
+    ran = np.flatnonzero(inside > 0)
+    if len(ran) < MIN_BLOCKS:
+        return None
+    cached = _mean(_rare(growths, _KEPT, step), _rare(growths, _KEPT_GIVEN, step))
+    is_counted = totals.tokens is not None and elements.min() > 0
+    every = elements if is_counted else count
+    recorded = (elements - plain_tokens if is_counted else inside)[ran]
+    along = None if cached is None else cached[ran]
+    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached)
+    (whole,) = figures(total_ns[:, None] / 1e3, every, cached)
+    outside_us = wall.mean - whole.mean
+    (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along)
+    places = Places(totals)
+    chosen = [growths[at] for at in ran]
+    found = _places(places, totals, chosen, recorded, inside[ran], along)
+    calls = CallTimes(growths, [_step_alone(step, len(table))], 1)
+    p50, p99 = (calls.quantile(fraction, count, cached) for fraction in (MEDIAN, P99))
+    typical = figures(p50.typical_us, every, cached)[0] if p50.figures[0] else None
+    whole = replace(whole, median_us=_median(p50.figures[0]))
+    if typical:  # a wall-clock time is another where the typical step is, or what lies between steps
+        wall = replace(wall, median_us=typical.mean + outside_us)
+    found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
+    sequences = _mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step))
+    return Part(
+        phase=display_name(table[step]),
+        work=(work.tokens, work.sequences),
+        unit="token" if is_counted else "step",
+        steps=int(count.sum()),
+        tokens=float(elements.sum() / count.sum()) if is_counted else None,
+        sequences=None if sequences is None else float(np.average(sequences, weights=count)),
+        cached=None if cached is None else float(np.average(cached, weights=every)),
+        cached_least=None if cached is None else float(cached.min()),
+        cached_most=None if cached is None else float(cached.max()),
+        wall_us=wall,
+        inside_us=recorded_us,
+        places=found,
+    )
+
+
+def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
+    """What each brick runs: the names of its kernels, each once."""
+    found: dict[Brick, dict[str, None]] = {}
+    for node in table.nodes:
+        if node.kind is not NodeKind.KERNEL or not node.parent:
+            continue
+        above = table[node.parent]
+        while above.kind is not NodeKind.BRICK and above.parent:
+            above = table[above.parent]
+        if above.kind is NodeKind.BRICK:
+            names = found.setdefault(name_and_category(above), {})
+            if len(names) < MAX_KERNELS:
+                names[node.name] = None
+    return {brick: tuple(sorted(names)) for brick, names in found.items()}
+
+
+def _places(
+    places: Places,
+    totals: PhaseTotals,
+    growths: Sequence[Growth],
+    units: NDArray[np.float64],
+    steps: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+) -> dict[Place, PlaceTimes]:
+    rows = np.array([places.row(growth) for growth in growths]) / 1e3
+    names: list[Place] = [
+        *((brick, None) for brick in places.bricks),
+        *places.cells,
+        *((None, layer) for layer in places.layers),
+    ]
+    # Bricks, bricks in layers and layers are each as noisy as their like.
+    parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
+    times = [one for part in parts for one in figures(part, units, along)]
+    # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
+    size = len(totals.table) + 1
+    in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
+    for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
+        if place[0] != BETWEEN_BRICKS:
+            (in_cell if place[0] and place[1] else in_all)[nodes] = at
+    alone = (in_all >= 0) & (in_all < len(places.bricks)) & (in_cell < 0)
+    outside[alone] = in_all[alone] + len(names)
+    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks))
+    p50, p99 = (calls.quantile(fraction, steps, along) for fraction in (MEDIAN, P99))
+    typical_us = p50.typical_us[:, : len(names)]
+    unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
+    for at, brick in enumerate(places.bricks):  # the sum of its parts
+        own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
+        typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
+        if unknown.intersection(own):
+            unknown.add(at)
+    parts = np.split(typical_us, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
+    typical = [one for part in parts for one in figures(part, units, along)]
+    nested = _nested(places, totals)
+    each = (calls.calls / steps.sum()).tolist()
+    of_layer = dict(zip(names, p50.figures, strict=False))
+    found: dict[Place, PlaceTimes] = {}
+    for at, (place, time) in enumerate(zip(names, times, strict=True)):
+        is_between = place[0] == BETWEEN_BRICKS
+        is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
+        # What lies between bricks is judged by what holds them.
+        median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
+        found[place] = PlaceTimes(
+            replace(time, median_us=_median(median)),
+            typical[at] if is_typical else None,
+            None if is_between else p50.figures[at],
+            None if is_between else p99.figures[at],
+            each[at],
+        )
+    return found
+
+
+def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
+    """The bricks that hold others: their calls are longer than their own time."""
+    found = set()
+    for brick, nodes in zip(places.bricks, places.nodes, strict=False):
+        whole_ns = totals.columns["closed_ns"][nodes].sum()
+        if brick != BETWEEN_BRICKS and totals.closed_exclusive_ns[nodes].sum() < whole_ns:
+            found.add(brick)
+    return found
+
+
+def _median(figure: Figure | None) -> float | None:
+    return None if figure is None else figure.mean
+
+
+def _step_alone(step: int, nodes: int) -> Column:
+    found = np.full(nodes + 1, -1)
+    found[step] = 0
+    return found
+
+
+def _of(growths: Sequence[Growth], column: str, node: int) -> NDArray[np.float64]:
+    return np.array([float(growth.columns[column][growth.node == node].sum()) for growth in growths])
+
+
+def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float64]:
+    return np.array([float(growth.rare.get((column, node), 0)) for growth in growths])
+
+
+def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Of each block; None where a block does not say it."""
+    return amount / given if given.min() > 0 else None
