@@ -10,6 +10,7 @@ COMMANDS = {
     "ls": "list what runs, on one host or several",
     "record": "record what runs into a file",
     "replay": "show a recording",
+    "diff": "compare two runs, by brick and layer",
     "export": "write what was recorded for other tools",
     "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
     "post-mortem": "what a process was doing when it ended",

@@ -3,10 +3,11 @@
 # Steps that follow each other are alike: caches, clocks and neighbours change slowly. A spread of single steps would
 # promise far more than is known. So what is looked at is how whole blocks of steps, of about a second, differ, and
 # where blocks that follow each other are alike, too, they count as fewer. Ten blocks say little of how they scatter:
-# figures that are looked at together say it for each other, and none passes for steadier than half of them are.
+# figures that are looked at together say it for each other, and none of so few passes for steadier than half are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, pi, sqrt
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_BLOCKS = 5  # fewer tell nothing of how they scatter
+ENOUGH_BLOCKS = 20  # tell by themselves how they scatter, where they are not alike
 LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that much without a cause
 LEAST_LEARNED_PERCENT = 1.0  # where it is known by how much: what a median of a histogram may be off by
 CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
@@ -28,7 +30,7 @@ class Figure:
     """A mean, its standard error, and of how many blocks.
 
     `slope`: how it grows with what it is `along`, where that was asked for, and the standard error of that.
-    `scatter`: the standard deviation from run to run, where runs were compared; 0: it is not known.
+    `scatter`: the standard deviation from run to run, where it was learned from so many `runs`.
     """
 
     mean: float
@@ -38,6 +40,7 @@ class Figure:
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
+    runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def figures(
         assert along is not None
         slope_error = np.sqrt(variance * blocks / worth * (along**2).sum()) / spread
     known = mean > 0
-    if known.any():
+    if known.any() and worth < ENOUGH_BLOCKS:
         error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
     columns = (column.tolist() for column in (mean, error, slope, slope_error))
     return [
@@ -135,19 +138,50 @@ def figures(
 def change(before: Figure, now: Figure, compared: int) -> Change:
     """From `before` to `now`, one of so many figures that are `compared` at the same time.
 
-    The interval is Welch's, shared out among them after Bonferroni. Where it is known how runs scatter, a single run
-    is no surer than that.
+    The interval is Welch's, shared out among them after Bonferroni. Where it was learned how runs scatter, a single
+    run is no surer than that, and what moves all places of a run alike is known only as well as so few runs tell.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
     medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
-    least = LEAST_LEARNED_PERCENT if before.scatter else LEAST_PERCENT
+    least = LEAST_LEARNED_PERCENT if before.runs > 1 else LEAST_PERCENT
     if variance == 0:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
     # Rounded down, so that few quantiles are computed.
+    errors = _student(int(freedom * 4) / 4, compared)
+    if before.runs > 1:
+        errors = max(errors, _student(before.runs - 1, 1))
     error = sqrt(variance)
-    return Change(before.mean, now.mean, error * _student(int(freedom * 4) / 4, compared), medians, least, error)
+    return Change(before.mean, now.mean, error * errors, medians, least, error)
+
+
+def learned(figures_of_runs: Sequence[Sequence[Figure]]) -> list[Figure]:
+    """Of each row, a figure in each of several runs, their mean and how it scatters from run to run; no row passes
+    for steadier than half of them are."""
+    means = np.array([[one.mean for one in row] for row in figures_of_runs])
+    mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
+    known = mean > 0
+    if known.any():
+        scatter[known] = np.maximum(scatter[known], np.median(scatter[known] / mean[known]) * mean[known])
+    runs = means.shape[1]
+    found = []
+    for row, one, by in zip(figures_of_runs, mean.tolist(), scatter.tolist(), strict=True):
+        medians = [figure.median_us for figure in row if figure.median_us is not None]
+        within = sqrt(sum(figure.error**2 for figure in row)) / runs
+        found.append(
+            Figure(
+                one,
+                max(by / sqrt(runs), within),
+                sum(figure.blocks for figure in row),
+                float(np.mean(medians)) if len(medians) == runs else None,
+                slope=float(np.mean([figure.slope for figure in row])),
+                slope_error=sqrt(sum(figure.slope_error**2 for figure in row)) / runs,
+                scatter=by,
+                runs=runs,
+            )
+        )
+    return found
 
 
 @lru_cache(maxsize=4096)

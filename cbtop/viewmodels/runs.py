@@ -28,7 +28,7 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import RARE, Growth, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Places, Surroundings
-from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
+from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures, learned
 from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
 Place = tuple[Brick | None, str | None]
@@ -162,6 +162,75 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         inside_us=recorded_us,
         places=found,
     )
+
+
+MIN_LEARNED = 3  # runs: two tell next to nothing of how runs scatter
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """The mean of MIN_LEARNED runs or more of the same, which knows how they scatter; of fewer the first. Parts and
+    places that one of them lacks are left out."""
+    first = runs[0]
+    if len(runs) < MIN_LEARNED:
+        return first
+    parts = []
+    for part in first.parts:
+        alike = [one for run in runs for one in run.parts if (one.phase, one.work, one.unit) == _kind(part)]
+        if len(alike) == len(runs):
+            parts.append(_together(alike))
+    return replace(
+        first,
+        name=f"{len(runs)} runs",
+        covers_s=sum(run.covers_s for run in runs),
+        parts=tuple(parts),
+        lost=sum(run.lost for run in runs),
+        seen=sum(run.seen for run in runs),
+        untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
+        runs=len(runs),
+    )
+
+
+def _kind(part: Part) -> tuple[str, tuple[int | None, int | None], str]:
+    return part.phase, part.work, part.unit
+
+
+def _together(parts: Sequence[Part]) -> Part:
+    first = parts[0]
+    names = [place for place in first.places if all(place in part.places for part in parts)]
+    found: dict[str, list[Figure | None]] = {}
+    for what in ("time", "typical", "p50", "p99"):
+        rows = [[getattr(part.places[name], what) for part in parts] for name in names]
+        one_each: list[Figure | None] = [None] * len(names)
+        # Bricks, bricks in layers and layers each scatter as their like do.
+        like: dict[tuple[bool, bool], list[int]] = {}
+        for at, (brick, layer) in enumerate(names):
+            if None not in rows[at]:
+                like.setdefault((brick is None, layer is None), []).append(at)
+        for known in like.values():
+            for at, figure in zip(known, learned([rows[at] for at in known]), strict=True):
+                one_each[at] = figure
+        found[what] = one_each
+    wall, inside = learned([[part.wall_us for part in parts], [part.inside_us for part in parts]])
+    places = {}
+    for at, name in enumerate(names):
+        time = found["time"][at]
+        assert time is not None
+        calls = float(np.mean([part.places[name].calls for part in parts]))
+        places[name] = PlaceTimes(time, found["typical"][at], found["p50"][at], found["p99"][at], calls)
+    return replace(
+        first,
+        steps=sum(part.steps for part in parts),
+        tokens=_mean_of([part.tokens for part in parts]),
+        cached=_mean_of([part.cached for part in parts]),
+        wall_us=wall,
+        inside_us=inside,
+        places=places,
+    )
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:

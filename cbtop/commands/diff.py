@@ -1,0 +1,83 @@
+"""`cbtop diff`: what has changed from one run to another, by brick and layer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from cbtop.commands.shared.runs import WHERE, add_runs_arguments, runs_of
+from cbtop.errors import NoDataError, UntrustedError, UsageError
+
+DESCRIPTION = (
+    "Compare two runs, phase by phase, by brick and layer: the median and p99 of calls, the ratio with its interval, "
+    "and what each costs a token more or less; tokens/s, closing with the sums of both. Where two runs do not "
+    "compare (another model, batch, KV length, machine, sampling, lost records), it says so instead."
+)
+EPILOG = f"""\
+BASE and NEW are each {WHERE}.
+
+examples:
+  cbtop record -o base.cbtop --duration 30       before; then change something
+  cbtop diff base.cbtop new.cbtop
+  cbtop diff base.cbtop 4711 --duration 20       with a process that runs now
+  cbtop diff base.cbtop --save base.json         a few hundred kB to keep beside the code
+  cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
+  cbtop diff base.json new.cbtop --format folded | flamegraph.pl > diff.svg
+
+Steps are compared in blocks of 4 or more, of which five are needed: 20 steps of a phase. An interval is so wide that
+in 99 of 100 comparisons of the same chance moves nothing out of it. To fail a job by it: cbtop check.
+
+exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable or not to be
+trusted
+"""
+FORMAT_NAMES = ("text", "markdown", "json", "folded")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("base", metavar="BASE", help=WHERE)
+    parser.add_argument("new", metavar="NEW", nargs="?", help="what it is compared with (not needed with --save)")
+    parser.add_argument("--phase", metavar="NAME", help="these steps alone: decode, prefill, … (default: all)")
+    parser.add_argument("--format", choices=FORMAT_NAMES, default="text", help="of what is printed (default: text)")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE.json",
+        help="write what was measured last (NEW, else BASE) into a small file that later runs are compared with",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    add_anyway_argument(parser)
+    add_runs_arguments(parser)
+
+
+def add_anyway_argument(parser: argparse.ArgumentParser) -> None:
+    """The option to compare what is not alike."""
+    parser.add_argument(
+        "--anyway", action="store_true",
+        help="compare also where host, GPU or sampling are others or records were lost: say so, and go on",
+    )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.new is None and options.save is None:
+        raise UsageError("compare with what? cbtop diff BASE NEW; or --save FILE.json to keep BASE")
+    bases = runs_of(options.base, options)
+    news = runs_of(options.new, options) if options.new is not None else bases
+    if options.save is not None:
+        from cbtop.client.run_file import write_runs
+
+        write_runs(options.save, news, overwrite=options.force)
+        sys.stderr.write(f"cbtop: {options.save}: {', '.join(run.name for run in news)}\n")
+        if options.new is None:
+            return 0
+    # These load numpy.
+    from cbtop.reports.run_diff import FORMATS
+    from cbtop.viewmodels.run_diff import diff
+    from cbtop.viewmodels.runs import together
+
+    found = diff(together(bases), together(news), options.phase, anyway=options.anyway)
+    sys.stdout.write(FORMATS[options.format](found) + "\n")
+    sys.stdout.flush()
+    if untrusted := found.base.untrusted or found.now.untrusted:
+        raise UntrustedError(untrusted)
+    if found.why_not:
+        raise (NoDataError if found.is_too_little else UntrustedError)(f"not compared: {found.why_not}")
+    return 0

@@ -1,0 +1,146 @@
+"""Where runs to compare come from: a recording, a file of runs, a process that runs, or a command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from cbtop.commands.shared.interrupts import noted_interrupt
+from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
+from cbtop.protocol.recording import SUFFIX
+
+if TYPE_CHECKING:  # they load numpy and zmq
+    from cbtop.client.stream_recorder import StreamRecorder
+    from cbtop.viewmodels.runs import Run
+
+POLL_MS = 100
+ANSWER_WITHIN_S = 5.0
+READ_ON_S = 5.0  # after a command has ended: the daemon reads four times a second
+MAX_LIVE_BYTES = 1 << 30
+DEFAULT_LIVE_S = 10.0
+WHERE = "a recording, a file of runs, or the pid of a process that runs"
+
+
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say where runs come from, and which of them."""
+    parser.add_argument(
+        "--source", metavar="WHICH",
+        help="of several processes this one: its pid, rank=N or its key in `cbtop ls`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--duration", type=positive_seconds, default=DEFAULT_LIVE_S, metavar="SEC",
+        help=f"of a process that runs record so long (default: {DEFAULT_LIVE_S:g})",
+    )  # fmt: skip
+    add_connect_arguments(parser)
+
+
+def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
+    """The runs that `where` names: several in a file of them, else one.
+
+    Raises UsageError for what is none or names several processes, NoDataError where nothing was recorded.
+    """
+    from cbtop.client.run_file import is_run_file, read_runs
+
+    path = Path(where)
+    if is_run_file(path):
+        return read_runs(path)
+    if where.isdecimal() and not path.exists():
+        with TemporaryDirectory(prefix="cbtop-") as directory:
+            live = Path(directory) / f"pid {where}{SUFFIX}"
+            _record(live, options, options.duration)
+            return [_only(live, options.source or where)]
+    return [_only(path, options.source)]
+
+
+def run_of_command(command: Sequence[str], options: argparse.Namespace, name: str = "the new run") -> Run:
+    """Run `command` under `cbtop run` and record it from its beginning to its end.
+
+    What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails.
+    """
+    with TemporaryDirectory(prefix="cbtop-") as directory:
+        path = Path(directory) / f"{name}{SUFFIX}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--", *command], stdout=sys.stderr.fileno()
+        )
+        try:
+            _record(path, options, None, process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+        if process.returncode:
+            raise CbtopError(f"{command[0]} ended with exit code {process.returncode}: there is no run to judge")
+        return _only(path, options.source, among=process.pid)
+
+
+def _record(
+    path: Path, options: argparse.Namespace, seconds: float | None, process: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Record what runs into `path`, for so long or until `process` has ended and is read."""
+    from cbtop.client.stream_recorder import StreamRecorder
+
+    try:
+        recorder = StreamRecorder(path, options.connect, MAX_LIVE_BYTES, keys=viewer_keys(options))
+    except (KeysError, RecordingError) as error:
+        raise UsageError(str(error)) from error
+    line = ProgressLine(sys.stderr)
+    begun_s = time.monotonic()
+    until_s = None if seconds is None else begun_s + seconds
+    try:
+        with noted_interrupt() as is_interrupted:
+            while until_s is None or time.monotonic() < until_s:
+                if is_interrupted():
+                    raise KeyboardInterrupt
+                recorder.poll(POLL_MS)
+                if recorder.refused:
+                    raise CbtopError(recorder.refused)
+                if recorder.is_full:
+                    raise CbtopError(f"more than {MAX_LIVE_BYTES >> 30} GiB of records: record less of it")
+                if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
+                    raise NoDataError(f"no daemon answers at {recorder.unanswered}")
+                if process and process.poll() is not None:
+                    until_s = until_s or time.monotonic() + READ_ON_S
+                    if _is_read(recorder, process.pid):
+                        break
+                line.show(f"recording: {time.monotonic() - begun_s:.0f} s")
+    finally:
+        line.clear()
+        recorder.close()
+
+
+def _is_read(recorder: StreamRecorder, pid: int) -> bool:
+    """Whether the daemon has read to its end what process `pid` left."""
+    found = [one for one in recorder.store.sources.values() if one.hello and one.hello.pid == pid]
+    return bool(found) and all(one.has_ended for one in found)
+
+
+def _only(path: Path, source: str | None, among: int | None = None) -> Run:
+    """The only run of a recording, or the one that `source` names."""
+    from cbtop.client.run_reader import runs_in
+
+    try:
+        found = runs_in(path, [source] if source else [])
+    except (RecordingError, VersionError) as error:
+        raise UsageError(str(error)) from error
+    except DecodeError as error:
+        raise UntrustedError(f"{path}: {error}") from error
+    if among is not None and any(run.surroundings.pid == among for run in found):
+        found = [run for run in found if run.surroundings.pid == among]
+    if not found:
+        which = f" by --source {source}" if source else ""
+        raise NoDataError(f"{path.name}: no process{which} has recorded a step in it")
+    if len(found) > 1:
+        known = ", ".join(f"{run.surroundings.pid} ({os.path.basename(run.surroundings.program)})" for run in found)
+        raise UsageError(f"{path.name}: several processes; choose one with --source: {known}")
+    return found[0]

@@ -1,0 +1,301 @@
+"""What has changed from one run to another, as text, Markdown, JSON and folded stacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from cbtop.reports.tables import Table, table
+from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
+from cbtop.viewmodels.noise import CONFIDENCE, Change
+from cbtop.viewmodels.run_diff import FOUND, PartDiff, PlaceDiff, RunDiff, findable_percent
+from cbtop.viewmodels.runs import Run
+
+SCHEMA = "cbtop.diff/1"
+LISTED_CELLS = 8  # bricks in one layer that cost most more, and most less
+_HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
+_NAME_COLUMNS = 1
+
+
+def diff_text(found: RunDiff) -> str:
+    """For terminals and logs."""
+    lines = [f"{_named(found.base)} → {_named(found.now)}"]
+    lines += [f"  {note}" for note in found.notes]
+    if found.why_not:
+        return "\n".join([*lines, f"not comparable: {found.why_not}"])
+    for part in found.parts:
+        lines += ["", head(part), *(f"  {line}" for line in _sums(part)), ""]
+        lines.append(table(_rows(part, part.bricks), left=_NAME_COLUMNS))
+        if part.layers:
+            lines += ["", table(_rows(part, part.layers), left=_NAME_COLUMNS)]
+        if cells := _worst_cells(part):
+            lines += ["", table(_rows(part, cells), left=_NAME_COLUMNS)]
+        lines += ["", *_verdicts(part), _power(part)]
+    return "\n".join(lines)
+
+
+def diff_markdown(found: RunDiff) -> str:
+    """A summary of a CI step, for GitHub and GitLab."""
+    lines = [f"### {_escaped(_named(found.base))} → {_escaped(_named(found.now))}", ""]
+    lines += [f"- {_escaped(note)}" for note in found.notes]
+    if found.why_not:
+        return "\n".join([*lines, f"**Not comparable**: {_escaped(found.why_not)}"])
+    for part in found.parts:
+        lines += ["", f"**{_escaped(head(part))}**", "", *(f"{_escaped(line)}  " for line in _sums(part)), ""]
+        lines += [f"- {_escaped(line)}" for line in _verdicts(part)]
+        for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _worst_cells(part))):
+            if places:
+                lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
+                lines += _markdown_table(_rows(part, places))
+                lines += ["", "</details>"] if title else []
+        lines += ["", _escaped(_power(part))]
+    return "\n".join(lines)
+
+
+def diff_json(found: RunDiff) -> str:
+    """Every number, with null for what is not known."""
+    return json.dumps(diff_fields(found), allow_nan=False)
+
+
+def diff_folded(found: RunDiff) -> str:
+    """`phase;layer;brick before now` in ns for a unit, as differential flame graphs are drawn of."""
+    return "\n".join(line for part in found.parts for line in _folded(part))
+
+
+def diff_fields(found: RunDiff) -> dict[str, Any]:
+    """What the JSON holds."""
+    return {
+        "schema": SCHEMA,
+        "base": _run_fields(found.base),
+        "now": _run_fields(found.now),
+        "not_comparable": found.why_not or None,
+        "too_little": found.is_too_little,
+        "notes": list(found.notes),
+        "confidence": CONFIDENCE,
+        "parts": [_part_fields(part) for part in found.parts],
+    }
+
+
+def head(part: PartDiff) -> str:
+    """`decode, 296 steps, 300 before`."""
+    batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
+    tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
+    cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
+    return (
+        f"{part.phase}{tokens}{batch}: {counted(part.now.steps, 'step')}, {count(part.before.steps)} before{cached}"
+    )
+
+
+def sentence(part: PartDiff, place: PlaceDiff) -> str:
+    """What has become of one place, in a line."""
+    assert place.change is not None
+    calls = ""
+    if place.p50:
+        calls = f", median call {duration(place.p50.before)} → {duration(place.p50.now)}"
+    cost = f"{_signed(place.delta_us)} µs/{part.unit}"
+    return f"{part.phase}: {place.name} is {_ratio(place.change)} of before{calls}, {cost}"
+
+
+def _run_fields(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "runs": run.runs,
+        "covers_s": run.covers_s,
+        "lost_percent": run.lost_percent,
+        "untrusted": run.untrusted or None,
+        **asdict(run.surroundings),
+    }
+
+
+def _part_fields(part: PartDiff) -> dict[str, Any]:
+    before, now = part.units_per_sec
+    balance = part.balance
+    return {
+        "phase": part.phase,
+        "unit": part.unit,
+        "steps": [part.before.steps, part.now.steps],
+        "tokens_a_step": [part.before.tokens, part.now.tokens],
+        "sequences": [part.before.sequences, part.now.sequences],
+        "cached": [part.before.cached, part.now.cached],
+        "compared_at_cached": part.cached,
+        f"{part.unit}s_per_sec": [before, now],
+        "wall_us": _change_fields(part.wall),
+        "balance_us": {
+            "wall": balance.wall,
+            "bricks": balance.bricks,
+            "between_bricks": balance.between_bricks,
+            "not_recorded": balance.not_recorded,
+            "between_steps": balance.between_steps,
+            "off": balance.off_us,
+        },
+        "step": _place_fields(part.step),
+        "places": [_place_fields(place) for place in part.places],
+        "slower": [[place.brick[0] if place.brick else None, place.layer] for place in part.slower],
+    }
+
+
+def _place_fields(place: PlaceDiff) -> dict[str, Any]:
+    return {
+        "brick": place.brick[0] if place.brick else None,
+        "category": place.brick[1].display_name if place.brick else None,
+        "layer": place.layer,
+        "verdict": place.verdict or None,
+        "renamed_from": place.renamed_from or None,
+        "kernels": place.kernels,
+        "below_resolution": place.is_below_resolution,
+        "typical_us": _change_fields(place.change),
+        "mean_us": _change_fields(place.mean),
+        "p50_us": _change_fields(place.p50),
+        "p99_us": _change_fields(place.p99),
+        "delta_us": place.delta_us,
+        "findable_percent": None if place.change is None else findable_percent(place.change),
+    }
+
+
+def _change_fields(one: Change | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    ratio = one.now / one.before if one.before > 0 else None
+    half = one.half / one.before if one.before > 0 else None
+    return {"before": one.before, "now": one.now, "half": one.half, "ratio": ratio, "ratio_half": half}
+
+
+def _named(run: Run) -> str:
+    at = run.surroundings
+    words = [at.model or at.program, at.quantization or "", at.backend or "", *at.devices, f"on {at.host}"]
+    return f"{run.name} ({' · '.join(word for word in words if word)})"
+
+
+def _sums(part: PartDiff) -> list[str]:
+    balance, (before, now) = part.balance, part.units_per_sec
+    named = (
+        ("bricks", balance.bricks),
+        ("between bricks", balance.between_bricks),
+        ("steps not recorded inside", balance.not_recorded),
+        ("between steps", balance.between_steps),
+    )
+    terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
+    then_us, now_us = balance.wall
+    change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
+    return [
+        f"{part.unit}s/s {number(before)} → {number(now)}: {number(then_us)} → {number(now_us)} µs/{part.unit}, "
+        f"{_percents(part.wall)}",
+        change,
+    ]
+
+
+def _rows(part: PartDiff, places: list[PlaceDiff]) -> Table:
+    rows: Table = [tuple(cell.format(unit=part.unit) for cell in _HEAD)]
+    for place in places:
+        rows.append(
+            (
+                place.name,
+                *_then_and_now(place, "p50"),
+                _ratio(place.change) if place.change else NOT_MEASURED,
+                *_then_and_now(place, "p99"),
+                _signed(place.delta_us),
+                _remark(place),
+            )
+        )
+    return rows
+
+
+def _then_and_now(place: PlaceDiff, what: str) -> tuple[str, str]:
+    sides = (getattr(side, what) if side else None for side in (place.before, place.now))
+    before, now = (duration(side.mean) if side else NOT_MEASURED for side in sides)
+    return before, now
+
+
+def _remark(place: PlaceDiff) -> str:
+    words = [place.verdict]
+    if place.renamed_from:
+        words.append(f"was {place.renamed_from}")
+    if place.kernels:
+        words.append(
+            f"runs {' + '.join(place.kernels[1]) or 'no kernel'}, was {' + '.join(place.kernels[0]) or 'none'}"
+        )
+    if place.is_below_resolution:
+        words.append("below the clock's resolution")
+    return ", ".join(word for word in words if word)
+
+
+def _worst_cells(part: PartDiff) -> list[PlaceDiff]:
+    cells = part.cells
+    return cells if len(cells) <= 2 * LISTED_CELLS else [*cells[:LISTED_CELLS], *cells[-LISTED_CELLS:]]
+
+
+def _verdicts(part: PartDiff) -> list[str]:
+    lines = [f"slower: {sentence(part, place)}" for place in part.slower]
+    lines += [f"faster: {sentence(part, place)}" for place in part.bricks if place.verdict == "faster"]
+    if part.is_slower:
+        lines.append(f"slower: {part.phase}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
+    return lines or ["nothing has changed beyond noise"]
+
+
+def _power(part: PartDiff) -> str:
+    said = []
+    for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
+        found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
+        if known := [one for one in found if one is not None]:
+            said.append(f"{percent(median(known))} of {what}")
+    if not said:
+        return "how small a change could be found is not known"
+    return f"found {FOUND:.0%} of the time: a change of {' and of '.join(said)} (median of these)"
+
+
+def _folded(part: PartDiff) -> Iterator[str]:
+    in_layers: dict[object, list[float]] = {}
+    for place in part.cells:
+        times = [side.time.mean if side else 0.0 for side in (place.before, place.now)]
+        inside = in_layers.setdefault(place.brick, [0.0, 0.0])
+        inside[:] = [one + more for one, more in zip(inside, times, strict=True)]
+        yield _stack(part.phase, place.layer, place, times)
+    for place in part.bricks:
+        times = [side.time.mean if side else 0.0 for side in (place.before, place.now)]
+        left = [one - inside for one, inside in zip(times, in_layers.get(place.brick, (0.0, 0.0)), strict=True)]
+        if max(left) >= 0.001:
+            yield _stack(part.phase, None, place, left)
+
+
+def _stack(phase: str, layer: str | None, place: PlaceDiff, times: list[float]) -> str:
+    names = [name.replace(";", ",") for name in (phase, layer, place.brick[0] if place.brick else None) if name]
+    return f"{';'.join(names)} {' '.join(str(max(0, round(us * 1e3))) for us in times)}"
+
+
+def _ratio(one: Change) -> str:
+    if one.before <= 0:
+        return NOT_MEASURED
+    half = one.half / one.before
+    return f"{one.now / one.before:.3f}× ± {half:.3f}" if half < 1 else f"{one.now / one.before:.2f}× ± {half:.0f}"
+
+
+def _percents(one: Change) -> str:
+    if one.percent is None or one.half_percent is None:
+        return NOT_MEASURED
+    return f"{one.percent:+.1f} % ± {one.half_percent:.1f}"
+
+
+def _signed(us: float) -> str:
+    return f"+{number(us)}" if us > 0 else f"−{number(-us)}" if us < 0 else "0"
+
+
+def _markdown_table(rows: Table) -> list[str]:
+    first, *others = rows
+    lines = [first, ("---", *("---:" for _ in first[1:])), *others]
+    return [f"| {' | '.join(_escaped(cell) for cell in line)} |" for line in lines]
+
+
+def _escaped(text: str) -> str:
+    """Text in which nothing is Markdown or HTML."""
+    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>|#" else sign for sign in text)
+
+
+FORMATS: dict[str, Callable[[RunDiff], str]] = {
+    "text": diff_text,
+    "markdown": diff_markdown,
+    "json": diff_json,
+    "folded": diff_folded,
+}
