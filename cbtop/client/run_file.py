@@ -267,6 +267,7 @@ _PART: dict[str, Callable[[object, str], Any]] = {
     "phase": _text,
     "unit": _text,
     "steps": _whole,
+    "warm_up": _whole,
     "tokens": _or_none(_positive),
     "sequences": _or_none(_positive),
     "cached": _or_none(_positive),

@@ -22,6 +22,7 @@ LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that mu
 LEAST_LEARNED_PERCENT = 1.0  # where it is known by how much: what a median of a histogram may be off by
 CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
 MAX_ALIKE = 0.9  # correlation of neighbours: of blocks alike more than that one cannot tell how many they count as
+_LEAST_LONGER = 10  # blocks, where two are taken as one
 _LEAST_WORTH = 2.0  # blocks that any number of them is worth
 
 
@@ -104,35 +105,57 @@ def figures(
     """
     if not amount.shape[1]:
         return []
-    blocks, each = len(weight), weight.mean()
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
-    slope, fitted = np.zeros_like(mean), 1  # figures that were fitted to the blocks
-    if along is not None:
-        along = along - np.average(along, weights=weight)
-        spread = float((weight * along**2).sum())
-        if spread > 0:
-            slope, fitted = along @ amount / spread, 2
-            off -= np.outer(weight * along, slope)
+    slope, slope_error, fitted = np.zeros_like(mean), np.zeros_like(mean), 1  # figures that were fitted to the blocks
+    along = np.zeros(len(weight)) if along is None else along - np.average(along, weights=weight)
+    spread = float((weight * along**2).sum())
+    if spread > 0:
+        slope, fitted = along @ amount / spread, 2
+        off -= np.outer(weight * along, slope)
+    error, blocks, worth = _errors(off, weight, fitted)
+    known = mean > 0
+    # What lasts longer than two blocks shows in longer ones alone: of all lengths the one counts that promises least.
+    longer, its_weight = off, weight
+    while len(its_weight) >= 2 * _LEAST_LONGER and known.any():
+        longer, its_weight = _by_twos(longer), _by_twos(its_weight)
+        found = _errors(longer, its_weight, fitted)
+        if np.median(found[0][known] / mean[known]) > np.median(error[known] / mean[known]):
+            error, blocks, worth = found
+    if known.any() and worth < ENOUGH_BLOCKS:
+        error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
+    if fitted > 1:
+        # Blocks are off the line as they are off the mean.
+        slope_error = error * weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
+    columns = (column.tolist() for column in (mean, error, slope, slope_error))
+    return [
+        Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
+        for one, off_by, grows, by in zip(*columns, strict=True)
+    ]
+
+
+def _errors(
+    off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int
+) -> tuple[NDArray[np.float64], int, float]:
+    """The standard error of each mean by what blocks are off it, of how many, and how many of blocks that are not
+    alike they are worth."""
+    blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
     # Blocks that are alike scatter less about their own mean than about the true one.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
-    error = np.sqrt(variance / worth) / each
-    slope_error = np.zeros_like(error)
-    if fitted > 1:
-        assert along is not None
-        slope_error = np.sqrt(variance * blocks / worth * (along**2).sum()) / spread
-    known = mean > 0
-    if known.any() and worth < ENOUGH_BLOCKS:
-        error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
-    columns = (column.tolist() for column in (mean, error, slope, slope_error))
-    return [
-        Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
-        for one, off_by, grows, by in zip(*columns, strict=True)
-    ]
+    return np.sqrt(variance / worth) / weight.mean(), blocks, worth
+
+
+def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sums of two blocks each; what is left over is added to the last."""
+    even = len(blocks) // 2 * 2
+    found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
+    if even < len(blocks):
+        found[-1] += blocks[-1]
+    return found
 
 
 def change(before: Figure, now: Figure, compared: int) -> Change:

@@ -170,7 +170,7 @@ def diff(base: Run, now: Run, phase: str | None = None, *, anyway: bool = False)
             notes.append(found)
         else:
             parts.append(found)
-            notes += _cache_notes(befores[key], afters[key])
+            notes += _part_notes(befores[key], afters[key])
     for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
         notes += [f"only {whose} has {_work(mine[key])}: left out" for key in mine if key not in others]
     if parts:
@@ -352,7 +352,9 @@ def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, 
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
 
 
-def _cache_notes(before: Part, now: Part) -> Iterator[str]:
+def _part_notes(before: Part, now: Part) -> Iterator[str]:
+    if before.warm_up or now.warm_up:
+        yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
     if before.cached is None and abs(before.steps - now.steps) > ALIKE_STEPS * max(before.steps, now.steps):
         steps = f"{counted(now.steps, 'step')}, {count(before.steps)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"

@@ -33,6 +33,7 @@ from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
 Place = tuple[Brick | None, str | None]
 WHOLE_STEP: Place = (None, None)
+WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; of chance alone one block in 300 is
 MAX_KERNELS = 8  # named of a brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
@@ -67,6 +68,7 @@ class Part:
     cached_least: float | None  # of a block, mean
     cached_most: float | None
     wall_us: Figure  # until a step has ended since the last had, for a unit
+    warm_up: int  # steps at the beginning that are in no figure, for they were slower than those that followed
     inside_us: Figure  # of the steps whose inside was recorded
     places: Mapping[Place, PlaceTimes]  # the whole step is one of them, with all steps, plain ones too
 
@@ -118,6 +120,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
+    blocks, warm_up = _warm(blocks, step)
     stats = NodeStats()
     stats.count(Growth.of([block.growth for block in blocks]))
     totals = PhaseTotals.below(table[step], table, stats)
@@ -158,10 +161,22 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         cached=None if cached is None else float(np.average(cached, weights=every)),
         cached_least=None if cached is None else float(cached.min()),
         cached_most=None if cached is None else float(cached.max()),
+        warm_up=warm_up,
         wall_us=wall,
         inside_us=recorded_us,
         places=found,
     )
+
+
+def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
+    """The blocks without those at the beginning that are slower than almost all others, and how many steps these have:
+    of a fifth of the blocks, and where MIN_BLOCKS are left."""
+    us = np.array([block.growth.columns["total_ns"][block.growth.node == step].sum() / block.steps for block in blocks])
+    usual = np.median(us)
+    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
+    first = int(np.argmin(is_slow)) if not is_slow.all() else 0
+    first = min(first, len(blocks) // 5, len(blocks) - MIN_BLOCKS)
+    return blocks[first:], sum(block.steps for block in blocks[:first])
 
 
 MIN_LEARNED = 3  # runs: two tell next to nothing of how runs scatter

@@ -67,12 +67,14 @@ def made_batch(
     cached_from: int | None = None,
     us_a_position: float = 0.0,
 ) -> Batch:
-    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long; Attention
-    takes so much more for each position cached."""
+    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long;
+    Attention takes so much more for each position cached."""
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
     places = len(usual)
-    moved = noise.machine * _wander(rng, steps, 1, noise.memory) + noise.brick * _wander(rng, steps, places, noise.memory)
+    moved = noise.machine * _wander(rng, steps, 1, noise.memory) + noise.brick * _wander(
+        rng, steps, places, noise.memory
+    )
     moved += noise.call * rng.standard_normal((steps, places))
     moved += noise.run * (rng.standard_normal() + rng.standard_normal(places) / 3)
     moved += rng.choice([-1, 1]) * noise.drift * np.linspace(0, 1, steps)[:, None]
