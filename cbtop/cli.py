@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`."""
+    """A module of `cbtop.commands`. One with TAKES_COMMAND finds what follows `--` in `options.command`."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -102,7 +102,13 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     command = _load(name or DEFAULT_COMMAND)
     parser = _parser(command, name)
-    options, unknown = parser.parse_known_args(arguments[1:] if name else arguments)
+    words, own = arguments[1:] if name else arguments, []
+    if getattr(command, "TAKES_COMMAND", False) and "--" in words:
+        cut = words.index("--")
+        words, own = words[:cut], words[cut + 1 :]
+    options, unknown = parser.parse_known_args(words)
+    if getattr(command, "TAKES_COMMAND", False):
+        options.command = own
     if unknown:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

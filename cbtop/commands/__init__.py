@@ -11,6 +11,7 @@ COMMANDS = {
     "record": "record what runs into a file",
     "replay": "show a recording",
     "diff": "compare two runs, by brick and layer",
+    "check": "fail where a run is slower than its baseline, or over its budgets: for CI",
     "export": "write what was recorded for other tools",
     "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
     "post-mortem": "what a process was doing when it ended",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
@@ -175,23 +175,19 @@ def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
-    suites = ET.Element("testsuites", name="cbtop verify")
     of_kernels = [
         (one.kernel, _name(one), [*one.failed, *(f"does not notice {fault}" for fault in one.missed)])
         for one in kernels
     ]
-    _suite(suites, "kernels", of_kernels)
-    if model:
-        of_bricks = [
-            (
-                one.brick,
-                f"{one.assertion} ({one.note})",
-                [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"],
-            )
-            for one in model
-        ]
-        _suite(suites, "model", of_bricks)
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    of_bricks = [
+        (
+            one.brick,
+            f"{one.assertion} ({one.note})",
+            [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"],
+        )
+        for one in model
+    ]
+    return junit("cbtop verify", [("kernels", of_kernels), *([("model", of_bricks)] if model else [])])
 
 
 def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
@@ -233,19 +229,6 @@ def _rules(contract: Contract) -> Iterator[Rule]:
     lines |= {fault: fault for fault in (*contract.output_faults, *(one.name for one in contract.argument_faults))}
     for what, text in lines.items():
         yield Rule(f"{contract.name}/{what}", what, f"compute/contracts/{contract.name}.yaml", contract.line_of(text))
-
-
-def _suite(suites: ET.Element, name: str, cases: Iterable[tuple[str, str, Sequence[str]]]) -> None:
-    suite = ET.SubElement(suites, "testsuite", name=name)
-    tests = failures = 0
-    for of, case, failed in cases:
-        element = ET.SubElement(suite, "testcase", classname=of, name=case)
-        tests += 1
-        if failed:
-            failures += 1
-            ET.SubElement(element, "failure", message="; ".join(failed))
-    suite.set("tests", str(tests))
-    suite.set("failures", str(failures))
 
 
 FORMATS: dict[str, Callable[[Sequence[Verified], Sequence[CheckResult]], str]] = {

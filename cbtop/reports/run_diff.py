@@ -39,19 +39,19 @@ def diff_text(found: RunDiff) -> str:
 
 def diff_markdown(found: RunDiff) -> str:
     """A summary of a CI step, for GitHub and GitLab."""
-    lines = [f"### {_escaped(_named(found.base))} → {_escaped(_named(found.now))}", ""]
-    lines += [f"- {_escaped(note)}" for note in found.notes]
+    lines = [f"### {escaped(_named(found.base))} → {escaped(_named(found.now))}", ""]
+    lines += [f"- {escaped(note)}" for note in found.notes]
     if found.why_not:
-        return "\n".join([*lines, f"**Not comparable**: {_escaped(found.why_not)}"])
+        return "\n".join([*lines, f"**Not comparable**: {escaped(found.why_not)}"])
     for part in found.parts:
-        lines += ["", f"**{_escaped(head(part))}**", "", *(f"{_escaped(line)}  " for line in _sums(part)), ""]
-        lines += [f"- {_escaped(line)}" for line in _verdicts(part)]
+        lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
+        lines += [f"- {escaped(line)}" for line in _verdicts(part)]
         for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _worst_cells(part))):
             if places:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
                 lines += _markdown_table(_rows(part, places))
                 lines += ["", "</details>"] if title else []
-        lines += ["", _escaped(_power(part))]
+        lines += ["", escaped(_power(part))]
     return "\n".join(lines)
 
 
@@ -285,10 +285,10 @@ def _signed(us: float) -> str:
 def _markdown_table(rows: Table) -> list[str]:
     first, *others = rows
     lines = [first, ("---", *("---:" for _ in first[1:])), *others]
-    return [f"| {' | '.join(_escaped(cell) for cell in line)} |" for line in lines]
+    return [f"| {' | '.join(escaped(cell) for cell in line)} |" for line in lines]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text in which nothing is Markdown or HTML."""
     return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>|#" else sign for sign in text)
 

@@ -169,9 +169,11 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
-    """The blocks without those at the beginning that are slower than almost all others, and how many steps these have:
-    of a fifth of the blocks, and where MIN_BLOCKS are left."""
-    us = np.array([block.growth.columns["total_ns"][block.growth.node == step].sum() / block.steps for block in blocks])
+    """The blocks without those at the beginning that are slower than almost all others (a fifth of them at most), and
+    how many steps these have."""
+    us = np.array(
+        [block.growth.columns["total_ns"][block.growth.node == step].sum() / block.steps for block in blocks]
+    )
     usual = np.median(us)
     is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
     first = int(np.argmin(is_slow)) if not is_slow.all() else 0

@@ -17,6 +17,7 @@ from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
 from cbtop.protocol.recording import SUFFIX
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.stream_recorder import StreamRecorder
     from cbtop.viewmodels.runs import Run
 
+RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100
 ANSWER_WITHIN_S = 5.0
 READ_ON_S = 5.0  # after a command has ended: the daemon reads four times a second
@@ -64,24 +66,36 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def run_of_command(command: Sequence[str], options: argparse.Namespace, name: str = "the new run") -> Run:
-    """Run `command` under `cbtop run` and record it from its beginning to its end.
+    """Run `command` under `cbtop run`, where nothing else is seen, and record it from its beginning to its end.
 
     What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails.
     """
-    with TemporaryDirectory(prefix="cbtop-") as directory:
-        path = Path(directory) / f"{name}{SUFFIX}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--", *command], stdout=sys.stderr.fileno()
-        )
+    with TemporaryDirectory(prefix="check-", dir=runtime_dir()) as directory:
+        before = os.environ.get(RUNTIME_VARIABLE)
+        os.environ[RUNTIME_VARIABLE] = directory
         try:
-            _record(path, options, None, process)
+            path = Path(directory) / f"{name}{SUFFIX}"
+            _record_command(command, options, path)
+            return _only(path, options.source)
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait()
-        if process.returncode:
-            raise CbtopError(f"{command[0]} ended with exit code {process.returncode}: there is no run to judge")
-        return _only(path, options.source, among=process.pid)
+            if before is None:
+                del os.environ[RUNTIME_VARIABLE]
+            else:
+                os.environ[RUNTIME_VARIABLE] = before
+
+
+def _record_command(command: Sequence[str], options: argparse.Namespace, path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--", *command], stdout=sys.stderr.fileno()
+    )
+    try:
+        _record(path, options, None, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    if process.returncode:
+        raise CbtopError(f"{command[0]} ended with exit code {process.returncode}: there is no run to judge")
 
 
 def _record(
@@ -111,7 +125,7 @@ def _record(
                     raise NoDataError(f"no daemon answers at {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    if _is_read(recorder, process.pid):
+                    if _is_read(recorder):
                         break
                 line.show(f"recording: {time.monotonic() - begun_s:.0f} s")
     finally:
@@ -119,13 +133,13 @@ def _record(
         recorder.close()
 
 
-def _is_read(recorder: StreamRecorder, pid: int) -> bool:
-    """Whether the daemon has read to its end what process `pid` left."""
-    found = [one for one in recorder.store.sources.values() if one.hello and one.hello.pid == pid]
-    return bool(found) and all(one.has_ended for one in found)
+def _is_read(recorder: StreamRecorder) -> bool:
+    """Whether the daemon has read to its end what every process left."""
+    sources = recorder.store.sources.values()
+    return bool(sources) and all(one.has_ended for one in sources)
 
 
-def _only(path: Path, source: str | None, among: int | None = None) -> Run:
+def _only(path: Path, source: str | None) -> Run:
     """The only run of a recording, or the one that `source` names."""
     from cbtop.client.run_reader import runs_in
 
@@ -135,8 +149,6 @@ def _only(path: Path, source: str | None, among: int | None = None) -> Run:
         raise UsageError(str(error)) from error
     except DecodeError as error:
         raise UntrustedError(f"{path}: {error}") from error
-    if among is not None and any(run.surroundings.pid == among for run in found):
-        found = [run for run in found if run.surroundings.pid == among]
     if not found:
         which = f" by --source {source}" if source else ""
         raise NoDataError(f"{path.name}: no process{which} has recorded a step in it")

@@ -1,0 +1,204 @@
+"""`cbtop check`: whether a run is as fast as its baseline, and within its budgets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cbtop.commands.diff import add_anyway_argument
+from cbtop.commands.shared.junit import junit
+from cbtop.commands.shared.numbers import count
+from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
+from cbtop.commands.shared.sarif import Failure, Rule, sarif
+from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
+
+if TYPE_CHECKING:  # they load numpy
+    from cbtop.viewmodels.run_diff import RunDiff
+    from cbtop.viewmodels.runs import Run
+    from cbtop.viewmodels.thresholds import Judged, Threshold
+
+TAKES_COMMAND = True
+DESCRIPTION = (
+    "Compare a run with a baseline and fail where it is slower, naming the brick and the layer. Without thresholds: "
+    "where any brick, or a token as a whole, has become slower beyond noise. With some, these alone count."
+)
+EPILOG = f"""\
+thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
+  WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, unattributed, loss
+  FIGURE   p50 of a call (where none is named), p99, or per_token
+  UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
+
+examples:
+  cbtop check --baseline base.json --new new.cbtop
+  cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
+  cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
+  cbtop check --baseline base.json --learn 5 -- python bench.py    run it five times, keep how runs scatter
+  cbtop check --baseline base.json --format junit -- python bench.py > check.xml
+  cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop
+  cbtop demo --check                                               a whole gate, on its own
+
+BASE and NEW are each {WHERE}. Budgets are TOML:
+
+  [budgets]                       # or [tool.cbtop.budgets]
+  attn.p50 = "<=1.05x"
+  decode.tokens_per_sec = ">=40"
+
+A threshold is broken where all of the interval of what was measured is beyond it: within it, it is `unsure`, and
+passes. Several --baseline, three or more, or one of --learn, tell how runs scatter; where a single one is all there
+is, below 3 % nothing is called a change.
+
+exit codes: 0 all hold, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 4 something is slower or over
+its budget, or a check of a brick failed, 5 not comparable, not to be trusted, or not to be judged
+"""
+CHECKS = "checks of bricks"
+FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
+_FAILS = ("broken", "unknown")  # outcomes that are no pass
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("threshold", nargs="*", metavar="THRESHOLD", help="such as 'attn.p50<=1.05x'; see below")
+    parser.add_argument(
+        "--baseline", action="append", default=[], metavar="BASE",
+        help="what it is compared with; three or more of the same tell how runs scatter",
+    )  # fmt: skip
+    parser.add_argument("--new", metavar="NEW", help="the run that is judged (default: that of the command after --)")
+    parser.add_argument("--budget", type=Path, metavar="FILE.toml", help="thresholds in its table [budgets]")
+    parser.add_argument(
+        "--learn", type=count, metavar="N",
+        help="run the command after -- so often, and write what was measured to --baseline",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="with --learn: overwrite the file")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="of what is printed (default: text)")
+    add_anyway_argument(parser)
+    add_runs_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from cbtop.viewmodels.thresholds import parse
+
+    thresholds = [parse(text) for text in options.threshold]
+    if options.budget is not None:
+        thresholds += budgets(options.budget)
+    if options.learn is not None:
+        return _learn(options)
+    if (options.new is None) == (not options.command):
+        raise UsageError("judge what? --new NEW, or a command after --, and not both")
+    needs_base = not thresholds or any(one.is_relative for one in thresholds)
+    if not options.baseline and needs_base:
+        raise UsageError("compared with what? --baseline BASE; only thresholds without x need none")
+    bases = [one for where in options.baseline for one in runs_of(where, options)]
+    news = [run_of_command(options.command, options)] if options.new is None else runs_of(options.new, options)
+    return gate(bases or news, news, thresholds, options)
+
+
+def gate(
+    bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Threshold], options: argparse.Namespace
+) -> int:
+    """Judge, print, and raise what the exit code is of."""
+    from cbtop.reports.gate import summary
+    from cbtop.viewmodels.run_diff import diff
+    from cbtop.viewmodels.runs import together
+    from cbtop.viewmodels.thresholds import LOSS, Judged, Outcome, default_gate, judge
+
+    if len(bases) == 2:
+        sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
+    base, new = together(bases), together(news)
+    judges_loss = any(one.names[-1] == LOSS for one in thresholds)
+    found = diff(base, new, anyway=options.anyway or judges_loss)
+    if found.why_not:
+        found_nothing = [Judged("comparable", "", Outcome.UNKNOWN, found.why_not)]
+        sys.stdout.write(_written(found_nothing, found, options.format) + "\n")
+        raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
+    judged = [one for threshold in thresholds for one in judge(threshold, found)] or default_gate(found)
+    judged += [
+        Judged(CHECKS, check, Outcome.BROKEN, "the check failed: it computes something else", check.partition(":")[0])
+        for check in new.failed_checks
+    ]
+    sys.stdout.write(_written(judged, found, options.format) + "\n")
+    sys.stdout.flush()
+    if untrusted := base.untrusted or new.untrusted:
+        raise UntrustedError(untrusted)
+    if any(one.outcome is Outcome.BROKEN for one in judged):
+        raise FailedCheckError(summary(judged))
+    if any(one.outcome is Outcome.UNKNOWN for one in judged):
+        raise UntrustedError(summary(judged))
+    return 0
+
+
+def budgets(path: Path) -> list[Threshold]:
+    """The thresholds of a TOML file. Raises UsageError where it is none, or one of them is wrong."""
+    from cbtop.viewmodels.thresholds import parse
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from error
+    table = document.get("budgets", document.get("tool", {}).get("cbtop", {}).get("budgets"))
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: there is no table [budgets] or [tool.cbtop.budgets] in it")
+    lines = text.splitlines()
+    return [parse(f"{name}{value}", (str(path), _line(lines, name, value))) for name, value in _flat(path, table, ())]
+
+
+def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        names = (*above, key)
+        if isinstance(value, dict):
+            yield from _flat(path, value, names)
+        elif isinstance(value, str):
+            yield ".".join(names), value
+        else:
+            raise UsageError(f'{path}: {".".join(names)} = {value!r}; a text is wanted, such as "<=1.05x"')
+
+
+def _line(lines: Sequence[str], name: str, value: str) -> int:
+    """Where a budget stands: the line with its last word and its value."""
+    last = name.rpartition(".")[2]
+    return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from cbtop.client.run_file import write_runs
+
+    if not options.command or len(options.baseline) != 1 or options.new is not None:
+        raise UsageError(
+            "--learn: one --baseline FILE.json to write, and a command after -- are wanted, and no --new"
+        )
+    path = Path(options.baseline[0])
+    if path.exists() and not options.force:
+        raise UsageError(f"{path} exists; pass --force to overwrite it")
+    runs = [run_of_command(options.command, options, f"run {number + 1}") for number in range(options.learn)]
+    if short := next((run for run in runs if not run.parts), None):
+        raise NoDataError(f"{short.name}: too few steps to be compared")
+    write_runs(path, runs, overwrite=options.force)
+    sys.stderr.write(f"cbtop: {path}: {len(runs)} runs\n")
+    return 0
+
+
+def _written(judged: Sequence[Judged], found: RunDiff, name: str) -> str:
+    from cbtop.reports import gate as report
+
+    if name == "junit":
+        cases = [
+            (one.about or found.now.name, one.rule, [report.line_of(one)] if one.outcome in _FAILS else [])
+            for one in judged
+        ]
+        return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
+    if name == "sarif":
+        rules = {one.rule: Rule(one.rule, one.rule, one.where[0] or found.base.name, one.where[1]) for one in judged}
+        failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
+        return sarif(list(rules.values()), failures).rstrip("\n")
+    writers: dict[str, Callable[[Sequence[Judged], RunDiff], str]] = {
+        "text": report.gate_text,
+        "markdown": report.gate_markdown,
+        "json": report.gate_json,
+        "github": report.gate_github,
+    }
+    return writers[name](judged, found)

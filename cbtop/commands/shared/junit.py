@@ -1,0 +1,29 @@
+"""Test cases as JUnit XML, as CI systems read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from xml.etree import ElementTree as ET
+
+Case = tuple[str, str, Sequence[str]]  # what it is of, its name, and why it failed; nothing where it did not
+
+
+def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
+    """A document of named suites."""
+    root = ET.Element("testsuites", name=name)
+    for suite, cases in suites:
+        _suite(root, suite, cases)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(suites: ET.Element, name: str, cases: Iterable[Case]) -> None:
+    suite = ET.SubElement(suites, "testsuite", name=name)
+    tests = failures = 0
+    for of, case, failed in cases:
+        element = ET.SubElement(suite, "testcase", classname=of, name=case)
+        tests += 1
+        if failed:
+            failures += 1
+            ET.SubElement(element, "failure", message="; ".join(failed))
+    suite.set("tests", str(tests))
+    suite.set("failures", str(failures))

@@ -1,0 +1,79 @@
+"""What a gate has found, as text, Markdown, JSON, JUnit, SARIF and annotations of GitHub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped
+from cbtop.reports.tables import Table, table
+from cbtop.viewmodels.run_diff import RunDiff
+from cbtop.viewmodels.thresholds import Judged, Outcome
+
+SCHEMA = "cbtop.check/1"
+_LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "warning"}
+
+
+def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
+    """For terminals and logs: the verdicts, then the whole comparison where one of them is broken."""
+    lines = [table(_rows(judged), left=4), "", summary(judged)]
+    if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
+        lines += ["", diff_text(found)]
+    return "\n".join(lines)
+
+
+def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
+    """A summary of a CI step."""
+    first, *others = _rows(judged)
+    lines = ["## cbtop check", "", f"**{escaped(summary(judged))}**", ""]
+    lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in (first, ("---",) * len(first), *others)]
+    return "\n".join([*lines, "", diff_markdown(found)])
+
+
+def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
+    """Every verdict, and the comparison."""
+    verdicts = [asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None} for one in judged]
+    passed = not any(one.outcome in (Outcome.BROKEN, Outcome.UNKNOWN) for one in judged)
+    document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff_fields(found)}
+    return json.dumps(document, allow_nan=False)
+
+
+def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
+    """Workflow commands, which GitHub shows beside a commit; at least one line."""
+    lines = []
+    for one in judged:
+        if level := _LEVELS.get(one.outcome):
+            file, line = one.where
+            place = f"file={_property(file)},line={line}," if file else ""
+            lines.append(f"::{level} {place}title={_property(f'cbtop check: {one.rule}')}::{_message(line_of(one))}")
+    return "\n".join([*lines, f"::notice title=cbtop check::{_message(summary(judged))}"])
+
+
+def line_of(one: Judged) -> str:
+    """A verdict in one line, with the brick and layer that are guilty."""
+    guilty = f" [{one.guilty}]" if one.guilty else ""
+    return f"{one.rule}: {one.outcome.value}{guilty}: {one.about}: {one.said}"
+
+
+def summary(judged: Sequence[Judged]) -> str:
+    """`1 of 3 broken: …`, naming the first of the worst."""
+    for outcome in (Outcome.BROKEN, Outcome.UNKNOWN):
+        some = [one for one in judged if one.outcome is outcome]
+        if some:
+            return f"{len(some)} of {len(judged)} {outcome.value}: {line_of(some[0])}"
+    unsure = sum(one.outcome is Outcome.UNSURE for one in judged)
+    return f"all {len(judged)} hold" + (f", {unsure} of them within the noise" if unsure else "")
+
+
+def _rows(judged: Sequence[Judged]) -> Table:
+    rows: Table = [("verdict", "threshold", "of", "measured", "guilty")]
+    return rows + [(one.outcome.value, one.rule, one.about, one.said, one.guilty) for one in judged]
+
+
+def _message(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,318 @@
+"""Thresholds on a run, beside its baseline or by themselves: `attn.p50<=1.05x`, and whether they hold; derived."""
+
+# Grammar
+#   threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss
+#   FIGURE    = p50 (a call; where none is named), p99, or per_token (µs, of a token or a step)
+#   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
+# Rules
+# - A threshold is broken where the whole interval of what was measured lies beyond it. Where a part of it does, that
+#   is said, and breaks nothing.
+# - What a clock cannot tell apart is no part of what is sure: an interval reaches a few of its readings further.
+# - What cannot be judged is no pass: it is said, and why.
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from cbtop.errors import UsageError
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.units import duration, number
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS
+from cbtop.viewmodels.noise import Change, Figure, change
+from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff
+
+FIGURES = ("p50", "p99", "per_token")
+RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
+READINGS_OFF = 2  # of the clock: at the start of a call and at its end
+_UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
+_CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
+    category.display_name.casefold(): category for category in BrickCategory
+}
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_FORM = re.compile(
+    r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>x|%|[nuµμm]?s)?\s*"
+)
+EXAMPLE = "attn.p50<=1.05x, RmsNorm.p99<=12us, decode.tokens_per_sec>=40, unattributed<=1%, loss==0"
+MAX_CHARS = 200
+
+
+class Outcome(StrEnum):
+    """What has become of a threshold."""
+
+    HOLDS = "holds"
+    UNSURE = "unsure"  # it is within the interval of what was measured
+    BROKEN = "broken"
+    UNKNOWN = "unknown"  # it cannot be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One that was read. `value` is µs, %, times the baseline (`is_relative`), or a bare number."""
+
+    text: str
+    names: tuple[str, ...]  # what stands before the figure, by its dots
+    layer: str | None
+    figure: str
+    sign: str
+    value: float
+    unit: str
+    where: tuple[str, int] = ("", 1)  # the file and line where it stands
+
+    @property
+    def is_relative(self) -> bool:
+        return self.unit == "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A threshold, or the default gate, on one place of one part."""
+
+    rule: str
+    about: str  # `decode: RmsNorm in Layer 5`
+    outcome: Outcome
+    said: str  # what was measured and what is wanted, in words
+    guilty: str = ""  # the brick and layer that break it
+    where: tuple[str, int] = ("", 1)
+
+
+def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
+    """The threshold that `text` is. Raises UsageError with what was met, what is wanted, and the way out."""
+    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
+    found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if found is None:
+        sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in text), None)
+        wrong = "there is no <=, >=, == in it"
+        if sign:
+            wrong = f"{text.partition(sign)[2].strip()!r} is no number with a unit (x, %, ns, us, ms, s or none)"
+        raise UsageError(f"threshold {shown!r}: {wrong}; wanted are such as {EXAMPLE}")
+    try:
+        value = float(found["value"])
+    except ValueError:
+        raise UsageError(f"threshold {shown!r}: {found['value']!r} is no number; write it as 1.05 or 12") from None
+    named, at, layer = found["what"].partition("@")
+    names = named.split(".")
+    if at and "." in layer:
+        layer, _, figure = layer.rpartition(".")
+        names.append(figure)
+    figure = names.pop() if names[-1] in FIGURES else ""
+    sign, unit = found["sign"], found["unit"] or ""
+    names = [name.strip() for name in names]
+    if not names or not all(names):
+        raise UsageError(f"threshold {shown!r}: of what? Wanted are such as {EXAMPLE}")
+    _check(shown, names[-1], figure, sign, unit)
+    us = value * _UNITS[unit] if unit in _UNITS else value
+    return Threshold(text.strip(), tuple(names), layer.strip() or None, figure or FIGURES[0], sign, us, unit, where)
+
+
+def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
+    """What has become of it, on each place that it is about. Raises UsageError where there is none."""
+    name = threshold.names[-1]
+    if name == LOSS:
+        lost = found.now.lost_percent
+        return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
+    parts = found.parts
+    if len(threshold.names) > 1:
+        phase = ".".join(threshold.names[:-1])
+        parts = tuple(part for part in parts if part.phase == phase)
+        if not parts:
+            raise _no_such(threshold, "phase", phase, [part.phase for part in found.parts])
+    return [one for part in parts for one in _in_part(threshold, part, found)]
+
+
+def default_gate(found: RunDiff) -> list[Judged]:
+    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, and no token."""
+    judged = []
+    for part in found.parts:
+        rule = f"{part.phase}: no brick slower beyond noise"
+        slower = part.slower
+        judged += [Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name) for one in slower]
+        if not slower:
+            known = sum(one.change is not None for one in part.places)
+            judged.append(Judged(rule, part.phase, Outcome.HOLDS, f"none of {known} bricks and layers is"))
+        rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
+        before, now = part.units_per_sec
+        said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
+        guilty = slower[0].name if slower else _cause(part)
+        outcome = Outcome.BROKEN if part.is_slower else Outcome.HOLDS
+        judged.append(Judged(rule, part.phase, outcome, said, guilty if part.is_slower else ""))
+    return judged
+
+
+def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[Judged]:
+    name, limit = threshold.names[-1], threshold.value
+    resolution_us = max((run.clock_resolution_us or 0.0 for run in (found.base, found.now)), default=0.0)
+    if name == RATE:
+        before, now = part.units_per_sec
+        half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
+        if threshold.is_relative:
+            yield _judged(threshold, part.phase, now / before, half, limit, f"{number(before)} → {number(now)}/s")
+        else:
+            half = _half(part.now.wall_us, limit) / part.now.wall_us.mean * now
+            yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
+        return
+    if name == UNATTRIBUTED:
+        between, whole = part.now.places[BETWEEN_BRICKS, None].time, part.now.inside_us.mean
+        share, half = 100 * between.mean / whole, 100 * _half(between, 0.0) / whole
+        yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
+        return
+    places = [part.step] if name == STEP else _places(threshold, part)
+    for place in places:
+        yield _of_place(threshold, part, place, resolution_us)
+
+
+def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, resolution_us: float) -> Judged:
+    about = _about(part, place)
+    side, limit = place.now, threshold.value
+    figure = (
+        None if side is None else side.time if threshold.figure == "per_token" else getattr(side, threshold.figure)
+    )
+    if place.brick and side is None:
+        return Judged(threshold.text, about, Outcome.UNKNOWN, "it is no longer there", where=threshold.where)
+    if figure is None:
+        why = "there are too few calls to tell it"
+        return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
+    off_us = 0.0 if threshold.figure == "per_token" else READINGS_OFF * resolution_us
+    if threshold.is_relative:
+        one = _change_of(threshold, place)
+        if one is None or one.before <= 0:
+            why = "it is new: the baseline lacks it" if place.before is None else "the baseline has too few calls"
+            return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
+        base = place.p50.before if place.p50 and threshold.figure != "per_token" else 0.0
+        half = one.half / one.before + (off_us / base if base else 0.0)
+        said = f"{number(one.now / one.before)}× ± {number(half)}"
+        said += _calls(place, threshold.figure)
+        return _judged(threshold, about, one.now / one.before, half, limit, said, _guilty(part, place))
+    half = _half(figure, limit) + off_us
+    said = f"{duration(figure.mean)} ± {duration(half)}"
+    return _judged(threshold, about, figure.mean, half, limit, said, _guilty(part, place))
+
+
+def _judged(
+    threshold: Threshold, about: str, value: float, half: float, limit: float, said: str, guilty: str = ""
+) -> Judged:
+    holds = _OPERATORS[threshold.sign]
+    best = value - half if threshold.sign.startswith("<") else value + half
+    if holds(value, limit):
+        outcome = Outcome.HOLDS
+    elif threshold.sign != "==" and holds(best, limit):
+        outcome = Outcome.UNSURE
+    else:
+        outcome = Outcome.BROKEN
+    guilty = (guilty or about.partition(": ")[2]) if outcome is Outcome.BROKEN else ""
+    return Judged(threshold.text, about, outcome, said, guilty, threshold.where)
+
+
+def _half(figure: Figure, limit: float) -> float:
+    """How far chance may have moved one figure, either way."""
+    return change(Figure(limit, 0.0, figure.blocks), figure, 1).half
+
+
+def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
+    if threshold.figure == "p99":
+        return place.p99
+    if threshold.figure == "per_token":
+        return place.mean
+    # The typical time of a place is its median where that is of one layer, and steadier where it is of several.
+    return place.change if place.p50 and place.change is not place.mean else place.p50
+
+
+def _calls(place: PlaceDiff, figure: str) -> str:
+    one = {"p50": place.p50, "p99": place.p99}.get(figure)
+    return f" ({figure} {duration(one.before)} → {duration(one.now)})" if one else ""
+
+
+def _guilty(part: PartDiff, place: PlaceDiff) -> str:
+    """The place and, of a brick in all layers, the layer where it costs most more."""
+    if place.brick is None or place.layer is not None:
+        return place.name
+    cells = [one for one in part.cells if one.brick == place.brick and one.change and one.verdict == "slower"]
+    worst = max(cells, key=lambda one: one.change.delta if one.change else 0.0, default=None)
+    return place.name if worst is None else f"{place.name}, most in {worst.layer}"
+
+
+def _cause(part: PartDiff) -> str:
+    """Where a step takes longer though no brick does beyond noise."""
+    balance = part.balance
+    grown = {
+        "between steps": balance.between_steps[1] - balance.between_steps[0],
+        "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
+        "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
+    }
+    worst = max(grown, key=lambda name: grown[name])
+    if grown[worst] > part.wall.delta / 2:
+        return worst
+    bricks = [one for one in part.bricks if one.brick != BETWEEN_BRICKS]
+    return f"no single brick; most {max(bricks, key=lambda one: one.delta_us).name}" if bricks else worst
+
+
+def _told(part: PartDiff, place: PlaceDiff) -> str:
+    assert place.change is not None
+    ratio, half = place.change.now / place.change.before, place.change.half / place.change.before
+    return f"{ratio:.3f}× ± {half:.3f}{_calls(place, 'p50')}, {place.delta_us:+.1f} µs/{part.unit}"
+
+
+def _about(part: PartDiff, place: PlaceDiff) -> str:
+    return f"{part.phase}: {place.name}"
+
+
+def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
+    """The places that a threshold names. Raises UsageError where there is none."""
+    wanted = _bare(threshold.names[-1])
+    bricks = {one.brick for one in part.bricks if one.brick}
+    named = {brick for brick in bricks if _bare(brick[0]) == wanted}
+    category = _CATEGORIES.get(threshold.names[-1].casefold())
+    if not named and category is not None:
+        named = {brick for brick in bricks if brick[1] is category and brick != BETWEEN_BRICKS}
+    if not named:
+        named = {brick for brick in bricks if _bare(brick[0]).startswith(wanted)}
+    if not named:
+        raise _no_such(threshold, "brick", threshold.names[-1], sorted(name for name, _ in bricks))
+    if threshold.layer is None:
+        return [one for one in part.bricks if one.brick in named]
+    layers = {one.layer for one in part.cells}
+    layer = next(
+        (one for one in layers if one and _bare(one) in (_bare(threshold.layer), f"layer{threshold.layer}")), None
+    )
+    if layer is None:
+        raise _no_such(threshold, "layer", threshold.layer, sorted(one for one in layers if one))
+    return [one for one in part.cells if one.brick in named and one.layer == layer]
+
+
+def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -> UsageError:
+    nearest = get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    there = ", ".join(dict.fromkeys(known)) or "none"
+    return UsageError(f"threshold {threshold.text!r}: there is no {what} {name!r}; {hint}there are {there}")
+
+
+def _bare(name: str) -> str:
+    return "".join(sign for sign in name.casefold() if sign.isalnum())
+
+
+def _check(text: str, name: str, figure: str, sign: str, unit: str) -> None:
+    """Raises UsageError for what no unit, sign or figure can be of."""
+    wrong = ""
+    if name == LOSS and (unit not in ("", "%") or figure):
+        wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
+    elif name == UNATTRIBUTED and (unit != "%" or figure):
+        wrong = "unattributed is a share of a step: write unattributed<=1%"
+    elif name == RATE and (unit not in ("", "x") or figure):
+        wrong = f"{RATE} is a number, or times the baseline: write {RATE}>=40 or {RATE}>=0.97x"
+    elif name not in (LOSS, UNATTRIBUTED, RATE) and unit not in ("x", *_UNITS):
+        wrong = f"a time is wanted, or times the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+    elif sign == "==" and name != LOSS:
+        wrong = "nothing that is timed is equal to anything: write <= or >="
+    if wrong:
+        raise UsageError(f"threshold {text!r}: {wrong}")
