@@ -163,8 +163,11 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
         return
     if name == UNATTRIBUTED:
-        between, whole = part.now.places[BETWEEN_BRICKS, None].time, part.now.inside_us.mean
-        share, half = 100 * between.mean / whole, 100 * _half(between, 0.0) / whole
+        # What lies between the bricks of a layer has a name: it is a gap of that layer.
+        places, whole = part.now.places, part.now.inside_us.mean
+        named = sum(one.time.mean for (brick, layer), one in places.items() if brick == BETWEEN_BRICKS and layer)
+        between = places[BETWEEN_BRICKS, None].time
+        share, half = 100 * (between.mean - named) / whole, 100 * _half(between, 0.0) / whole
         yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
         return
     places = [part.step] if name == STEP else _places(threshold, part)

@@ -1,0 +1,102 @@
+"""Chance alone breaks no gate, whatever machines do; what is planted is found and named, and how often is known.
+
+The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/viewmodels/test_gate_power.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from cbtop.viewmodels.run_diff import diff, findable_percent
+from cbtop.viewmodels.runs import together
+from cbtop.viewmodels.thresholds import Outcome, default_gate
+from tests.cbtop.viewmodels.made_runs import Noise, made_run
+
+PLANTED = "DownProjection in Layer 4"
+USUAL = Noise()
+# What machines do; each between two runs of the same program, which do it at other moments.
+MACHINES = {
+    "of a usual machine": USUAL,
+    "without memory": Noise(memory=0.0),
+    "a drifting clock": Noise(drift=0.06),
+    "a noisy neighbour": Noise(neighbour=0.5),
+    "a warm-up": Noise(warm_up=2.0),
+    "a bimodal brick": Noise(bimodal=1.0),
+}
+
+
+@dataclass
+class Tally:
+    """Of so many comparisons: how many found the planted brick first, another one, or none."""
+
+    of: int = 0
+    named: int = 0
+    wrong: int = 0
+
+
+def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0, first: int = 0) -> Tally:
+    """Compare pairs of runs by the default gate, the second of each with the planted change."""
+    found = Tally(comparisons)
+    for at in range(comparisons):
+        base, now = made_run(first + 2 * at, noise, steps), made_run(first + 2 * at + 1, noise, steps, slower=slower)
+        broken = [one.guilty for one in default_gate(diff(base, now)) if one.outcome is Outcome.BROKEN]
+        found.named += broken[:1] == [PLANTED]
+        found.wrong += bool(broken) and broken[:1] != [PLANTED]
+    return found
+
+
+@pytest.mark.parametrize("noise", MACHINES.values(), ids=MACHINES)
+def test_what_machines_do_breaks_no_gate(noise: Noise) -> None:
+    found = tally(4, noise)
+    assert (found.named, found.wrong) == (0, 0)
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "a drifting clock"])
+def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str) -> None:
+    found = tally(2, MACHINES[name], slower=1.1)
+    assert (found.named, found.wrong) == (2, 0)
+
+
+def test_a_gate_says_how_small_a_change_it_finds() -> None:
+    """Where the clock drifts, or less was recorded, that is more."""
+    findable = {}
+    for name, noise, steps in (("usual", USUAL, 240), ("short", USUAL, 80), ("drift", Noise(drift=0.06), 240)):
+        (part,) = diff(made_run(1, noise, steps), made_run(2, noise, steps)).parts
+        known = sorted(findable_percent(one.change) or 0.0 for one in part.cells if one.change and one.p50)
+        findable[name] = known[len(known) // 2]
+    assert 3.0 < findable["usual"] < 5.0 < findable["short"]
+    assert findable["drift"] > 10
+
+
+def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
+    """Where runs differ by 4 % each a single base run calls that a change; six of them know better."""
+    noise = Noise(run=0.04)
+    alone = learned = 0
+    for at in range(4):
+        bases = [made_run(100 * at + one, noise, 120) for one in range(6)]
+        now = made_run(100 * at + 50, noise, 120)
+        alone += any(one.outcome is Outcome.BROKEN for one in default_gate(diff(bases[0], now)))
+        learned += any(one.outcome is Outcome.BROKEN for one in default_gate(diff(together(bases), now)))
+    assert (alone > 0, learned) == (True, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", MACHINES.values(), ids=MACHINES)
+def test_of_a_thousand_comparisons_of_the_same_at_most_one_in_a_hundred_breaks_the_gate(noise: Noise) -> None:
+    found = tally(1000, noise)
+    print(f"{found.named + found.wrong} of {found.of} comparisons of the same break the gate")  # noqa: T201
+    assert found.named + found.wrong <= 10
+
+
+@pytest.mark.slow
+def test_five_percent_on_one_brick_of_one_layer_are_named_in_95_of_100_comparisons_and_no_other_brick() -> None:
+    for steps in (60, 120, 240, 480):
+        row = []
+        for percent in (1, 2, 3, 4, 5, 7, 10):
+            found = tally(200, USUAL, steps, 1 + percent / 100, first=10**6)
+            row.append(f"+{percent} %: {found.named / 2:.0f}")
+            if steps >= 240 and percent >= 5:
+                assert (found.named >= 0.95 * found.of, found.wrong) == (True, 0)
+        print(f"{steps} steps: named of 100: {', '.join(row)}")  # noqa: T201
