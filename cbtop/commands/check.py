@@ -55,6 +55,7 @@ exit codes: 0 all hold, 1 runtime error, 2 usage, 3 nothing recorded or too few 
 its budget, or a check of a brick failed, 5 not comparable, not to be trusted, or not to be judged
 """
 CHECKS = "checks of bricks"
+DEMO_RUNS = 5
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
 _FAILS = ("broken", "unknown")  # outcomes that are no pass
 
@@ -91,8 +92,15 @@ def run(options: argparse.Namespace) -> int:
     if not options.baseline and needs_base:
         raise UsageError("compared with what? --baseline BASE; only thresholds without x need none")
     bases = [one for where in options.baseline for one in runs_of(where, options)]
-    news = [run_of_command(options.command, options)] if options.new is None else runs_of(options.new, options)
+    news = [_run_of(options)] if options.new is None else runs_of(options.new, options)
     return gate(bases or news, news, thresholds, options)
+
+
+def gate_of_demo(command: Sequence[str], report: str) -> int:
+    """A whole gate on the workload that `command` runs: four runs tell how they scatter, a fifth is judged."""
+    options = argparse.Namespace(connect=None, server_key=None, key=None, source=None, anyway=False, format=report)
+    runs = [run_of_command(command, options, f"run {number + 1}") for number in range(DEMO_RUNS)]
+    return gate(runs[:-1], runs[-1:], [], options)
 
 
 def gate(
@@ -108,7 +116,7 @@ def gate(
         sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
     base, new = together(bases), together(news)
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
-    found = diff(base, new, anyway=options.anyway or judges_loss)
+    found = diff(base, new, anyway=options.anyway, may_lack_records=judges_loss)
     if found.why_not:
         found_nothing = [Judged("comparable", "", Outcome.UNKNOWN, found.why_not)]
         sys.stdout.write(_written(found_nothing, found, options.format) + "\n")
@@ -174,12 +182,18 @@ def _learn(options: argparse.Namespace) -> int:
     path = Path(options.baseline[0])
     if path.exists() and not options.force:
         raise UsageError(f"{path} exists; pass --force to overwrite it")
-    runs = [run_of_command(options.command, options, f"run {number + 1}") for number in range(options.learn)]
+    runs = [_run_of(options, f"run {number + 1}") for number in range(options.learn)]
     if short := next((run for run in runs if not run.parts), None):
         raise NoDataError(f"{short.name}: too few steps to be compared")
     write_runs(path, runs, overwrite=options.force)
     sys.stderr.write(f"cbtop: {path}: {len(runs)} runs\n")
     return 0
+
+
+def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
+    """A run of the command after --, of whose torch models every step is recorded."""
+    under = [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--"]
+    return run_of_command([*under, *options.command], options, name)
 
 
 def _written(judged: Sequence[Judged], found: RunDiff, name: str) -> str:

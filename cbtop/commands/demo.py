@@ -54,9 +54,11 @@ examples:
   cbtop demo --headless --steps 50              50 decode steps, then a report: for CI
   cbtop demo --headless --steps 50 --trace all --view trace
                                                 what the model computed: MLT-01 to MLT-05
+  cbtop demo --check                            a whole gate, as `cbtop check` is for CI
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
+CHECKED_STEPS = 200
 STOP_S = 5.0
 STDERR = 2  # where the text goes that must not stand in a report
 
@@ -112,6 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do when a brick computes a NaN, an infinity, too large a number or not what its reference "
         "does: stop (exit code 4), log a failed check, or fallback to float64 (default: %(default)s)",
     )  # fmt: skip
+    group.add_argument(
+        "--check", action="store_true",
+        help=f"run a whole gate, as cbtop check does for CI: five runs of --steps (default: {CHECKED_STEPS}), of "
+        "which four tell how runs scatter and the last is judged",
+    )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
     group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
     add_show_arguments(parser)
@@ -121,6 +128,11 @@ def run(options: argparse.Namespace) -> int:
     if options.serve_only:
         return serve(options)
     settle_options(options)
+    if options.check:
+        from cbtop.commands.check import gate_of_demo  # numpy, and what compares runs
+
+        options.steps = options.steps or CHECKED_STEPS
+        return gate_of_demo(_command(options), options.format)
     headless = is_headless(options)
     # On screen the workload's words would tear the picture: they are kept, and shown if it fails.
     with (
@@ -234,6 +246,18 @@ def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The workload as a child process; stopped when we leave, however we leave."""
+    if options.prompt is None:
+        stdout = subprocess.DEVNULL
+    command = _command(options)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    try:
+        yield process
+    finally:
+        _stop(process)
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """What runs the workload."""
     command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
@@ -248,13 +272,7 @@ def _workload(
         command.append("--check-contracts")
     if options.prompt is not None:
         command.append(f"--prompt={options.prompt}")
-    else:
-        stdout = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    try:
-        yield process
-    finally:
-        _stop(process)
+    return command
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,7 @@ from cbtop.profiler.stats import Growth
 from cbtop.viewmodels.noise import Figure, figures
 
 MEDIAN, P99 = 0.5, 0.99
+MIN_BEYOND = 4  # calls on either side of a quantile: a p99 is of 400 calls or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class CallTimes:
         by_block = figures(above, steps, along)
         off = np.divide([one.error for one in by_block], each, out=np.ones(len(each)), where=each > 0)
         low, high = fraction - off, fraction + off
-        known = (low > 0) & (high < 1) & (self.calls > 0)
+        known = (low > 0) & (high < 1) & (self.calls * min(fraction, 1 - fraction) >= MIN_BEYOND)
         low_us, high_us = (self._at(np.where(known, edge, fraction)) for edge in (low, high))
         error_us = (high_us - low_us) / 2
         us_a_share = np.divide(error_us, off, out=np.zeros(len(off)), where=known & (off > 0))

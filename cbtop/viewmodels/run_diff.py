@@ -152,10 +152,15 @@ class RunDiff:
         return [(part, one) for part in self.parts for one in part.slower]
 
 
-def diff(base: Run, now: Run, phase: str | None = None, *, anyway: bool = False) -> RunDiff:
-    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines, sampling
-    or losses are others."""
-    if why_not := _why_not(base, now, anyway=anyway):
+def diff(
+    base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
+) -> RunDiff:
+    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines or sampling
+    are others, or records were lost; `may_lack_records`: where they were."""
+    why_not = other_model(base.surroundings, now.surroundings)
+    if not (why_not or anyway):
+        why_not = ("" if may_lack_records else _losses(base, now)) or _other_machine(base, now)
+    if why_not:
         return RunDiff(base, now, why_not)
     notes = [*differences(base.surroundings, now.surroundings)]
     parts: list[PartDiff] = []
@@ -330,16 +335,15 @@ def _at(cached: float | None, mean: float | None) -> float:
     return 0.0 if cached is None or mean is None else cached - mean
 
 
-def _why_not(base: Run, now: Run, *, anyway: bool) -> str:
-    if other := other_model(base.surroundings, now.surroundings):
-        return other
-    if anyway:
-        return ""
+def _losses(base: Run, now: Run) -> str:
     for whose, run in (("", now), ("of the baseline ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
-    then, is_now = base.surroundings, now.surroundings
-    for what, was, other in _machine(then, is_now):
+    return ""
+
+
+def _other_machine(base: Run, now: Run) -> str:
+    for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
             return f"another {what}: {other or 'none'}, the baseline has {was or 'none'}"
     return ""

@@ -164,9 +164,9 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
         return
     if name == UNATTRIBUTED:
         # What lies between the bricks of a layer has a name: it is a gap of that layer.
-        places, whole = part.now.places, part.now.inside_us.mean
-        named = sum(one.time.mean for (brick, layer), one in places.items() if brick == BETWEEN_BRICKS and layer)
-        between = places[BETWEEN_BRICKS, None].time
+        known, whole = part.now.places, part.now.inside_us.mean
+        named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
+        between = known[BETWEEN_BRICKS, None].time
         share, half = 100 * (between.mean - named) / whole, 100 * _half(between, 0.0) / whole
         yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
         return

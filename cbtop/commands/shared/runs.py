@@ -66,7 +66,7 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def run_of_command(command: Sequence[str], options: argparse.Namespace, name: str = "the new run") -> Run:
-    """Run `command` under `cbtop run`, where nothing else is seen, and record it from its beginning to its end.
+    """Run `command` where nothing else is seen, and record it from its beginning to its end.
 
     What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails.
     """
@@ -85,9 +85,7 @@ def run_of_command(command: Sequence[str], options: argparse.Namespace, name: st
 
 
 def _record_command(command: Sequence[str], options: argparse.Namespace, path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--", *command], stdout=sys.stderr.fileno()
-    )
+    process = subprocess.Popen(command, stdout=sys.stderr.fileno())
     try:
         _record(path, options, None, process)
     finally:

@@ -1,0 +1,164 @@
+"""`cbtop check`: every exit code and format, through the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.commands.check import FORMATS
+from tests.cbtop.made_runs_on_disk import record
+
+GUILTY = "DownProjection in Layer 2"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Recordings by what is odd about them."""
+    at = tmp_path_factory.mktemp("runs")
+    odd: dict[str, dict[str, Any]] = {
+        "base": {},
+        "second": {"seed": 5},
+        "third": {"seed": 6},
+        "same": {"seed": 1},
+        "slower": {"seed": 2, "slower": 1.1},
+        "lossy": {"lose": True},
+        "short": {"steps": 15},
+        "failed": {"seed": 7, "fails": True},
+    }
+    return {name: record(at / f"{name}.cbtop", at / name, **how) for name, how in odd.items()}
+
+
+def check(*arguments: object) -> int:
+    return main(["check", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("new", "thresholds", "code", "said"),
+    [
+        ("same", (), 0, ""),
+        ("slower", (), 4, f"1 of 2 broken: decode: no brick slower beyond noise: broken [{GUILTY}]: "),
+        ("slower", ("ffn.p50<=1.20x",), 0, ""),
+        ("slower", ("ffn@2<=1.05x",), 4, f"broken [{GUILTY}]"),
+        ("slower", ("DownProjection.p50<=1.01x",), 4, "[DownProjection, most in Layer 2]"),
+        ("same", ("RmsNorm.p99<=12us", "step.p50<=1ms", "unattributed<=1%", "loss==0"), 0, ""),
+        ("same", ("RmsNorm.p50<=9us",), 4, "broken [RmsNorm]"),
+        ("same", ("decode.tokens_per_sec>=1000", "tokens_per_sec>=0.9x", "Attention.per_token<=1.1x"), 0, ""),
+        ("same", ("tokens_per_sec>=5000",), 4, "tokens/s"),
+        ("lossy", ("loss==0",), 4, "% were lost"),
+        ("lossy", (), 5, "of the records were lost"),
+        ("short", (), 3, "15 decode steps of 20 needed"),
+        ("failed", (), 4, "checks of bricks: broken [RmsNorm]"),
+        ("same", ("prefill.tokens_per_sec>=1",), 2, "there is no phase 'prefill'"),
+        ("same", ("RmsNrom<=2x",), 2, "did you mean RmsNorm?"),
+        ("same", ("RmsNorm@9<=2x",), 2, "there is no layer '9'"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_and_stderr_names_it(
+    runs: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    new: str,
+    thresholds: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    assert check(*thresholds, "--baseline", runs["base"], "--new", runs[new]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {}
+    for name in FORMATS:
+        assert check("--baseline", runs["base"], "--new", runs["slower"], "--format", name) == 4
+        said[name] = capsys.readouterr().out
+        assert GUILTY in said[name]
+    document = json.loads(said["json"])
+    assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
+    (suite,) = ET.fromstring(said["junit"])
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    (result,) = json.loads(said["sarif"])["runs"][0]["results"]
+    assert result["ruleId"] == "decode: no brick slower beyond noise"
+    first, last = said["github"].splitlines()
+    assert first.startswith("::error title=cbtop check%3A decode") and last.startswith("::notice ")
+
+
+def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for name in FORMATS:
+        assert check("--baseline", runs["base"], "--new", runs["same"], "--format", name) == 0
+        said[name] = capsys.readouterr().out
+    assert json.loads(said["json"])["passed"] is True
+    assert 'failures="0"' in said["junit"]
+    assert json.loads(said["sarif"])["runs"][0]["results"] == []
+    assert said["github"].startswith("::notice ")
+    assert "all 2 hold" in said["text"] and "all 2 hold" in said["markdown"]
+
+
+def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = tmp_path / "pyproject.toml"
+    budget.write_text('[tool.cbtop.budgets]\ndecode.tokens_per_sec = ">=100"\nRmsNorm.p50 = "<=9us"\n')
+    assert check("--budget", budget, "--new", runs["same"], "--format", "sarif") == 4
+    (result,) = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == str(budget)
+    assert place["region"]["startLine"] == 3
+    for text, said in (("x = 1", "no table [budgets]"), ("[budgets]\na = 1", "a text is wanted"), ("[", "not TOML")):
+        budget.write_text(text)
+        assert check("--budget", budget, "--new", runs["same"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_three_base_runs_tell_how_runs_scatter(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    bases = [word for name in ("base", "second", "third") for word in ("--baseline", runs[name])]
+    assert check(*bases, "--new", runs["same"], "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["diff"]["base"]["runs"] == 3
+    assert check(*bases[:4], "--new", runs["same"]) == 0
+    assert "of two base runs the first counts" in capsys.readouterr().err
+    assert check(*bases, "--new", runs["slower"]) == 4
+    assert GUILTY in capsys.readouterr().err
+
+
+def test_what_a_check_lacks_is_said(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        ((), "judge what?"),
+        (("--new", runs["same"]), "compared with what?"),
+        (("ffn<=1.1x", "--new", runs["same"]), "compared with what?"),
+        (("--learn", 2, "--baseline", "x.json"), "--learn"),
+        (("--baseline", runs["base"], "--new", runs["same"], "--", "true"), "not both"),
+    ):
+        assert check(*arguments) == 2
+        assert said in capsys.readouterr().err
+
+
+COMMAND = """
+import time
+from cbtop import BrickId, BrickProfiler
+profiler = BrickProfiler()
+for step in range(60):
+    with profiler.step("decode", tokens=1), profiler.layer(0), profiler.brick(BrickId.RMS_NORM, elements=8):
+        time.sleep(0.001)
+profiler.close("done")
+"""
+
+
+def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    baseline = tmp_path / "learned.json"
+    command = ("--", sys.executable, "-c", COMMAND)
+    assert check("--baseline", baseline, "--learn", 1, *command) == 0
+    assert check("--baseline", baseline, "--learn", 1, *command) == 2  # it is there
+    assert check("RmsNorm.p50<=50x", "loss==0", "--baseline", baseline, *command) == 0
+    assert "all 2 hold" in capfd.readouterr().out
+    assert check("tokens_per_sec>=1e9", *command) == 4
+    assert check("--baseline", baseline, "--", sys.executable, "-c", "raise SystemExit(3)") == 1
+    assert "exit code 3" in capfd.readouterr().err

@@ -1,0 +1,149 @@
+"""`cbtop diff`: two runs through the command line, in every format, and the sums that close."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbtop.cli import main
+from tests.cbtop.made_runs_on_disk import record
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Recordings by what is odd about them."""
+    at = tmp_path_factory.mktemp("runs")
+    odd: dict[str, dict[str, Any]] = {
+        "base": {},
+        "same": {"seed": 1},
+        "slower": {"seed": 2, "slower": 1.1},
+        "renamed": {"seed": 3, "rename": "FeedForward"},
+        "other kernel": {"seed": 4, "kernel": "gemv_avx2"},
+        "other host": {"host": "elsewhere"},
+        "other model": {"model": "another 4L"},
+        "other batch": {"tokens": 16},
+        "other cache": {"cached_from": 100_000},
+        "lossy": {"lose": True},
+        "short": {"steps": 15},
+    }
+    return {name: record(at / f"{name}.cbtop", at / name, **how) for name, how in odd.items()}
+
+
+def run(*arguments: object) -> int:
+    return main(["diff", *map(str, arguments)])
+
+
+def test_the_guilty_brick_and_layer_stand_in_a_line(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(runs["base"], runs["slower"]) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("slower: ")]
+    assert line.startswith("slower: decode: DownProjection in Layer 2 is 1.")
+    assert "found 95% of the time: a change of" in said
+
+
+def test_of_two_runs_of_the_same_nothing_has_changed(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(runs["base"], runs["same"]) == 0
+    assert "nothing has changed beyond noise" in capsys.readouterr().out
+
+
+def test_what_bricks_and_gaps_cost_more_is_what_a_token_takes_longer(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["slower"], "--format", "json") == 0
+    document = json.loads(capsys.readouterr().out)
+    (part,) = document["parts"]
+    balance = part["balance_us"]
+    wall = balance["wall"][1] - balance["wall"][0]
+    others = sum(balance[name][1] - balance[name][0] for name in balance if name not in ("wall", "off"))
+    assert wall == pytest.approx(others, abs=1e-6)
+    assert wall == pytest.approx(8, rel=0.3)  # a tenth of 80 µs
+    bricks = [place["delta_us"] for place in part["places"] if place["brick"] and not place["layer"]]
+    between = balance["between_bricks"][1] - balance["between_bricks"][0]
+    assert sum(bricks) == pytest.approx(balance["bricks"][1] - balance["bricks"][0] + between, abs=1e-6)
+    assert bricks == sorted(bricks, reverse=True)
+    assert part["tokens_per_sec"][1] == pytest.approx(1e6 / balance["wall"][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "code"),
+    [
+        ("other host", "another host: elsewhere", 5),
+        ("other model", "another model: another 4L", 5),
+        ("other batch", "another batch or phase: decode (", 5),
+        ("other cache", "other KV lengths", 5),
+        ("lossy", "of the records were lost", 5),
+        ("short", "too little in the new run: 15 decode steps of 20 needed", 3),
+    ],
+)
+def test_what_does_not_compare_says_why(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, said: str, code: int
+) -> None:
+    assert run(runs["base"], runs[name]) == code
+    out, err = capsys.readouterr()
+    assert said in out and said in err
+
+
+def test_another_machine_is_compared_where_somebody_asks_for_it(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["other host"], "--anyway") == 0
+    assert "host elsewhere, was" in capsys.readouterr().out
+
+
+def test_a_brick_that_was_renamed_is_compared_with_what_it_was(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["renamed"]) == 0
+    said = capsys.readouterr().out
+    assert "was DownProjection" in said and "gone" not in said
+
+
+def test_other_kernels_are_named(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(runs["base"], runs["other kernel"]) == 0
+    assert "runs gemv_avx2, was gemv" in capsys.readouterr().out
+
+
+def test_a_file_of_runs_says_what_its_recording_does(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "base.json"
+    assert run(runs["base"], "--save", saved) == 0
+    assert run(runs["base"], "--save", saved) == 2  # it is there
+    assert saved.stat().st_size < runs["base"].stat().st_size
+    capsys.readouterr()
+    said = []
+    for base in (saved, runs["base"]):
+        assert run(base, runs["slower"], "--format", "json") == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0] == said[1]
+
+
+def test_markdown_holds_tables_and_no_markup_of_names(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["slower"], "--format", "markdown") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("### base.cbtop")
+    (brick,) = [line for line in lines if line.startswith("| DownProjection |")]
+    assert brick.count(" | ") == 7
+    assert lines.count("</details>") == 2
+
+
+def test_folded_stacks_add_up_to_the_recorded_part_of_a_step(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["slower"], "--format", "folded") == 0
+    rows = [line.rsplit(" ", 2) for line in capsys.readouterr().out.splitlines()]
+    assert ["decode;Layer 2;DownProjection"] == [row[0] for row in rows if int(row[2]) - int(row[1]) > 5_000]
+    assert sum(int(before) for _, before, _ in rows) == pytest.approx(4 * 130_000 + 4 * 500, rel=0.01)
+
+
+def test_what_is_no_run_says_what_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("missing.cbtop", "missing.cbtop") == 2
+    (tmp_path / "odd.json").write_text("{}")
+    assert run(tmp_path / "odd.json", tmp_path / "odd.json") == 2
+    assert "cbtop diff --save" in capsys.readouterr().err
+    assert run("missing.cbtop") == 2

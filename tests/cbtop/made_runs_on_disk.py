@@ -1,0 +1,94 @@
+"""Recordings of a made model of four layers under a made-up clock, as `cbtop record` writes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cbtop.daemon.source import Source
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.protocol.messages import CheckResult, HostHello, Manifest, SourceCatalog, WireMessage
+from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter
+from cbtop.protocol.vocabulary import BrickCategory
+from tests.cbtop.made_recordings import BEGIN_NS, HELLO, frame
+from tests.cbtop.recorded import Clock, profiler_in, source_of
+
+LAYERS = 4
+BRICKS_US = {
+    ("RmsNorm", BrickCategory.NORM): 10.0,
+    ("Attention", BrickCategory.ATTENTION): 40.0,
+    ("DownProjection", BrickCategory.FFN): 80.0,
+}
+MANIFEST = Manifest("made 4L", "llama", "made", "Q4_K", 2, LAYERS, 64, 256, 1_000, 4_000)
+
+
+def record(
+    path: Path,
+    runtime: Path,
+    *,
+    seed: int = 0,
+    steps: int = 120,
+    slower: float = 1.0,
+    rename: str = "DownProjection",
+    kernel: str = "gemv",
+    host: str = "",
+    model: str = "",
+    tokens: int = 1,
+    cached_from: int = 100,
+    lose: bool = False,
+    fails: bool = False,
+) -> Path:
+    """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third batch
+    of records is not in the file."""
+    runtime.mkdir()
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    profiler.announce(replace(MANIFEST, model=model or MANIFEST.model))
+    if fails:
+        profiler.announce(CheckResult("RmsNorm", "finite", False, None, None))
+    source = source_of(runtime)
+    writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
+    rng = np.random.default_rng(seed)
+    definitions = [
+        BrickDefinition(rename if name == "DownProjection" else name, category, kernels=(KernelDefinition(kernel, "made"),))
+        for name, category in BRICKS_US
+    ]
+    for number in range(steps):
+        moved = 1 + 0.01 * rng.standard_normal((LAYERS, len(BRICKS_US)))
+        with profiler.step("decode", tokens=tokens) as step:
+            step.sequences, step.cached = 1, cached_from + number
+            for layer in range(LAYERS):
+                with profiler.layer(layer):
+                    for at, us in enumerate(BRICKS_US.values()):
+                        with profiler.brick(definitions[at], tokens):
+                            is_planted = at == len(BRICKS_US) - 1 and layer == 2
+                            clock.sleep_us(us * moved[layer, at] * (slower if is_planted else 1.0))
+                        clock.sleep_us(0.5)
+        clock.sleep_us(20)
+        if number % 10 == 9:
+            _say(writer, source, number, host, lose=lose)
+    profiler.close("done")
+    _say(writer, source, steps, host)
+    writer.close()
+    return path
+
+
+def _say(writer: RecordingWriter, source: Source, at: int, host: str, *, lose: bool = False) -> None:
+    source.poll()
+    if not (lose and at % 30 == 29):
+        writer.append(frame(FrameKind.RECORDS, at / 10, *source.records()))
+    else:
+        list(source.records())
+    source.delta()
+    said = [_on(message, host) for message in source.snapshot()]
+    writer.append(frame(FrameKind.KEYFRAME, at / 10, HELLO, *said))
+
+
+def _on(message: WireMessage, host: str) -> WireMessage:
+    """What is said of the process, as if it ran on `host`."""
+    if not host or not isinstance(message, SourceCatalog):
+        return message
+    said = tuple(replace(one, host=host) if isinstance(one, HostHello) else one for one in message.messages)
+    return replace(message, messages=said)
