@@ -199,7 +199,7 @@ def _figure(value: object, what: str) -> Figure:
 
 def _brick(value: object) -> Brick:
     name, category = _row(value, "brick", 2)
-    if category not in BrickCategory.__members__:
+    if _text(category, "brick") not in BrickCategory.__members__:
         raise _WrongError(f"brick: {category!r} is no category")
     return _text(name, "brick"), BrickCategory[category]
 

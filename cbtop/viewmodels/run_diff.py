@@ -155,8 +155,8 @@ class RunDiff:
 def diff(
     base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
 ) -> RunDiff:
-    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines or sampling
-    are others, or records were lost; `may_lack_records`: where they were."""
+    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines or
+    sampling are others, or records were lost; `may_lack_records`: where they were."""
     why_not = other_model(base.surroundings, now.surroundings)
     if not (why_not or anyway):
         why_not = ("" if may_lack_records else _losses(base, now)) or _other_machine(base, now)

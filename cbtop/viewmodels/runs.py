@@ -227,7 +227,9 @@ def _together(parts: Sequence[Part]) -> Part:
             for at, figure in zip(known, learned([rows[at] for at in known]), strict=True):
                 one_each[at] = figure
         found[what] = one_each
-    wall, inside = learned([[part.wall_us for part in parts], [part.inside_us for part in parts]])
+    (wall,), (inside,) = (
+        learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
+    )
     places = {}
     for at, name in enumerate(names):
         time = found["time"][at]

@@ -40,8 +40,8 @@ def record(
     lose: bool = False,
     fails: bool = False,
 ) -> Path:
-    """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third batch
-    of records is not in the file."""
+    """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
+    batch of records is not in the file."""
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -52,7 +52,9 @@ def record(
     writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
     rng = np.random.default_rng(seed)
     definitions = [
-        BrickDefinition(rename if name == "DownProjection" else name, category, kernels=(KernelDefinition(kernel, "made"),))
+        BrickDefinition(
+            rename if name == "DownProjection" else name, category, kernels=(KernelDefinition(kernel, "made"),)
+        )
         for name, category in BRICKS_US
     ]
     for number in range(steps):

@@ -86,7 +86,8 @@ def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
     (result,) = json.loads(said["sarif"])["runs"][0]["results"]
     assert result["ruleId"] == "decode: no brick slower beyond noise"
     first, last = said["github"].splitlines()
-    assert first.startswith("::error title=cbtop check%3A decode") and last.startswith("::notice ")
+    assert first.startswith("::error title=cbtop check%3A decode")
+    assert last.startswith("::notice ")
 
 
 def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +99,8 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pyt
     assert 'failures="0"' in said["junit"]
     assert json.loads(said["sarif"])["runs"][0]["results"] == []
     assert said["github"].startswith("::notice ")
-    assert "all 2 hold" in said["text"] and "all 2 hold" in said["markdown"]
+    assert "all 2 hold" in said["text"]
+    assert "all 2 hold" in said["markdown"]
 
 
 def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(

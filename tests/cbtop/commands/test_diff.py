@@ -36,7 +36,9 @@ def run(*arguments: object) -> int:
     return main(["diff", *map(str, arguments)])
 
 
-def test_the_guilty_brick_and_layer_stand_in_a_line(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guilty_brick_and_layer_stand_in_a_line(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(runs["base"], runs["slower"]) == 0
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("slower: ")]
@@ -44,7 +46,9 @@ def test_the_guilty_brick_and_layer_stand_in_a_line(runs: dict[str, Path], capsy
     assert "found 95% of the time: a change of" in said
 
 
-def test_of_two_runs_of_the_same_nothing_has_changed(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_runs_of_the_same_nothing_has_changed(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(runs["base"], runs["same"]) == 0
     assert "nothing has changed beyond noise" in capsys.readouterr().out
 
@@ -83,7 +87,8 @@ def test_what_does_not_compare_says_why(
 ) -> None:
     assert run(runs["base"], runs[name]) == code
     out, err = capsys.readouterr()
-    assert said in out and said in err
+    assert said in out
+    assert said in err
 
 
 def test_another_machine_is_compared_where_somebody_asks_for_it(
@@ -98,7 +103,8 @@ def test_a_brick_that_was_renamed_is_compared_with_what_it_was(
 ) -> None:
     assert run(runs["base"], runs["renamed"]) == 0
     said = capsys.readouterr().out
-    assert "was DownProjection" in said and "gone" not in said
+    assert "was DownProjection" in said
+    assert "gone" not in said
 
 
 def test_other_kernels_are_named(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +143,7 @@ def test_folded_stacks_add_up_to_the_recorded_part_of_a_step(
 ) -> None:
     assert run(runs["base"], runs["slower"], "--format", "folded") == 0
     rows = [line.rsplit(" ", 2) for line in capsys.readouterr().out.splitlines()]
-    assert ["decode;Layer 2;DownProjection"] == [row[0] for row in rows if int(row[2]) - int(row[1]) > 5_000]
+    assert [row[0] for row in rows if int(row[2]) - int(row[1]) > 5_000] == ["decode;Layer 2;DownProjection"]
     assert sum(int(before) for _, before, _ in rows) == pytest.approx(4 * 130_000 + 4 * 500, rel=0.01)
 
 

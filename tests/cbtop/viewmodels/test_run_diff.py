@@ -1,0 +1,104 @@
+"""Two runs compared: what is judged, what is said beside it, and caches that are not as long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cbtop.viewmodels.noise import figures
+from cbtop.viewmodels.run_diff import diff
+from cbtop.viewmodels.runs import together
+from tests.cbtop.viewmodels.made_runs import Noise, made_run
+
+STEADY = Noise(pauses=0)
+
+
+def test_a_change_in_every_layer_is_that_of_the_brick_and_in_one_layer_that_of_the_layer() -> None:
+    for in_layer, name in ((None, "DownProjection"), (4, "DownProjection in Layer 4")):
+        (part,) = diff(made_run(1), made_run(2, slower=1.1, in_layer=in_layer)).parts
+        assert [one.name for one in part.slower] == [name]
+
+
+def test_what_is_faster_is_no_regression() -> None:
+    (part,) = diff(made_run(1, slower=1.2), made_run(2)).parts
+    assert part.slower == []
+    assert [one.name for one in part.cells if one.verdict == "faster"] == ["DownProjection in Layer 4"]
+
+
+def test_a_few_long_calls_move_the_mean_and_not_the_verdict() -> None:
+    (part,) = diff(made_run(1, STEADY), made_run(2, Noise(pauses=0.003))).parts
+    assert part.balance.wall[1] > 1.2 * part.balance.wall[0]
+    assert part.slower == []
+
+
+def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
+    """Attention takes 0.2 µs for each position: 200 positions more are 40 µs of 100 and no change."""
+    base = made_run(1, STEADY, 400, cached_from=0, us_a_position=0.2)
+    later = made_run(2, STEADY, 400, cached_from=200, us_a_position=0.2)
+    (part,) = diff(base, later).parts
+    assert part.cached == pytest.approx(300, abs=2)
+    (attention,) = [one for one in part.bricks if one.name == "Attention"]
+    assert attention.mean is not None
+    assert attention.mean.percent == pytest.approx(0, abs=3)
+    assert part.slower == []
+    (part,) = diff(base, made_run(3, STEADY, 400, cached_from=200, us_a_position=0.2, slower=1.1)).parts
+    assert [one.name for one in part.slower] == ["DownProjection in Layer 4"]
+    assert "other KV lengths" in diff(base, made_run(2, STEADY, 400, cached_from=900)).why_not
+
+
+def test_the_sums_close_also_where_caches_grow_and_means_are_moved() -> None:
+    base = made_run(1, cached_from=0, us_a_position=0.2)
+    (part,) = diff(base, made_run(2, cached_from=50, us_a_position=0.2, slower=1.3)).parts
+    assert part.balance.off_us == pytest.approx(0, abs=1e-6)
+    bricks = sum(one.delta_us for one in part.bricks)
+    assert bricks + part.balance.between_steps[1] - part.balance.between_steps[0] == pytest.approx(
+        part.balance.wall[1] - part.balance.wall[0], abs=1e-6
+    )
+
+
+def test_a_brick_that_runs_elsewhere_is_gone_and_another_new() -> None:
+    base, now = made_run(1), made_run(2, rename="Other")
+    (part,) = diff(base, now).parts
+    assert {one.renamed_from for one in part.bricks} == {"", "DownProjection"}
+    now = replace(now, kernels={one.brick: ("another",) for one in part.bricks if one.brick and one.renamed_from})
+    (part,) = diff(base, now).parts
+    assert {one.verdict: one.name for one in part.bricks if one.verdict} == {"new": "Other", "gone": "DownProjection"}
+    assert part.balance.off_us == pytest.approx(0, abs=1e-6)
+
+
+def test_several_runs_are_one_that_knows_how_they_scatter() -> None:
+    runs = [made_run(seed, Noise(run=0.05), 80) for seed in range(5)]
+    found = together(runs)
+    assert found.runs == 5
+    (part,) = found.parts
+    means = [run.parts[0].wall_us.mean for run in runs]
+    assert part.wall_us.mean == pytest.approx(np.mean(means))
+    assert part.wall_us.scatter == pytest.approx(np.std(means, ddof=1))
+    assert together(runs[:2]) is runs[0]
+
+
+def test_a_line_through_blocks_is_found_with_its_error_and_explains_what_it_does() -> None:
+    rng = np.random.default_rng(0)
+    along = np.arange(40.0)
+    slopes, errors = [], []
+    for _ in range(200):
+        amount = 100 + 2 * along + rng.standard_normal(40)
+        (found,) = figures(amount[:, None], np.ones(40), along)
+        slopes.append((found.slope - 2) / found.slope_error)
+        assert found.mean == pytest.approx(amount.mean())
+        errors.append(found.error)
+    assert np.median(errors) < 0.4  # 1 / 40 ** 0.5; without the line it would be ten times that
+    assert 0.7 < np.std(slopes) < 1.3
+
+
+def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
+    """White noise beside a wave of thirty blocks: neighbours are hardly alike, blocks of eight are."""
+    rng = np.random.default_rng(1)
+    wave = np.sin(np.arange(60) * 2 * np.pi / 30)
+    noise = rng.standard_normal(60)
+    (with_wave,) = figures((100 + noise + wave)[:, None], np.ones(60))
+    shuffled = rng.permutation(wave)
+    (without,) = figures((100 + noise + shuffled)[:, None], np.ones(60))
+    assert with_wave.error > 1.5 * without.error
