@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.diff import add_anyway_argument
 from cbtop.commands.shared.junit import junit
+from cbtop.commands.shared.names import one_of
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
@@ -37,7 +38,7 @@ examples:
   cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
   cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
   cbtop check --baseline base.json --learn 5 -- python bench.py    run it five times, keep how runs scatter
-  cbtop check --baseline base.json --format junit -- python bench.py > check.xml
+  cbtop check --baseline base.json --format text --format junit=check.xml -- python bench.py
   cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop
   cbtop demo --check                                               a whole gate, on its own
 
@@ -73,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the command after -- so often, and write what was measured to --baseline",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="with --learn: overwrite the file")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="of what is printed (default: text)")
+    parser.add_argument(
+        "--format", type=_format, action="append", metavar="NAME[=FILE]",
+        help=f"print it, or write it into FILE: {', '.join(FORMATS)}; more than once for several (default: text)",
+    )  # fmt: skip
     add_anyway_argument(parser)
     add_runs_arguments(parser)
 
@@ -98,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
     """A whole gate on the workload that `command` runs: four runs tell how they scatter, a fifth is judged."""
-    options = argparse.Namespace(connect=None, server_key=None, key=None, source=None, anyway=False, format=report)
+    options = argparse.Namespace(
+        connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
+    )
     runs = [run_of_command(command, options, f"run {number + 1}") for number in range(DEMO_RUNS)]
     return gate(runs[:-1], runs[-1:], [], options)
 
@@ -119,15 +125,14 @@ def gate(
     found = diff(base, new, anyway=options.anyway, may_lack_records=judges_loss)
     if found.why_not:
         found_nothing = [Judged("comparable", "", Outcome.UNKNOWN, found.why_not)]
-        sys.stdout.write(_written(found_nothing, found, options.format) + "\n")
+        _write(found_nothing, found, options)
         raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
     judged = [one for threshold in thresholds for one in judge(threshold, found)] or default_gate(found)
     judged += [
         Judged(CHECKS, check, Outcome.BROKEN, "the check failed: it computes something else", check.partition(":")[0])
         for check in new.failed_checks
     ]
-    sys.stdout.write(_written(judged, found, options.format) + "\n")
-    sys.stdout.flush()
+    _write(judged, found, options)
     if untrusted := base.untrusted or new.untrusted:
         raise UntrustedError(untrusted)
     if any(one.outcome is Outcome.BROKEN for one in judged):
@@ -194,6 +199,24 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     """A run of the command after --, of whose torch models every step is recorded."""
     under = [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--"]
     return run_of_command([*under, *options.command], options, name)
+
+
+def _write(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace) -> None:
+    for name, file in options.format or [("text", None)]:
+        text = _written(judged, found, name) + "\n"
+        if file is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            continue
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--format {name}={file}: {error.strerror}") from error
+
+
+def _format(text: str) -> tuple[str, Path | None]:
+    name, _, file = text.partition("=")
+    return one_of("format", FORMATS)(name), Path(file) if file else None
 
 
 def _written(judged: Sequence[Judged], found: RunDiff, name: str) -> str:

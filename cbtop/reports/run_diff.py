@@ -279,7 +279,7 @@ def _percents(one: Change) -> str:
 
 
 def _signed(us: float) -> str:
-    return f"+{number(us)}" if us > 0 else f"−{number(-us)}" if us < 0 else "0"
+    return f"+{number(us)}" if us > 0 else f"-{number(-us)}" if us < 0 else "0"
 
 
 def _markdown_table(rows: Table) -> list[str]:

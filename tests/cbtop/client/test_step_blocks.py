@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK, StepBlock, StepBlocks, Work
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_PLAIN, LANE_SHIFT, Batch
 from tests.cbtop.viewmodels.made_runs import BETWEEN_STEPS_US, Noise, made_batch, made_table
-import itertools
 
 QUIET = Noise(machine=0, brick=0, call=0, pauses=0)
 RECORDS_A_STEP = 6 * 5 + 1

@@ -103,6 +103,19 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pyt
     assert "all 2 hold" in said["markdown"]
 
 
+def test_one_run_is_written_in_several_formats(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = tmp_path / "check.xml"
+    formats = ("--format", "github", "--format", f"junit={into}")
+    assert check("--baseline", runs["base"], "--new", runs["slower"], *formats) == 4
+    assert capsys.readouterr().out.startswith("::error ")
+    assert GUILTY in into.read_text()
+    assert check("--baseline", runs["base"], "--new", runs["same"], "--format", f"junit={tmp_path}") == 2
+    with pytest.raises(SystemExit):
+        check("--baseline", runs["base"], "--new", runs["same"], "--format", "junti")
+
+
 def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
