@@ -153,7 +153,11 @@ def budgets(path: Path) -> list[Threshold]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    table = document.get("budgets", document.get("tool", {}).get("cbtop", {}).get("budgets"))
+    table: Any = document.get("budgets")
+    if table is None:
+        table = document
+        for name in ("tool", "cbtop", "budgets"):
+            table = table.get(name) if isinstance(table, dict) else None
     if not isinstance(table, dict):
         raise UsageError(f"{path}: there is no table [budgets] or [tool.cbtop.budgets] in it")
     lines = text.splitlines()

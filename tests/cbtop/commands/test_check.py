@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -126,7 +128,11 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == str(budget)
     assert place["region"]["startLine"] == 3
-    for text, said in (("x = 1", "no table [budgets]"), ("[budgets]\na = 1", "a text is wanted"), ("[", "not TOML")):
+    for text, said in (
+        ("tool = 1", "no table [budgets]"),
+        ("[budgets]\na = 1", "a text is wanted"),
+        ("[", "not TOML"),
+    ):
         budget.write_text(text)
         assert check("--budget", budget, "--new", runs["same"]) == 2
         assert said in capsys.readouterr().err
@@ -166,7 +172,7 @@ profiler.close("done")
 
 
 def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     baseline = tmp_path / "learned.json"
     command = ("--", sys.executable, "-c", COMMAND)
@@ -177,3 +183,25 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     assert check("tokens_per_sec>=1e9", *command) == 4
     assert check("--baseline", baseline, "--", sys.executable, "-c", "raise SystemExit(3)") == 1
     assert "exit code 3" in capfd.readouterr().err
+
+
+def test_a_process_that_runs_is_recorded_and_compared(
+    runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endless = COMMAND.replace("range(60)", "range(100_000)")
+    with subprocess.Popen([sys.executable, "-c", endless]) as process:
+        try:
+            until_s = time.monotonic() + 30
+            while not list(runtime.glob(f"{process.pid}-*.catalog")) and time.monotonic() < until_s:
+                time.sleep(0.05)
+            saved = tmp_path / "live.json"
+            assert main(["diff", str(process.pid), "--duration", "1", "--save", str(saved)]) == 0
+            assert main(["diff", str(saved), str(process.pid), "--duration", "1", "--format", "json"]) == 0
+            (part,) = json.loads(capfd.readouterr().out)["parts"]
+            assert part["phase"] == "decode"
+            assert part["steps"][0] > 20
+            assert main(["check", "step.p50<=10s", "--new", str(process.pid), "--duration", "1"]) == 0
+            assert main(["check", "step.p50<=1us", "--new", str(process.pid), "--duration", "1"]) == 4
+            assert main(["diff", str(saved), "1", "--duration", "0.5"]) == 3  # nobody of that pid
+        finally:
+            process.kill()
