@@ -44,6 +44,9 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+gate: $(READY)  ## run a whole gate on the demo: four runs tell how runs scatter, a fifth is judged
+	@$(BIN)/cbtop demo --check
+
 bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
 	$(BIN)/python -m benchmarks
 
