@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak lint bench screenshots clean
+.PHONY: help demo test torch test-busy soak coverage lint bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,6 +37,12 @@ test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that s
 
 soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported; properties with many examples
 	$(BIN)/python -m pytest -m 'slow or hypothesis' --hypothesis-profile soak -n 0 -o log_cli=true -o log_cli_level=INFO
+
+coverage: $(READY)  ## run the tests and measure which lines they run: 90 % or more; what needs a GPU is excepted by mark
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ import io
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,30 +15,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.commands.shared import paired_bench, paired_sides
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import UsageError
+from cbtop.tuning.measuring import Test, took_ns
+from cbtop.tuning.paired import CONFIDENCE_PERCENT
 
 if TYPE_CHECKING:  # they load Numba
     from cbtop.compute.decoder.base import Model
-    from cbtop.compute.decoder.decoder import Decoder
 
 DESCRIPTION = (
     "Measure how many tokens a second a model takes in (pp, a prompt from an empty cache) and gives out (tg, one "
     "after another from an empty cache), by the wall's clock, with nothing recorded. Options and columns are "
-    "those of llama-bench, so that the two can be laid side by side. Without a model, the demo's."
+    "those of llama-bench, so that the two can be laid side by side. Without a model, the demo's. With --paired, two "
+    "settings, revisions or commands are measured in turns and compared."
 )
-EPILOG = """\
+EPILOG = f"""\
 examples:
   cbtop bench qwen2.5-1.5b-q4_k_m.gguf
   cbtop bench model.gguf -p 128,512 -n 64 -r 5 -t 1,2
-  cbtop bench model.gguf -o json | jq '.[] | {n_prompt, n_gen, avg_ts}'
+  cbtop bench model.gguf -o json | jq '.[] | {{n_prompt, n_gen, avg_ts}}'
+  cbtop bench model.gguf --paired 'set:-t 1' 'set:-t 2'
+  cbtop bench model.gguf --paired set: set:--exact -r 20
+  cbtop bench --paired git:main git:HEAD -p 128 -n 64
+  cbtop bench --paired 'run:llama-bench -m model.gguf -r 1 -o json' 'run:cbtop bench model.gguf -r 1 -o json'
 
 Each test runs once before it is measured. t/s is the mean of the repetitions, ± their standard deviation. A machine
 that does something else meanwhile shows it in the latter.
+
+--paired A B: two runs, and more so two machines, differ by some percent without a cause. So both sides take turns in
+one job (A B, B A, A B, …), -r rounds of them (default: {paired_bench.DEFAULT_ROUNDS}). Printed are both, the ratio
+of their tokens/s, the interval in which it lies ({CONFIDENCE_PERCENT} %, of all tests together) and whether that is
+more than noise. Ctrl-C leaves the rounds that are over.
+{paired_sides.GRAMMAR}
 """
 EXACT = "products take activations as they are, not rounded to int8: slower"
-SEED = 7
+REPETITIONS = 5
 LEFT = (0, 3)  # columns of words
 
 
@@ -47,37 +59,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: the demo's, 82 MB")
     parser.add_argument("-p", "--n-prompt", type=_numbers, default=[512], metavar="N,…", help="default: 512; 0: none")
     parser.add_argument("-n", "--n-gen", type=_numbers, default=[128], metavar="N,…", help="default: 128; 0: none")
-    parser.add_argument("-r", "--repetitions", type=count, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("-r", "--repetitions", type=count, metavar="N", help=f"default: {REPETITIONS}")
     parser.add_argument("-t", "--threads", type=_threads, metavar="N,…", help="default: all processors but one")
     parser.add_argument("-o", "--output", choices=tuple(OUTPUTS), default="md", help="default: %(default)s")
     parser.add_argument("--exact", action="store_true", help=EXACT)
     parser.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Test:
-    """So many tokens of a prompt, or to be generated: the other is 0."""
-
-    threads: int
-    n_prompt: int
-    n_gen: int
-
-    @property
-    def name(self) -> str:
-        return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-
-    @property
-    def tokens(self) -> int:
-        return self.n_prompt or self.n_gen
+    parser.add_argument(
+        "--paired", nargs=2, type=paired_sides.side, metavar=("A", "B"),
+        help="measure two sides in turns and compare them: set:OPTIONS, git:REVISION or run:COMMAND (see below)",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
     """What one test took, each repetition by itself."""
 
-    test: _Test
+    test: Test
+    threads: int
     backend: str
     cache_type: str
     begun: str  # UTC, ISO 8601
@@ -89,6 +89,8 @@ class _Result:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.paired:
+        return paired_bench.run(options)
     line = ProgressLine(sys.stderr)
     line.show("loading kernels")
     from cbtop.compute.backends import available_threads, cpu_backend
@@ -97,11 +99,7 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.errors import ComputeError
 
     threads = options.threads or [max(1, available_threads() - 1)]
-    tests = [_Test(each, prompt, 0) for each in threads for prompt in options.n_prompt if prompt]
-    tests += [_Test(each, 0, tokens) for each in threads for tokens in options.n_gen if tokens]
-    tests.sort(key=lambda test: threads.index(test.threads))
-    if not tests:
-        raise UsageError("-p 0 -n 0 leaves nothing to measure")
+    tests = paired_bench.asked_tests(options)
     try:
         path = options.model or demo_model(line.show)
         line.show("reading the model")
@@ -113,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
         if said := use_kept_crossovers():
             line.clear()
             sys.stderr.write(f"{said}\n")
-        measured = _measured(model, tests, options, line)
+        asked = [(each, test) for each in threads for test in tests]
+        measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()
             sys.stdout.write(part)
@@ -126,37 +125,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(
-    model: Model, tests: Sequence[_Test], options: argparse.Namespace, line: ProgressLine
+    model: Model, asked: Sequence[tuple[int, Test]], options: argparse.Namespace, line: ProgressLine
 ) -> Iterator[_Result]:
     from cbtop.compute.workload import bare_decoder
 
+    repetitions = options.repetitions or REPETITIONS
     decoder, threads = None, 0
-    done, runs = 0, len(tests) * (1 + options.repetitions)
-    for test in tests:
-        if decoder is None or test.threads != threads:
-            threads = test.threads
+    done, runs = 0, len(asked) * (1 + repetitions)
+    for wanted, test in asked:
+        if decoder is None or wanted != threads:
+            threads = wanted
             line.show("compiling kernels")
-            decoder = bare_decoder(model, threads, max(test.tokens for test in tests), options.kv_cache)
+            decoder = bare_decoder(model, threads, max(test.tokens for _, test in asked), options.kv_cache)
         begun, samples_ns = datetime.now(UTC).isoformat(timespec="seconds"), []
-        for _ in range(1 + options.repetitions):
+        for _ in range(1 + repetitions):
             line.show(f"measuring: {test.name}, {threads} thread{'s' * (threads > 1)}", done / runs)
-            samples_ns.append(_took_ns(decoder, test))
+            samples_ns.append(took_ns(decoder, test))
             done += 1
-        yield _Result(test, decoder.backend, options.kv_cache, begun, samples_ns[1:])
-
-
-def _took_ns(decoder: Decoder, test: _Test) -> int:
-    import numpy as np
-
-    tokens = np.random.default_rng(SEED).integers(0, decoder.model.vocabulary, test.tokens).tolist()
-    decoder.restart()
-    begun_ns = time.perf_counter_ns()
-    if test.n_prompt:
-        decoder.prefill(tokens)
-    else:
-        for token in tokens:
-            decoder.decode(token)
-    return time.perf_counter_ns() - begun_ns
+        yield _Result(test, threads, decoder.backend, options.kv_cache, begun, samples_ns[1:])
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
@@ -168,7 +154,7 @@ def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
         "model_type": _model_type(model),
         "model_size": model.weights_bytes,
         "model_n_params": model.parameters,
-        "n_threads": result.test.threads,
+        "n_threads": result.threads,
         "type_k": result.cache_type,
         "type_v": result.cache_type,
         "n_prompt": result.test.n_prompt,
@@ -207,7 +193,7 @@ def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
     for result in results:
         fields = _fields(path, model, result)
         rate = f"{fields['avg_ts']:.2f} ± {fields['stddev_ts']:.2f}"
-        yield _row((*facts, result.backend, str(result.test.threads), result.test.name, rate), widths)
+        yield _row((*facts, result.backend, str(result.threads), result.test.name, rate), widths)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

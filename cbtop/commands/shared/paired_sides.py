@@ -1,0 +1,226 @@
+"""The two sides of `cbtop bench --paired`: settings, git revisions, or commands, and how each takes its turn."""
+
+# Settings run in this process, so that nothing but them differs. Revisions and commands are processes of their own,
+# one a turn, whose output goes into files: a pipe that is full would stop them.
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from cbtop.commands.shared.numbers import count
+from cbtop.errors import CbtopError, UsageError
+from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, Test
+from cbtop.tuning.paired import SIDES, Turn
+
+SETTINGS, REVISION, COMMAND = "set", "git", "run"
+KINDS = (SETTINGS, REVISION, COMMAND)
+GRAMMAR = """\
+A and B are two of one kind, which the word before the colon says:
+  set:OPTIONS    settings of this command: -t N, --exact, --kv-cache TYPE; what is left out is as the rest of the
+                 line says. 'set:' alone is all of that. What begins with a dash needs no set:, if it has a space
+  git:REVISION   a commit of the cbtop checkout that you are in (HEAD~1, a tag, a branch), unpacked into a temporary
+                 directory. It runs with this Python and its packages, and without the compiled recorder
+  run:COMMAND    a line for the shell. What prints the JSON of cbtop bench or llama-bench has its tests compared by
+                 tokens/s; of any other, the time from start to exit is\
+"""
+WHOLE = "whole"  # a command that counts no tokens
+GRACE_S = 5.0
+POLL_MS = 100
+SHOWN_ERROR = 200
+ShouldStop = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What A or B is: its kind, and what stands behind the colon."""
+
+    kind: str
+    what: str
+
+
+def side(text: str) -> Side:
+    """What argparse calls on A and on B."""
+    if text.startswith("-"):
+        return Side(SETTINGS, text)
+    kind, colon, what = text.partition(":")
+    if not colon or kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither set:OPTIONS, git:REVISION nor run:COMMAND")
+    if kind != SETTINGS and not what.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: nothing stands behind the colon")
+    return Side(kind, what.strip())
+
+
+class _SettingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"--paired: {message}; settings are -t N, --exact, --kv-cache f16 or f32")
+
+
+def setting(text: str, otherwise: Setting) -> Setting:
+    """`otherwise`, with what the options in `text` say. UsageError where they are none."""
+    parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
+    parser.add_argument("-t", "--threads", type=count)
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--kv-cache", choices=("f16", "f32"))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--paired {text!r}: {error}") from error
+    found = parser.parse_args(words)
+    return replace(
+        otherwise,
+        threads=found.threads or otherwise.threads,
+        is_exact=found.exact or otherwise.is_exact,
+        cache_type=found.kv_cache or otherwise.cache_type,
+    )
+
+
+def turns_of_settings(
+    bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
+) -> list[tuple[Turn, Turn]]:
+    """A pair of turns for each test: the shorter turns are, the better both meet the same machine."""
+
+    def turn(of: Setting, test: Test) -> Turn:
+        return lambda: {test.name: bench.took_ns(of, test, should_stop)}
+
+    a, b = settings
+    return [(turn(a, test), turn(b, test)) for test in tests]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A command that is measured by running it, and where; `title` names it in errors."""
+
+    command: Sequence[str]
+    title: str
+    directory: Path | None = None
+    environment: Mapping[str, str] | None = None
+
+    def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
+        """Run it; by the name of each test its tokens, and the mean time (ns) of one run.
+
+        CbtopError where it fails, InterruptedTurnError once `should_stop` says so.
+        """
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+            took_ns, code = self._run(out.fileno(), said.fileno(), should_stop)
+            said.seek(0)
+            if code:
+                words = said.read().decode(errors="replace").strip().splitlines()
+                why = f": {words[-1][:SHOWN_ERROR]}" if words else ""
+                raise CbtopError(f"{self.title} ended with exit code {code}{why}")
+            out.seek(0)
+            return tests_in(out.read(), self.title) or {WHOLE: (None, took_ns)}
+
+    def _run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
+        begun_ns = time.perf_counter_ns()
+        process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=said, cwd=self.directory,
+            env=self.environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            ends = select.poll()
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                ends.register(descriptor, select.POLLIN)
+                while not ends.poll(POLL_MS):
+                    if should_stop():
+                        raise InterruptedTurnError
+            finally:
+                os.close(descriptor)
+            took_ns = time.perf_counter_ns() - begun_ns
+            return took_ns, process.wait()
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it has started; what has ended already is left alone."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
+    """The tests in the JSON of `cbtop bench` or `llama-bench`, as `Process.turn` gives them; empty where it is none.
+
+    CbtopError where it has one of them twice.
+    """
+    try:
+        document = json.loads(output)
+        found = [
+            (int(one["n_prompt"]), int(one["n_gen"]), [int(each) for each in one["samples_ns"]]) for one in document
+        ]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    tests: dict[str, tuple[int | None, int]] = {}
+    for n_prompt, n_gen, samples_ns in found:
+        name = "+".join(f"{what}{of}" for what, of in (("pp", n_prompt), ("tg", n_gen)) if of)
+        if name in tests:
+            raise CbtopError(f"{title} prints {name} twice; let it measure each test once")
+        if not samples_ns or min(samples_ns) <= 0 or not name:
+            raise CbtopError(f"{title} prints a test without tokens or times")
+        tests[name] = n_prompt + n_gen, round(sum(samples_ns) / len(samples_ns))
+    return tests
+
+
+@contextmanager
+def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
+    """Of two revisions or commands the processes that take their turns; `arguments` are what `cbtop bench` of a
+    revision is called with. What was unpacked is removed afterwards."""
+    with ExitStack() as stack:
+        found = []
+        for name, one in zip(SIDES, sides, strict=True):
+            if one.kind == COMMAND:
+                found.append(Process(("/bin/sh", "-c", one.what), f"{name}, {one.what!r},"))
+                continue
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
+            _unpack(one.what, directory / "checkout")
+            environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+            # Compiled kernels are kept by the path of their sources, which no other run will have again.
+            environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
+            command = (sys.executable, "-m", "cbtop", "bench", *arguments)
+            found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))
+        yield found
+
+
+def _unpack(revision: str, directory: Path) -> None:
+    """A revision of the checkout of cbtop in which this runs. UsageError where there is none."""
+    root = _git("rev-parse", "--show-toplevel").decode().strip()
+    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", of=revision)
+    packed = _git("-C", root, "archive", "--format=tar", commit.decode().strip())
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(directory, filter="data")
+    if not (directory / "cbtop" / "commands" / "bench.py").exists():
+        raise UsageError(f"revision {revision} of {root} has no `cbtop bench`")
+
+
+def _git(*arguments: str, of: str = "") -> bytes:
+    try:
+        done = subprocess.run(("git", *arguments), capture_output=True, check=False)
+    except OSError as error:
+        raise UsageError(f"git: {error.strerror or error}; revisions need it") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        why = f"{of!r} is no revision here" if of else said.splitlines()[-1] if said else "failed"
+        raise UsageError(f"git: {why}")
+    return done.stdout

@@ -1,0 +1,105 @@
+"""Two sides measured in turns: the order, what is called a difference, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from cbtop.tuning.paired import Pair, in_turns, pairs_of
+from cbtop.viewmodels.noise import MIN_BLOCKS
+
+RUNS = 1000
+ROUNDS = 10
+
+
+def made(rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0.0, spikes: float = 0.0) -> Pair:
+    """Times of two sides on one machine: a drift that both share, a noise of each, and now and then a neighbour."""
+    shared = np.exp(np.cumsum(rng.normal(0, drift, 2 * ROUNDS)))
+    times = 1e8 * shared * np.exp(rng.normal(0, own, 2 * ROUNDS)) * (1 + 3 * (rng.random(2 * ROUNDS) < spikes))
+    a, b = times[0::2].copy(), times[1::2] / ratio
+    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every other round begins with B
+    return Pair("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
+
+
+def test_every_other_round_begins_with_b_and_each_pair_of_turns_stays_together() -> None:
+    seen: list[str] = []
+
+    def turn(name: str) -> Mapping[str, int]:
+        seen.append(name)
+        return {name[1:]: len(seen)}
+
+    pairs = [(lambda: turn("a1"), lambda: turn("b1")), (lambda: turn("a2"), lambda: turn("b2"))]
+    said: list[tuple[int, int]] = []
+    rounds = list(in_turns(pairs, 3, lambda number, side: said.append((number, side))))
+    assert seen == ["a1", "b1", "a2", "b2", "b1", "a1", "b2", "a2", "a1", "b1", "a2", "b2"]
+    assert rounds[:2] == [({"1": 1, "2": 3}, {"1": 2, "2": 4}), ({"1": 6, "2": 8}, {"1": 5, "2": 7})]
+    assert said[:6] == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 1), (1, 0)]
+
+
+def test_a_round_that_is_cut_short_is_none() -> None:
+    times = [3, 2, 1]
+    rounds = in_turns([(lambda: {"x": times.pop()}, lambda: {"x": times.pop()})], 3, lambda *_: None)
+    found = [next(rounds)]
+    with pytest.raises(IndexError):
+        next(rounds)
+    assert found == [({"x": 1}, {"x": 2})]
+    (pair,) = pairs_of(found, {"x": 5})
+    assert (pair.a_ns, pair.b_ns) == ((1,), (2,))
+    assert pairs_of([], {"x": 5}) == []
+
+
+def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
+    pair = Pair("tg4", 4, (200, 220, 190, 210, 205), (100, 111, 96, 104, 102))
+    assert pair.ratio == pytest.approx(1025 / 513)
+    interval = pair.interval
+    assert interval is not None
+    assert 1 < interval[0] < pair.ratio < interval[1] < 2.2
+    assert (pair.is_beyond_noise, pair.verdict) == (True, "B is faster")
+    assert pair.rates(1)[0] == 1e9 * 4 / 100
+    back = Pair("tg4", 4, pair.b_ns, pair.a_ns)
+    assert (back.is_beyond_noise, back.verdict) == (True, "B is slower")
+    assert back.ratio == pytest.approx(1 / pair.ratio)
+
+
+def test_what_is_compared_with_more_is_less_sure() -> None:
+    rng = np.random.default_rng(3)
+    alone = made(rng, 1.0, own=0.02)
+    of_ten = Pair(alone.name, alone.tokens, alone.a_ns, alone.b_ns, compared=10)
+    assert alone.change is not None
+    assert of_ten.change is not None
+    assert of_ten.change.half > 1.3 * alone.change.half
+
+
+def test_too_few_rounds_have_no_interval_and_no_verdict() -> None:
+    times = tuple(range(100, 100 + MIN_BLOCKS))
+    few = Pair("pp8", 8, times[1:], times[1:])
+    assert (few.interval, few.is_beyond_noise) == (None, None)
+    assert few.verdict == "5 rounds or more would tell"
+    assert few.ratio == 1.0
+    assert Pair("pp8", 8, times, times).verdict == "noise"
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param({"own": 0.03}, id="steady"),
+        pytest.param({"own": 0.01, "drift": 0.03}, id="drifting clocks"),
+        pytest.param({"own": 0.02, "spikes": 0.1}, id="a noisy neighbour"),
+    ],
+)
+def test_of_a_thousand_comparisons_of_one_and_the_same_about_one_in_a_hundred_finds_a_difference(
+    noise: Mapping[str, float],
+) -> None:
+    rng = np.random.default_rng(15)
+    found = sum(bool(made(rng, 1.0, **noise).is_beyond_noise) for _ in range(RUNS))
+    print(f"{found} of {RUNS}")  # noqa: T201
+    assert found <= RUNS // 100 + 4  # with 1 % each, 15 and more of a thousand come in one of twelve such tests
+
+
+def test_a_side_that_is_five_percent_faster_is_found_beside_a_drift_as_large() -> None:
+    rng = np.random.default_rng(16)
+    verdicts = [made(rng, 1.05, own=0.01, drift=0.01).verdict for _ in range(RUNS)]
+    assert verdicts.count("B is faster") >= 0.95 * RUNS
+    assert verdicts.count("B is slower") == 0
