@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SyncMode,
         TransferDirection,
     )
+    from cbtop.tuning.tuner import BrickTuner
 
 _HOMES = {
     "Ceiling": "cbtop.protocol.messages",
@@ -36,6 +37,7 @@ _HOMES = {
     "measure_ceilings": "cbtop.compute.ceilings",
     "attach": "cbtop.profiler.instrument",
     "BrickProfiler": "cbtop.profiler.profiler",
+    "BrickTuner": "cbtop.tuning.tuner",
     "BrickDefinition": "cbtop.profiler.definitions",
     "KernelDefinition": "cbtop.profiler.definitions",
     "Work": "cbtop.protocol.attributes",
@@ -60,6 +62,7 @@ __all__ = [
     "BrickDefinition",
     "BrickId",
     "BrickProfiler",
+    "BrickTuner",
     "ByteBudget",
     "Ceiling",
     "ExecutionGraph",

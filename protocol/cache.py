@@ -1,8 +1,10 @@
-"""Where files that can be made again are kept: the demo model, compiled kernels, measured roofs."""
+"""Where files that can be made again are kept: the demo model, compiled kernels, measured roofs, tuned settings."""
 
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 
 
@@ -10,3 +12,39 @@ def cache_dir() -> Path:
     """`$XDG_CACHE_HOME/cbtop`, else `~/.cache/cbtop`. It may not exist yet."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache")) / "cbtop"
+
+
+def bytes_of(path: Path, max_bytes: int) -> bytes | None:
+    """What is in the file; None where there is none. What is no plain file is not waited for.
+
+    OSError where it cannot be read, ValueError where it is no file or larger than `max_bytes`.
+    """
+    if not os.access(path, os.F_OK):
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes} bytes")
+    return text
+
+
+def replace_whole(path: Path, text: bytes) -> None:
+    """Write beside it and rename: whoever reads finds the old or the new, whole. OSError where it cannot be."""
+    descriptor, beside = file_beside(path)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def file_beside(path: Path) -> tuple[int, str]:
+    """A new, empty file of mode 0600 in the same directory: its descriptor and its path."""
+    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

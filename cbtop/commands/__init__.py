@@ -18,6 +18,7 @@ COMMANDS = {
     "daemon": "serve what runs to many viewers",
     "keys": "who may listen from another machine",
     "bench": "measure tokens/s of a model, as llama-bench does",
+    "tune": "find the setting that a model runs fastest with, from its measured bricks",
     "verify": "check every kernel against its reference, and every check against planted faults",
     "calibrate": "measure the roofs of this machine's processor and GPUs, and keep them",
     "overhead": "measure what profiling costs on this machine",

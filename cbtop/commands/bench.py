@@ -18,6 +18,7 @@ from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared import paired_bench, paired_sides
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
 from cbtop.tuning.paired import CONFIDENCE_PERCENT
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
+    add_tuned_argument(parser)
     parser.add_argument(
         "--paired", nargs=2, type=paired_sides.side, metavar=("A", "B"),
         help="measure two sides in turns and compare them: set:OPTIONS, git:REVISION or run:COMMAND (see below)",
@@ -89,6 +91,9 @@ class _Result:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.tuned:
+        found = tuned_setting(options, options.model)
+        options.threads, options.exact, options.kv_cache = [found.threads], found.is_exact, found.cache_type
     if options.paired:
         return paired_bench.run(options)
     line = ProgressLine(sys.stderr)

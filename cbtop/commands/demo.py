@@ -21,6 +21,7 @@ from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.commands.show import (
     add_show_arguments,
     check_phase,
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
+    add_tuned_argument(group)
     group.add_argument(
         "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
         help="draw tokens at this temperature (default: 0, the likeliest each time)",
@@ -125,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.tuned:
+        found = tuned_setting(options, options.model)
+        options.threads, options.exact, options.kv_cache = found.threads, found.is_exact, found.cache_type
     if options.serve_only:
         return serve(options)
     settle_options(options)

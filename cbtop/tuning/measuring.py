@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # they load Numba
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.profiler.profiler import BrickProfiler
 
 SEED = 7
 
@@ -33,6 +34,33 @@ class Test:
     @property
     def tokens(self) -> int:
         return self.n_prompt or self.n_gen
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt of random tokens taken in, and as many tokens generated after it."""
+
+    n_prompt: int
+    n_gen: int
+
+    @property
+    def tokens(self) -> int:
+        return self.n_prompt + self.n_gen
+
+    def run(self, decoder: Decoder, should_stop: Callable[[], bool] = lambda: False) -> tuple[int, int]:
+        """The times (ns) of both parts. InterruptedTurnError once `should_stop` says so between two passes."""
+        if should_stop():
+            raise InterruptedTurnError
+        tokens = _random_tokens(decoder, self.n_prompt)
+        decoder.restart()
+        begun_ns = time.perf_counter_ns()
+        token = decoder.prefill(tokens)
+        between_ns = time.perf_counter_ns()
+        for _ in range(self.n_gen):
+            if should_stop():
+                raise InterruptedTurnError
+            token = decoder.decode(token)
+        return between_ns - begun_ns, time.perf_counter_ns() - between_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +121,27 @@ class Bench:
         """The time of one test. InterruptedTurnError once `should_stop` says so between two of its passes."""
         return took_ns(self.decoder(setting), test, should_stop)
 
+    def request_ns(
+        self, setting: Setting, request: Request, should_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[int, int]:
+        """The times of the prompt and of what is generated after it."""
+        return request.run(self.decoder(setting), should_stop)
+
+    def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
+        """Another decoder of a setting, whose bricks `profiler` records."""
+        from cbtop.compute.backends import cpu_backend
+        from cbtop.compute.decoder.decoder import Decoder
+
+        backend = cpu_backend(setting.threads)
+        model = self.model(setting)
+        return Decoder(model, backend.label, backend.threads, profiler, self.context, setting.cache_type)
+
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
     """The time a decoder takes for one test, of the same random tokens each time."""
-    import numpy as np
-
-    tokens = np.random.default_rng(SEED).integers(0, decoder.model.vocabulary, test.tokens).tolist()
+    if should_stop():
+        raise InterruptedTurnError
+    tokens = _random_tokens(decoder, test.tokens)
     decoder.restart()
     begun_ns = time.perf_counter_ns()
     if test.n_prompt:
@@ -108,7 +151,11 @@ def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lamb
             if should_stop():
                 raise InterruptedTurnError
             decoder.decode(token)
-    took = time.perf_counter_ns() - begun_ns
-    if should_stop():
-        raise InterruptedTurnError
-    return took
+    return time.perf_counter_ns() - begun_ns
+
+
+def _random_tokens(decoder: Decoder, count: int) -> list[int]:
+    import numpy as np
+
+    found: list[int] = np.random.default_rng(SEED).integers(0, decoder.model.vocabulary, count).tolist()
+    return found

@@ -1,0 +1,134 @@
+"""The settings that `cbtop tune` measured to be fastest, kept in one JSON file under the user's cache directory."""
+
+# What was measured holds for one model, on one kind of processor with so many of them to run on, and is named by
+# those. A model is known by its file's name and size: reading all of it would take longer than it saves.
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cbtop.errors import CbtopError
+from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
+from cbtop.protocol.codec import plain_for, reader_for
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.roofs import cpu_name
+from cbtop.tuning.measuring import Setting
+from cbtop.tuning.tuner import Tuned
+
+SCHEMA = "cbtop.tuned/1"
+MAX_FILE_BYTES = 1 << 20
+MAX_KEPT = 64  # the newest are kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSetting:
+    """A setting, what it was measured on, and how many times as fast a request was with it as with the setting that
+    was in use then (None: it is the same one, or they were not measured together)."""
+
+    model: str
+    model_bytes: int
+    cpu: str
+    processors: int
+    threads: int
+    is_exact: bool
+    cache_type: str
+    beside: str
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    measured_on: str  # ISO 8601
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        return self.model, self.model_bytes, self.cpu, self.processors
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.threads, self.is_exact, self.cache_type)
+
+    @property
+    def text(self) -> str:
+        """`--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads 1`."""
+        said = f"{self.setting.text}, tuned on {self.measured_on[:10]}"
+        if self.ratio is None:
+            return (
+                f"{said}: nothing tried beside {self.beside} was faster" if self.setting.text == self.beside else said
+            )
+        interval = f"{self.ratio_low:.2f} to {self.ratio_high:.2f}"
+        return f"{said}: {self.ratio:.2f} ({interval}) times as fast as {self.beside}"
+
+
+_read = reader_for(KeptSetting)
+_plain = plain_for(KeptSetting)
+
+
+def kept_file() -> Path:
+    """Where they are kept."""
+    return cache_dir() / "tuned.json"
+
+
+def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
+    """Keep what was found of the model at `path`, in place of what was found of it before. CbtopError where it cannot
+    be written."""
+    gain = tuned.gain
+    low, high = (gain.interval if gain else None) or (None, None)
+    new = KeptSetting(
+        *_key(path, processors), tuned.best.threads, tuned.best.is_exact, tuned.best.cache_type, tuned.before.text,
+        gain.ratio if gain else None, low, high, datetime.now().astimezone().isoformat(timespec="seconds"),
+    )  # fmt: skip
+    try:
+        known = known_settings()
+    except CbtopError:
+        known = ()  # what nobody can read is no loss
+    found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
+    document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
+    file = kept_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(file, json.dumps(document, indent=1).encode())
+    except OSError as error:
+        raise CbtopError(f"{file}: {error.strerror or error}") from error
+    return new
+
+
+def kept_for(path: Path, processors: int) -> KeptSetting | None:
+    """What was found of the model at `path` on a machine like this; None where nothing was. CbtopError where what is
+    kept cannot be read."""
+    wanted = _key(path, processors)
+    return next((one for one in known_settings() if one.key == wanted), None)
+
+
+def known_settings() -> tuple[KeptSetting, ...]:
+    """All that are kept, the newest last. CbtopError where they cannot be read."""
+    file = kept_file()
+    try:
+        text = bytes_of(file, MAX_FILE_BYTES)
+        return () if text is None else _decoded(text)
+    except OSError as error:
+        raise CbtopError(f"{file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
+        raise CbtopError(f"{file} holds no settings: {error}; cbtop tune writes it anew") from error
+
+
+def _decoded(text: bytes) -> tuple[KeptSetting, ...]:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    settings = document.get("settings")
+    if not isinstance(settings, list) or not all(isinstance(one, dict) for one in settings):
+        raise ValueError("a list of settings was wanted")
+    return tuple(map(_setting, settings[:MAX_KEPT]))
+
+
+def _setting(raw: dict[str, object]) -> KeptSetting:
+    found: KeptSetting = _read(raw)
+    if found.cache_type not in ("f16", "f32") or found.threads < 1:
+        raise ValueError("a setting is none")
+    return found
+
+
+def _key(path: Path, processors: int) -> tuple[str, int, str, int]:
+    return path.name, path.stat().st_size, cpu_name(), processors

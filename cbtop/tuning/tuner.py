@@ -1,0 +1,375 @@
+"""From measured bricks the settings to try, each in turns with the one in use, and the better one."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbtop.tuning.measuring import Bench, InterruptedTurnError, Request, Setting
+from cbtop.tuning.paired import Pair, Round, in_turns, pairs_of
+from cbtop.viewmodels.noise import LEAST_PERCENT, MIN_BLOCKS
+
+if TYPE_CHECKING:  # it loads Numba
+    from cbtop.profiler.session import Report
+
+MAX_ROUNDS = 20  # of a try; more tell differences apart that nobody would notice
+PROFILED = 3  # requests whose bricks are recorded
+SPARE = 1.2  # a round may take so much longer than the first ones did
+PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
+# What a setting changes, by the contracts of the kernels that compute otherwise under it.
+PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated"})
+CACHES = frozenset({"attention", "kv_write"})
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a brick takes of a request, in all the places where it runs: the part of its time, and whether its kernels
+    spread over threads. `contracts` are those of its kernels."""
+
+    brick: str
+    part: float
+    us: float
+    is_parallel: bool
+    contracts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setting to try instead of the one in use, with the reason from measured bricks.
+
+    `limit`: how many times as fast a request can become by it at most, by Amdahl's law (derived); None where the
+    bricks set no limit. `numbers`: how what it computes differs; empty where it does not.
+    """
+
+    setting: Setting
+    why: str
+    limit: float | None
+    numbers: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A candidate beside the setting that was in use then: the times of whole requests, of prefill and of decode."""
+
+    candidate: Candidate
+    beside: Setting
+    pairs: tuple[Pair, ...]
+
+    @property
+    def request(self) -> Pair:
+        return next(pair for pair in self.pairs if pair.name == REQUEST)
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self.request.is_beyond_noise) and self.request.ratio > 1
+
+    @property
+    def rounds_to_tell(self) -> int | None:
+        """Of a difference that is noise: about how many rounds would tell LEAST_PERCENT apart from it, by how these
+        scattered (derived); None where it is no noise, or these would have."""
+        change = self.request.change
+        if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
+            return None
+        return math.ceil(len(self.request.a_ns) * (100 * change.half / LEAST_PERCENT) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """What was not tried, and why: what one would have to know, or do."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What `BrickTuner.tune` found.
+
+    `best` is `before` where nothing was measured better. `together`: `best` beside `before`, where more than one try
+    was kept and there was time. `load_percent`: the share of all processors that other processes used meanwhile.
+    """
+
+    request: Request
+    before: Setting
+    best: Setting
+    shares: tuple[Share, ...]
+    tries: tuple[Try, ...]
+    untried: tuple[Untried, ...]
+    together: Pair | None
+    load_percent: float
+    was_interrupted: bool
+
+    @property
+    def has_told(self) -> bool:
+        """Whether one of the tries was told from the setting beside it."""
+        return any([one.request.is_beyond_noise for one in self.tries])
+
+    @property
+    def gain(self) -> Pair | None:
+        """`best` beside `before`, as it was measured; None where they are the same, or were not measured together."""
+        kept = [one for one in self.tries if one.is_kept]
+        return kept[0].request if len(kept) == 1 else self.together
+
+
+class BrickTuner:
+    """Finds the setting that a model runs fastest with on this machine, beginning with the one in use.
+
+    It records the bricks of some requests, says which settings could make them faster and by how much at most, tries
+    those in turns with the best so far, and keeps one only if its whole requests are faster beyond what chance
+    explains. A try that could gain less than 3 % is left out, and so is one for which there is no time.
+
+        bench = Bench(Path("model.gguf"), Request(128, 32).tokens)
+        tuned = BrickTuner(bench, Setting(threads=1), Request(128, 32)).tune(budget_s=120)
+        print(tuned.best.text, tuned.gain)
+
+    `budget_s` (seconds of `clock_s`) bounds what is measured; loading and compiling come on top. `progress` is told
+    what goes on and the part that is done. `should_stop` is asked between tokens: what was measured by then is given.
+    ComputeError where the model cannot be run.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        setting: Setting,
+        request: Request,
+        *,
+        progress: Callable[[str, float | None], None] = lambda what, done: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bench = bench
+        self._setting = setting
+        self._request = request
+        self._progress = progress
+        self._should_stop = should_stop
+        self._clock_s = clock_s
+        self._left_s = 0.0
+        self._was_interrupted = False
+
+    def tune(self, budget_s: float) -> Tuned:
+        """Measure, try and compare for at most `budget_s` seconds, without loading and compiling."""
+        from cbtop.compute.backends import OtherProcesses, available_threads
+
+        self._left_s, self._was_interrupted = budget_s, False
+        best, tries, together = self._setting, list[Try](), None
+        shares: tuple[Share, ...] = ()
+        candidates, untried = list[Candidate](), list[Untried]()
+        others = OtherProcesses()
+        try:
+            self._warm_up(best)
+            begun_s = self._clock_s()
+            shares = self._shares()
+            self._left_s -= self._clock_s() - begun_s
+            candidates, untried = named(self._setting, shares, available_threads(), self._has_int8())
+        except (InterruptedTurnError, KeyboardInterrupt):
+            self._was_interrupted = True
+        for number, candidate in enumerate(candidates):
+            # What an earlier try has found holds, and this one changes its part of it.
+            now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
+            found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
+            if isinstance(found, Untried):
+                untried.append(found)
+                continue
+            tries.append(found)
+            best = now.setting if found.is_kept else best
+        if sum(one.is_kept for one in tries) > 1:
+            found = self._tried(Candidate(best, "all of them together", None), self._setting, self._left_s, 1)
+            together = None if isinstance(found, Untried) else found.request
+        return Tuned(
+            self._request, self._setting, best, shares, tuple(tries), tuple(untried), together, others.percent(),
+            self._was_interrupted,
+        )  # fmt: skip
+
+    def _has_int8(self) -> bool:
+        from cbtop.compute.jit.cpu import TIER
+
+        return TIER != "generic"
+
+    def _warm_up(self, setting: Setting) -> float:
+        """Seconds of a request, the first of which compiled."""
+        self._progress(f"compiling kernels: {setting.text}", None)
+        self._bench.request_ns(setting, self._request, self._should_stop)
+        return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
+
+    def _shares(self) -> tuple[Share, ...]:
+        from cbtop.profiler.profiler import BrickProfiler
+        from cbtop.profiler.recorder import RingRecorder
+
+        self._progress("recording the bricks", None)
+        # A ring of its own, which no daemon sees.
+        with tempfile.TemporaryDirectory(prefix="cbtop-tune-") as directory:
+            profiler = BrickProfiler(recorder=RingRecorder(Path(directory)))
+            decoder = self._bench.recorded(self._setting, profiler)
+            for _ in range(PROFILED):
+                self._request.run(decoder, self._should_stop)
+            report = profiler.report()
+            profiler.close()
+        kernels: dict[str, tuple[bool, frozenset[str]]] = {}
+        for brick in decoder.bricks.places():
+            names = frozenset(kernel.contract.name for kernel in brick.kernels)
+            kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
+        return shares_of(report, kernels)
+
+    def _tried(self, candidate: Candidate, beside: Setting, part_s: float, tries: int) -> Try | Untried:
+        """A candidate beside the best so far, for `part_s` seconds, one of so many tries; or why there is none."""
+        name = candidate.setting.text
+        if self._was_interrupted:
+            return Untried(name, "it was interrupted")
+        try:
+            round_s = self._warm_up(candidate.setting)
+            round_s += sum(self._bench.request_ns(beside, self._request, self._should_stop)) / 1e9
+        except (InterruptedTurnError, KeyboardInterrupt):
+            self._was_interrupted = True
+            return Untried(name, "it was interrupted")
+        rounds = min(int(part_s / (round_s * SPARE)), MAX_ROUNDS)
+        if rounds < MIN_BLOCKS:
+            wanted_s = math.ceil(MIN_BLOCKS * round_s * SPARE)
+            why = f"{MIN_BLOCKS} rounds take {wanted_s} s, and {max(part_s, 0):.0f} s are left for it"
+            return Untried(name, f"{why}: give a larger --budget")
+        begun_s = self._clock_s()
+        found = self._rounds(candidate, beside, rounds, begun_s + part_s)
+        self._left_s -= self._clock_s() - begun_s
+        if len(found) < MIN_BLOCKS:
+            return Untried(
+                name,
+                "it was interrupted"
+                if self._was_interrupted
+                else f"after {len(found)} rounds its part of the time was over: give a larger --budget",
+            )
+        tokens = {REQUEST: self._request.tokens, PREFILL: self._request.n_prompt, DECODE: self._request.n_gen}
+        pairs = (replace(pair, compared=tries * len(tokens)) for pair in pairs_of(found, tokens))
+        return Try(candidate, beside, tuple(pairs))
+
+    def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
+        """Those that were over when one of them ended after `end_s`, or all was interrupted."""
+
+        def turn(setting: Setting) -> Callable[[], Mapping[str, int]]:
+            def run() -> Mapping[str, int]:
+                prefill_ns, decode_ns = self._bench.request_ns(setting, self._request, self._should_stop)
+                return {REQUEST: prefill_ns + decode_ns, PREFILL: prefill_ns, DECODE: decode_ns}
+
+            return run
+
+        def show(number: int, side: int) -> None:
+            self._progress(f"trying: {candidate.setting.text} beside {beside.text}", (number + side / 2) / rounds)
+
+        found: list[Round] = []
+        try:
+            for one in in_turns([(turn(beside), turn(candidate.setting))], rounds, show):
+                found.append(one)
+                if self._clock_s() > end_s:
+                    break
+        except (InterruptedTurnError, KeyboardInterrupt):
+            self._was_interrupted = True
+        return found
+
+
+def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
+    """The bricks of a report, the longest first, as parts of its recorded steps' wall time.
+
+    `kernels`: of each brick whether one of its kernels is parallel, and their contracts.
+    """
+    return tuple(
+        Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
+        for brick in report.bricks
+        if brick.name in kernels
+    )
+
+
+def named(
+    setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
+) -> tuple[list[Candidate], list[Untried]]:
+    """The settings that the bricks give reason to try instead of `setting`, the most promising first, and what they
+    give none to."""
+    candidates, untried = [], []
+    parallel = sum(share.part for share in shares if share.is_parallel)
+    spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
+    for threads in _other_threads(setting.threads, processors):
+        ratio = 1 / (1 - parallel + parallel * setting.threads / threads)
+        wanted = replace(setting, threads=threads)
+        if threads < setting.threads:
+            why = f"{spread}: on fewer they take longer, unless those wait for memory or for other processes"
+            candidates.append(Candidate(wanted, why, None))
+        elif _is_worth(ratio):
+            candidates.append(Candidate(wanted, spread, ratio))
+        else:
+            untried.append(Untried(wanted.text, f"{spread}: it could gain {_gain(ratio)} at most"))
+    if setting.threads == processors:
+        untried.append(Untried("more threads", f"this process may run on {processors} processors"))
+    products = _of(shares, PRODUCTS)
+    takes = f"{', '.join(products.names) or 'no brick'} take{'' if len(products.names) > 1 else 's'}"
+    if not has_int8:
+        untried.append(Untried("int8 products", "this processor has no instructions for them: all are exact here"))
+    else:
+        other = replace(setting, is_exact=not setting.is_exact)
+        numbers = "its products round activations to int8" if setting.is_exact else "its products are exact"
+        _add(candidates, untried, Candidate(other, f"{takes} {_percent(products.part)}", products.limit, numbers))
+    caches = _of(shares, CACHES)
+    other = replace(setting, cache_type="f32" if setting.cache_type == "f16" else "f16")
+    takes = f"{', '.join(caches.names) or 'no brick'} take{'' if len(caches.names) > 1 else 's'}"
+    numbers = f"its KV cache holds {other.cache_type}"
+    _add(candidates, untried, Candidate(other, f"{takes} {_percent(caches.part)}", caches.limit, numbers))
+    untried += [
+        Untried("batch", "the decoder runs one sequence at a time"),
+        Untried("backend", "the decoder's kernels run on processors alone"),
+        Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
+    ]
+    # What does not touch the numbers first, then what could gain most.
+    return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """The bricks that a setting changes."""
+
+    names: tuple[str, ...]
+    part: float
+
+    @property
+    def limit(self) -> float:
+        """How many times as fast a request is at most, if they took no time at all."""
+        return 1 / (1 - self.part) if self.part < 1 else math.inf
+
+
+def _of(shares: Collection[Share], contracts: frozenset[str]) -> _Touched:
+    touched = [share for share in shares if share.contracts & contracts]
+    return _Touched(tuple(share.brick for share in touched), sum(share.part for share in touched))
+
+
+def _add(candidates: list[Candidate], untried: list[Untried], one: Candidate) -> None:
+    if one.limit is not None and not _is_worth(one.limit):
+        untried.append(Untried(one.setting.text, f"{one.why} of a request: it could gain {_gain(one.limit)} at most"))
+    else:
+        candidates.append(replace(one, why=f"{one.why} of a request"))
+
+
+def _is_worth(limit: float) -> bool:
+    return 100 * (limit - 1) >= LEAST_PERCENT
+
+
+def _gain(limit: float) -> str:
+    return _percent(limit - 1)
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _other_threads(threads: int, processors: int) -> list[int]:
+    """The numbers of threads to try: all, half and twice as many, and one."""
+    wanted = (processors, 2 * threads, threads // 2, 1)
+    return [each for each in dict.fromkeys(wanted) if 1 <= each <= processors and each != threads]
+
+
+def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
+    """`best`, with what `wanted` has otherwise than `before`."""
+    return Setting(
+        wanted.threads if wanted.threads != before.threads else best.threads,
+        wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,
+        wanted.cache_type if wanted.cache_type != before.cache_type else best.cache_type,
+    )
