@@ -39,7 +39,7 @@ def table() -> Iterator[Any]:
         yield pytest.param(one, FEW, id=f"{one.kernel.name} {one.how} beside {one.peer}")
 
 
-@pytest.mark.parametrize(("variant", "sizes"), table())
+@pytest.mark.parametrize(("variant", "sizes"), [*table()])
 def test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes(
     variant: Variant, sizes: Sequence[int]
 ) -> None:

@@ -1,0 +1,95 @@
+"""The five kinds of tests that contracts ask for, counted for each kernel: none is without one that concerns it."""
+
+# Counted are the cases that the tests really run with, read off their marks: a case that is taken out there is
+# missed here. `pytest -s` prints the list.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import kernels as measured
+from cbtop.compute.contracts import all_names, contract
+from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.kernels import all_kernels
+from cbtop.compute.verification import PARTS, REFERENCE, SINGLE_TOKENS, Variant
+from tests.compute import test_contracts, test_kernels
+
+OF_TILES = "linear_bf16"  # runs where the processor multiplies tiles, and its contract is tested everywhere
+NOT_HERE = set() if HAS_TILES else {OF_TILES}
+
+
+def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
+    """The arguments of each case of a parametrised test."""
+    (mark,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
+    return [one.values if hasattr(one, "values") else (one,) for one in mark.args[1]]
+
+
+def variants_beside(*peers: str) -> list[Variant]:
+    """Those of the table of parity whose peer is one of these, in the default run or with `slow`."""
+    table = cases(test_kernels.test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes)
+    return [variant for variant, _ in table if variant.peer in peers]
+
+
+def of_variants(*peers: str) -> Counter[str]:
+    return Counter(variant.kernel.contract.name for variant in variants_beside(*peers))
+
+
+def of_contracts(test: Callable[..., None]) -> Counter[str]:
+    return Counter(name for name, _ in cases(test))
+
+
+KINDS: dict[str, Counter[str]] = {
+    "equals its reference": of_variants(REFERENCE),
+    "conditions that can fail": of_contracts(test_contracts.test_a_condition_of_a_contract_can_fail),
+    "faults that are found": of_contracts(
+        test_contracts.test_a_fault_that_a_contract_names_can_be_planted_and_is_found
+    ),
+    "equals its parts or single tokens": of_variants(PARTS, SINGLE_TOKENS),
+    "a bound that is measured": Counter(list(measured.CASES)),
+}
+
+
+def test_the_five_kinds_of_tests_are_listed_for_each_kernel() -> None:
+    print()  # noqa: T201
+    for name in all_names():
+        counts = ", ".join(f"{kind} {of[name]}" for kind, of in KINDS.items())
+        print(f"{name:<14}{counts}")  # noqa: T201
+    for kind, of in KINDS.items():
+        assert set(of) <= set(all_names()), kind
+
+
+@pytest.mark.parametrize("name", all_names())
+def test_a_kernel_is_compared_with_its_reference_and_held_to_conditions_and_faults(name: str) -> None:
+    found = contract(name)
+    assert name in NOT_HERE or KINDS["equals its reference"][name]
+    assert KINDS["conditions that can fail"][name] == len(found.preconditions) + len(found.postconditions)
+    assert found.preconditions
+    assert found.postconditions
+    assert KINDS["faults that are found"][name] == len(found.output_faults) + len(found.argument_faults)
+    assert found.output_faults
+    assert found.argument_faults
+
+
+def test_every_kernel_that_has_parts_and_no_other_is_compared_with_them() -> None:
+    fused = {kernel.contract.name for kernel in all_kernels() if kernel.parts is not None}
+    assert fused
+    assert set(of_variants(PARTS)) == fused
+
+
+@pytest.mark.parametrize("name", sorted({kernel.contract.name for kernel in all_kernels() if kernel.parallel}))
+def test_a_kernel_that_spreads_over_threads_is_tested_on_one_and_on_two_and_beside_single_tokens(name: str) -> None:
+    if name in NOT_HERE:
+        pytest.skip("this processor multiplies no tiles")
+    hows = [variant.how for variant in variants_beside(REFERENCE) if variant.kernel.contract.name == name]
+    assert any("2 threads" in how for how in hows)
+    assert any("1 thread" in how for how in hows)
+    assert of_variants(SINGLE_TOKENS)[name]
+
+
+@pytest.mark.parametrize("name", all_names())
+def test_a_bound_is_measured_if_and_only_if_a_contract_claims_it(name: str) -> None:
+    assert KINDS["a bound that is measured"][name] == (contract(name).performance is not None)
