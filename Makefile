@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak coverage lint bench screenshots clean
+.PHONY: help demo test torch test-busy soak coverage mutants lint bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -43,6 +43,9 @@ coverage: $(READY)  ## run the tests and measure which lines they run: 90 % or m
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+mutants: $(READY)  ## plant small faults in the modules that must not lie: four of five are to be found by their tests
+	$(BIN)/python -m tests.mutants
 
 lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

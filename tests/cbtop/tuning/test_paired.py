@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cbtop.tuning.paired import Pair, in_turns, pairs_of
+from cbtop.tuning.paired import CONFIDENCE_PERCENT, Pair, in_turns, mean_and_deviation, pairs_of
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
 RUNS = 1000
@@ -61,6 +61,25 @@ def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
     back = Pair("tg4", 4, pair.b_ns, pair.a_ns)
     assert (back.is_beyond_noise, back.verdict) == (True, "B is slower")
     assert back.ratio == pytest.approx(1 / pair.ratio)
+
+
+def test_an_interval_is_around_the_ratio_as_wide_as_students_quantile_says_and_never_below_nothing() -> None:
+    """Five rounds, B always 1: the ratio is A's mean, its error that of a mean, times 4.604 (99 %, four degrees)."""
+    pair = Pair("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
+    half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
+    assert pair.interval == (pytest.approx(1 - half, rel=1e-3), pytest.approx(1 + half, rel=1e-3))
+    wild = Pair("tg1", 1, (10, 900, 10, 10, 10), (100,) * 5)
+    assert wild.interval is not None
+    assert wild.interval[0] == 0.0
+
+
+def test_what_counts_no_tokens_has_runs_a_second_and_all_tests_of_a_job_are_compared_together() -> None:
+    rounds = [({"whole": 2 * 10**9, "x": 4}, {"whole": 10**9, "x": 4})] * 2
+    whole, other = pairs_of(rounds, {"whole": None, "x": 4})
+    assert (whole.rates(0), whole.rates(1), whole.compared, other.compared) == ([0.5, 0.5], [1.0, 1.0], 2, 2)
+    assert mean_and_deviation([2.0, 4.0]) == (3.0, pytest.approx(2**0.5))
+    assert mean_and_deviation([7.0]) == (7.0, 0.0)
+    assert CONFIDENCE_PERCENT == 99
 
 
 def test_what_is_compared_with_more_is_less_sure() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import lgamma
+
 import numpy as np
 import pytest
 
 from cbtop.viewmodels.comparison import compare
-from cbtop.viewmodels.noise import LEAST_PERCENT, Change, Figure, change, figures
+from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, Change, Figure, change, figures
 from tests.cbtop.viewmodels.made_snapshots import DOWN, Noise, made
 
 COMPARISONS = 200
@@ -64,6 +67,57 @@ def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
     # 4 degrees: 4.604, where all of the noise is in one of them.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
+
+
+def beyond(t: float, freedom: float) -> float:
+    """The probability that a Student's t is beyond t, either way: its density, by Simpson's rule over the angle
+    whose tangent is t / sqrt(freedom)."""
+    angles = np.linspace(np.arctan(t / np.sqrt(freedom)), np.pi / 2, 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    weights = np.array([1.0, *[4.0, 2.0] * 9_999, 4.0, 1.0])
+    share = np.exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)) / np.sqrt(np.pi)
+    return float(2 * share * (weights @ density) * (angles[1] - angles[0]) / 3)
+
+
+@pytest.mark.parametrize("compared", [1, 3, 40, 2_000])
+@pytest.mark.parametrize("blocks", [5, 6, 10, 30, 200])
+def test_the_quantile_is_students_for_few_blocks_and_many_and_however_many_are_compared(
+    blocks: int, compared: int
+) -> None:
+    half = change(Figure(100.0, 0.0, blocks), Figure(100.0, 1.0, blocks), compared).half
+    assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=3e-3)
+
+
+def test_the_error_of_a_ratio_is_that_of_block_means_that_are_worth_fewer_where_neighbours_are_alike() -> None:
+    """Of one column by hand: residuals d = amount - mean * weight, correlation r of neighbours less its bias."""
+    amount, weight = np.array([11.0, 24.0, 30.0, 41.0, 49.0, 63.0]), np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    mean = 218.0 / 21.0
+    d = [a - mean * w for a, w in zip(amount, weight, strict=True)]
+    squares = sum(one * one for one in d)
+    r = sum(one * next_one for one, next_one in pairwise(d)) / squares
+    r += (1 + 4 * r) / 6
+    r = min(max(r, 0.0), 0.9)
+    worth = max(2.0, 6 * (1 - r) / (1 + r))
+    (found,) = figures(amount[:, np.newaxis], weight)
+    assert found.mean == pytest.approx(mean)
+    assert found.error == pytest.approx((squares / (6 * (1 - 1 / worth)) / worth) ** 0.5 / 3.5)
+    assert figures(np.zeros((6, 0)), weight) == []
+
+
+def test_changes_are_given_in_percent_of_what_was_and_of_nothing_there_are_none() -> None:
+    one = Change(50.0, 40.0, 5.0)
+    assert (one.delta, one.percent, one.half_percent, one.noise_percent) == (-10.0, -20.0, 10.0, 10.0)
+    assert Change(50.0, 40.0, 1.0).noise_percent == LEAST_PERCENT
+    assert not Change(100.0, 103.0, 0.0).is_beyond_noise  # as much as LEAST_PERCENT is none yet
+    of_nothing = Change(0.0, 40.0, 1.0)
+    assert (of_nothing.percent, of_nothing.half_percent, of_nothing.noise_percent) == (None, None, None)
+
+
+def test_a_median_that_moved_by_three_percent_has_moved() -> None:
+    assert Change(100.0, 150.0, 1.0, (50.0, 51.5)).is_beyond_noise
+    assert not Change(100.0, 150.0, 1.0, (50.0, 51.49)).is_beyond_noise
+    assert Change(100.0, 50.0, 1.0, (50.0, 48.5)).is_beyond_noise
+    assert not Change(100.0, 50.0, 1.0, (50.0, 48.51)).is_beyond_noise
 
 
 def test_figures_without_any_noise_have_no_interval() -> None:
