@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
+from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.vocabulary import NodeKind, TransferDirection
+from cbtop.protocol.vocabulary import NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
 CATALOG_KINDS = get_args(messages.CatalogMessage)
@@ -222,6 +224,31 @@ def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pyte
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 16)
     with pytest.raises(DecodeError, match="at most 16"):
         codec.decode(b"\xc0" * 17)
+    with pytest.raises(DecodeError, match="not a message"):  # it is read
+        codec.decode(b"\xc0" * 16)
+
+
+def test_a_map_of_more_fields_than_any_message_has_is_refused() -> None:
+    def gone(fields: int) -> bytes:
+        more = {f"later {number}": 1 for number in range(fields - 2)}
+        packed: bytes = msgpack.packb({"k": "Goodbye", "reason": "x", **more})
+        return packed
+
+    assert codec.decode(gone(64)) == messages.Goodbye("x")
+    with pytest.raises(DecodeError, match="not a message"):
+        codec.decode(gone(65))
+
+
+def test_numpys_numbers_go_as_pythons() -> None:
+    ceiling = messages.Ceiling("dram_read", "bandwidth", np.float32(2.5), "GB/s", Provenance.MEASURED)
+    assert codec.decode(codec.encode(ceiling)) == replace(ceiling, value=2.5)
+    step = messages.Manifest(
+        "m", "qwen2", "numba", "Q4_K", threads=np.int64(2), layers=3, hidden_size=4, context_length=5,
+        parameters=6, weights_bytes=7,
+    )  # fmt: skip
+    assert codec.decode(codec.encode(step)) == replace(step, threads=2)
+    with pytest.raises(TypeError, match="a message cannot carry a set"):
+        codec.encode(messages.Goodbye({"x"}))  # type: ignore[arg-type]
 
 
 def test_a_message_inside_another_must_be_of_the_kind_that_belongs_there() -> None:

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.profiler.books import Beside, Books
 from cbtop.profiler.graph.nodes import Function
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS
+from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import BooksView, MergeMode, SourceView
+from cbtop.viewmodels.model import BesideView, BooksView, MergeMode, NamedTime, SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
@@ -53,6 +55,39 @@ def shares(view: SourceView) -> list[float]:
 def books_in(view: SourceView) -> BooksView:
     assert view.books is not None
     return view.books
+
+
+def test_every_time_of_the_books_is_shown_in_microseconds_and_every_count_as_it_is() -> None:
+    books = Books(
+        wall_ns=100_000, bricks_ns=60_000, gaps_ns={"inside layers": 8_000, "between layers": 2_000}, open_ns=3_000,
+        over=4, over_ns=5_000, outdone=(("Layer 0", 6_000),), loose=7, loose_ns=9_000, cancelled=11, crowded=12,
+        adopted=Beside(13, 14_000, (("Sampling", 14_000),)),
+    )  # fmt: skip
+    assert books_view(books) == BooksView(
+        wall_us=100.0, bricks_us=60.0, gaps=(NamedTime("inside layers", 8.0), NamedTime("between layers", 2.0)),
+        gaps_us=10.0, unattributed_us=30.0, residual_percent=30.0, open_us=3.0, close=False, over=4, over_us=5.0,
+        outdone=(NamedTime("Layer 0", 6.0),), loose=7, loose_us=9.0, cancelled=11, crowded=12,
+        adopted=BesideView(13, 14.0, (NamedTime("Sampling", 14.0),)),
+    )  # fmt: skip
+    nothing = Books(0, 0, {}, 0, 0, 0, (), 0, 0, 0, 0, None)
+    view = books_view(nothing)
+    assert view is not None
+    assert (view.residual_percent, view.adopted, view.close) == (None, None, True)
+    assert (books_view(None), beside_view(None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("books", "close"),
+    [
+        (Books(10, 10, {}, 0, 0, 0, (), 0, 0, 0, 0, None), True),
+        (Books(10, 8, {"a": 1, "b": 1}, 0, 0, 0, (), 0, 0, 0, 0, None), True),
+        (Books(10, 8, {"a": 1, "b": 2}, 0, 0, 0, (), 0, 0, 0, 0, None), False),  # more than the wall time
+        (Books(10, 8, {}, 0, 1, 0, (), 0, 0, 0, 0, None), False),
+        (Books(10, 8, {}, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
+    ],
+)
+def test_books_close_only_if_nothing_is_larger_than_what_it_is_a_part_of(books: Books, close: bool) -> None:
+    assert books.close is close
 
 
 def elapsed_longer_than_one_of_its_steps(profiler: BrickProfiler, clock: Clock) -> None:
