@@ -36,7 +36,11 @@ WANTED = 0.80
 MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.protocol.ring": ("tests/protocol/test_ring.py", "tests/protocol/test_hostile.py"),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
-    "cbtop.profiler.stats": ("tests/profiler/test_stats.py", "tests/profiler/test_phase_totals.py"),
+    "cbtop.profiler.stats": (
+        "tests/profiler/test_stats.py",
+        "tests/profiler/test_phase_totals.py",
+        "tests/cbtop/viewmodels/test_books.py",
+    ),
     "cbtop.profiler.books": ("tests/cbtop/viewmodels/test_books.py", "tests/cbtop/viewmodels/test_source_view.py"),
     "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
     "cbtop.viewmodels.merge": ("tests/cbtop/viewmodels/test_merge.py",),

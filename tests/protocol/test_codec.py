@@ -239,6 +239,19 @@ def test_a_map_of_more_fields_than_any_message_has_is_refused() -> None:
         codec.decode(gone(65))
 
 
+@pytest.mark.parametrize(("value", "fits"), [(-(2**63), True), (2**64 - 1, True), (-(2**63) - 1, False)])
+def test_whole_numbers_of_64_bits_come_through_and_no_larger_ones(value: int, fits: bool) -> None:
+    fields = {"k": "Manifest", "model": "m", "architecture": "a", "backend": "b", "quantization": "q"}
+    fields |= dict.fromkeys(("layers", "hidden_size", "context_length", "parameters", "weights_bytes"), 1)  # type: ignore[arg-type]
+    if fits:
+        found = codec.decode(msgpack.packb(fields | {"threads": value}))
+        assert isinstance(found, messages.Manifest)
+        assert found.threads == value
+    else:  # msgpack has no such number: from JSON it may come
+        with pytest.raises(DecodeError, match="is no 64-bit integer"):
+            codec.reader_for(messages.Manifest)(fields | {"threads": value})
+
+
 def test_numpys_numbers_go_as_pythons() -> None:
     ceiling = messages.Ceiling("dram_read", "bandwidth", np.float32(2.5), "GB/s", Provenance.MEASURED)
     assert codec.decode(codec.encode(ceiling)) == replace(ceiling, value=2.5)

@@ -289,9 +289,31 @@ def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_
     }  # fmt: skip
     down = next(row for row in slowest.bricks if row.name == "DownProjection")
     assert (down.count, down.total_exclusive_us) == (LAYERS, 30 * LAYERS)
+    assert down.percent == pytest.approx(100 * 2 * 30 / (2 * 36))  # of its own rank's step, whose books close
+    assert {row.category.name: row.percent for row in slowest.categories}["FFN"] == pytest.approx(down.percent)
     assert slowest.steps is not None
     assert slowest.steps.mean_us == 2 * 36
     assert (slowest.books, slowest.graph) == (None, ())
+
+
+def test_of_ranks_without_steps_the_slowest_takes_each_brick_from_the_rank_whose_call_takes_longest(
+    tmp_path: Path,
+) -> None:
+    def run(rank: int, call_us: int, calls: int) -> SourceRecord:
+        directory = tmp_path / str(rank)
+        directory.mkdir()
+        clock = Clock()
+        profiler = profiler_in(directory, clock)
+        for _ in range(calls):
+            with profiler.brick("Tokenize", 1):
+                clock.sleep_us(call_us)
+        record = record_of(source_of(directory))
+        assert record.hello is not None
+        record.hello = replace(record.hello, rank=rank, world_size=2)
+        return record
+
+    (row,) = merged_view([run(0, 20, 9), run(1, 30, 2)], MergeMode.MAX).bricks
+    assert (row.rank, row.count, row.total_exclusive_us) == ("rank 1", 2, 60.0)
 
 
 def test_side_by_side_shows_each_rank_beside_the_sum(tmp_path: Path) -> None:
