@@ -73,7 +73,7 @@ def gpu_library() -> Library:
     return found
 
 
-class Torch:
+class Torch:  # pragma: no cover - gpu
     """A CUDA build of torch."""
 
     name = "torch"
@@ -118,7 +118,7 @@ class Torch:
         return float(begin.elapsed_time(end)) / 1e3
 
 
-class Cupy:
+class Cupy:  # pragma: no cover - gpu
     """CuPy."""
 
     name = "CuPy"

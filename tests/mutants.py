@@ -34,16 +34,23 @@ ROOT = Path(__file__).parents[1]
 WANTED = 0.80
 # The tests of each module, the quickest first: the first that fails has found the mutant.
 MODULES: dict[str, tuple[str, ...]] = {
-    "cbtop.protocol.ring": ("tests/protocol/test_ring.py", "tests/protocol/test_hostile.py"),
+    "cbtop.protocol.ring": (
+        "tests/protocol/test_ring.py",
+        "tests/protocol/test_record_batch.py",
+        "tests/profiler/test_recorder.py",
+        "tests/cbtop/daemon/test_source.py",
+    ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
     "cbtop.profiler.stats": (
         "tests/profiler/test_stats.py",
         "tests/profiler/test_phase_totals.py",
         "tests/cbtop/viewmodels/test_books.py",
+        "tests/cbtop/test_steps_in_the_window.py",
+        "tests/cbtop/test_every_hop.py",
     ),
     "cbtop.profiler.books": ("tests/cbtop/viewmodels/test_books.py", "tests/cbtop/viewmodels/test_source_view.py"),
     "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
-    "cbtop.viewmodels.merge": ("tests/cbtop/viewmodels/test_merge.py",),
+    "cbtop.viewmodels.merge": ("tests/cbtop/viewmodels/test_merge.py", "tests/cbtop/viewmodels/test_straggler.py"),
     "cbtop.viewmodels.comparison": (
         "tests/cbtop/viewmodels/test_comparison.py",
         "tests/cbtop/viewmodels/test_baseline.py",

@@ -324,7 +324,7 @@ def _add_values_of_pair(
 _held = _leave  # in the copy of the code below that is for scores with a cap it is `_hold`
 
 
-def _attend_any(
+def _attend_any(  # compiled
     q: Any,
     keys: Any,
     values: Any,
@@ -419,7 +419,7 @@ _attend = jit(copy_of(_attend_any, "_attend"))
 _attend_held = jit(copy_of(_attend_any, "_attend_held", _held=_hold))
 
 
-def _attend_any_parallel(
+def _attend_any_parallel(  # compiled
     q: Any,
     keys: Any,
     values: Any,

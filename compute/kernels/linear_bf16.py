@@ -166,14 +166,14 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 _unpack, _write, _BLOCK_BYTES, _BLOCK_COLUMNS = unpack_q4_k, _write_with_minimum, Q4_K.block_bytes, 256
 
 
-def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:
+def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
     """`count` columns of sixteen rows, from `first` on, as tiles."""
     begin = first // U(STEP)
     for step in range(count // U(STEP)):
         _write(_unpack(w, row, begin + step, U(0)), panels, chunk, at + step * U(WORDS))
 
 
-def _dequantize_128(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:
+def _dequantize_128(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
     begin = first // U(4 * STEP)
     for step in range(count // U(4 * STEP)):
         place = at + step * U(4 * WORDS)
@@ -186,7 +186,7 @@ def _dequantize_128(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk
 _dequantize = _dequantize_128
 
 
-def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:
+def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
     """The sums of two tiles of tokens, from word `begin` on, and both panels, as four tiles behind these."""
     zero_tile(0)
     zero_tile(1)
@@ -208,7 +208,7 @@ def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk
     store_tile(3, panels, chunk, U(2 * PANEL + 3 * WORDS))
 
 
-def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:
+def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
     """As `_two_tiles`, of one tile of tokens."""
     zero_tile(0)
     zero_tile(1)
@@ -230,7 +230,7 @@ def _number(word: Any, is_high: Any) -> Any:
     return np.uint32(bits).view(np.float32)
 
 
-def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:
+def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
     """As `_one_tile`, for processors without tiles: they do not run this, but tests of the rest do on them."""
     for panel in range(U(2)):
         for token in range(U(TOKENS)):
@@ -283,7 +283,7 @@ def _multiply(tiles: Any, first: Any, count: Any, panels: Any, chunk: Any, out: 
         token += together
 
 
-def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, chunks: Any) -> None:
+def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
     """The whole groups of rows of one chunk of `chunks`, two at a time, for all tokens."""
     groups, columns = w.shape[0] // ROWS, U(w.shape[1] // _BLOCK_BYTES * _BLOCK_COLUMNS)
     group: Any = U(chunk * groups // chunks)

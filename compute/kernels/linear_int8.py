@@ -127,7 +127,7 @@ def _add_less_32(found: Any, codes: Any, factors: Any, token: Any, block: Any, t
 _unpack, _add = unpack_q4_k, _add_with_minimum
 
 
-def _add_part(
+def _add_part(  # compiled
     w: Any, row: Any, step: Any, part: Any, parts: Any, codes: Any, factors: Any, t: Any, totals: Any
 ) -> Any:
     """The totals of four tokens, and 32 columns more."""
@@ -141,11 +141,11 @@ def _add_part(
     )
 
 
-def _four_tokens_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:
+def _four_tokens_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:  # compiled
     return _add_part(w, row, step, U(0), U(1), codes, factors, t, totals)
 
 
-def _four_tokens_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:
+def _four_tokens_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:  # compiled
     # Written out: every part has shifts and places of its own, which are constants here.
     totals = _add_part(w, row, step, U(0), U(4), codes, factors, t, totals)
     totals = _add_part(w, row, step, U(1), U(4), codes, factors, t, totals)
@@ -153,11 +153,11 @@ def _four_tokens_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
     return _add_part(w, row, step, U(3), U(4), codes, factors, t, totals)
 
 
-def _one_token_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:
+def _one_token_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     return _add(_unpack(w, row, step, U(0)), codes, factors, t, step, total)
 
 
-def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:
+def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     block = step * U(4)
     total = _add(_unpack(w, row, step, U(0)), codes, factors, t, block, total)
     total = _add(_unpack(w, row, step, U(1)), codes, factors, t, block + U(1), total)
@@ -169,7 +169,7 @@ _four_tokens, _one_token = _four_tokens_128, _one_token_128
 _STEP_BYTES = Q4_K.block_bytes // 2  # of a row, in a step
 
 
-def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:
+def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
     """The whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     for group in range(U(chunk * groups // chunks), U((chunk + 1) * groups // chunks)):

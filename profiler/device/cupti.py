@@ -196,7 +196,7 @@ def is_known(version: int) -> bool:
     return 18 <= version < 100 or 130000 <= version < 140000
 
 
-class TorchsCupti:
+class TorchsCupti:  # pragma: no cover - gpu
     """CUPTI as torch has loaded it. Raises CuptiError where there is none that is known, or another tool has it."""
 
     def __init__(self) -> None:

@@ -265,7 +265,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class CudaDriver:
+class CudaDriver:  # pragma: no cover - gpu
     """The driver of this machine. Raises DriverError where there is none, or one too old."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from cbtop.profiler.device.driver import CudaDriver, DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
 
 
-def cupy_clock() -> StampClock:
+def cupy_clock() -> StampClock:  # pragma: no cover - gpu
     """A clock of the current CUDA device. Raises DriverError, or what CuPy does, where there is none."""
     runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
     runtime.deviceSynchronize()  # from here on there is a context
