@@ -17,10 +17,12 @@ from cbtop.profiler.stats import (
     MAX_KEPT_INTERVALS,
     MAX_OPEN_PARTS,
     PERCENTILES,
+    SANE,
     Growth,
     NodeStats,
+    sane,
 )
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_UNCOUNTED, UNKNOWN_AMOUNT, Batch
 
 durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months
 NO_STEPS = np.full(64, -1, np.int64)
@@ -301,3 +303,58 @@ def test_a_copy_of_a_table_counts_for_itself() -> None:
     node = np.array([1])
     copied.set(node, {name: copied.column(name)[node] + 1 for name in COLUMNS})
     assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
+
+
+TELLING = {  # of a call: node, start, end, elements; three nodes are known
+    "the first node": ((1, 5, 9, 2), True),
+    "the last node": ((3, 5, 9, 2), True),
+    "no node": ((0, 5, 9, 2), False),
+    "a node beyond": ((4, 5, 9, 2), False),
+    "from zero": ((1, 0, 9, 2), True),
+    "before zero": ((1, -1, 9, 2), False),
+    "at once": ((1, 5, 5, 2), True),
+    "back in time": ((1, 5, 4, 2), False),
+    "as long as can be": ((1, 0, SANE - 1, 2), True),
+    "longer": ((1, 0, SANE, 2), False),
+    "no elements": ((1, 5, 9, 0), True),
+    "fewer than none": ((1, 5, 9, -1), False),
+    "as many as can be": ((1, 5, 9, SANE - 1), True),
+    "more": ((1, 5, 9, SANE), False),
+}
+
+
+@pytest.mark.parametrize(("call", "tells"), TELLING.values(), ids=TELLING)
+def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int], tells: bool) -> None:
+    node, start, end, elements = (np.array([each], np.int64) for each in call)
+    assert sane(Batch(node, np.zeros(1, np.int64), start, end, elements, 0), 3).tolist() == [tells]
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "tells"),
+    [
+        (7, 5, True),  # no times: they may fall
+        (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
+        (UNKNOWN_AMOUNT - 1, 5, False),
+        (5, UNKNOWN_AMOUNT - 1, False),
+    ],
+)
+def test_amounts_of_work_tell_something_if_both_are_given_or_unknown(flops: int, moved: int, tells: bool) -> None:
+    one = np.ones(1, np.int64)
+    found = sane(Batch(one, FLAG_AMOUNTS * one, flops * one, moved * one, one, 0), 3)
+    assert found.tolist() == [tells]
+
+
+def test_received_are_calls_amounts_and_cancelled_steps_and_of_the_latter_no_count_is_missed() -> None:
+    """Two calls, one of them without a count of elements; amounts; two cancelled steps, one without a count."""
+    step = 4
+    node = np.array([1, 1, 1, step, step], np.int64)
+    flags = np.array([0, FLAG_UNCOUNTED, FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_CANCELLED | FLAG_UNCOUNTED], np.int64)
+    start = np.arange(5, dtype=np.int64)
+    step_of = NO_STEPS.copy()
+    step_of[step] = step
+    stats = NodeStats()
+    stats.add(Batch(node, flags, start, start + 10, np.ones(5, np.int64), 0), step_of, NO_STEPS)
+    assert stats.received == 5
+    assert stats.rare("uncounted", (1,)) == 1
+    assert stats.rare("uncounted", (step,)) == 0
+    assert stats.rare("cancelled", (step,)) == 2

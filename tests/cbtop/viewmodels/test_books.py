@@ -106,6 +106,21 @@ def elapsed_longer_than_its_layer(profiler: BrickProfiler, clock: Clock) -> None
         clock.sleep_us(1_000)
 
 
+def test_layers_that_were_outdone_are_named_by_how_much_the_largest_first() -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1):
+            for layer, took_ns in ((0, 50_000), (1, 90_000), (2, 70_000)):
+                with profiler.layer(layer):
+                    clock.sleep_us(10)
+                    profiler.record_elapsed("a", took_ns)
+            clock.sleep_us(1_000)
+
+    view, _, _ = seen(host)
+    assert [(one.name, one.us) for one in books_in(view).outdone] == [
+        ("Layer 1", 80.0), ("Layer 2", 60.0), ("Layer 0", 40.0),
+    ]  # fmt: skip
+
+
 def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
     with profiler.step("decode", 1):
         timer = profiler.start_brick("a")

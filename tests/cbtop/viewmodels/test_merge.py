@@ -267,6 +267,19 @@ def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_plac
     assert_books_close(summed)
 
 
+def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [us] * (rank + 2)) for rank, us in ((0, 10), (1, 40))]
+    merged = merged_view(records, MergeMode.SUM).stretch
+    members = [source_view(record).stretch for record in records]
+    assert merged is not None
+    assert all(one is not None for one in members)
+    for name in ("wall_us", "in_steps_us", "between_us"):
+        assert getattr(merged, name) == pytest.approx(sum(getattr(one, name) for one in members))
+    assert [(one.name, one.us) for one in merged.by_phase] == [
+        ("decode", pytest.approx(sum(one.by_phase[0].us for one in members if one is not None)))
+    ]
+
+
 def test_a_sum_has_no_roof(tmp_path: Path) -> None:
     summed = merged_view([rank_run(tmp_path, 0, [10])], MergeMode.SUM)
     assert summed.roofline.ceilings == ()
