@@ -68,6 +68,8 @@ def test_an_interval_is_around_the_ratio_as_wide_as_students_quantile_says_and_n
     pair = Pair("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
     half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
     assert pair.interval == (pytest.approx(1 - half, rel=1e-3), pytest.approx(1 + half, rel=1e-3))
+    assert pair.change is not None
+    assert pair.change.percent == pytest.approx(100 * (pair.ratio - 1))
     wild = Pair("tg1", 1, (10, 900, 10, 10, 10), (100,) * 5)
     assert wild.interval is not None
     assert wild.interval[0] == 0.0

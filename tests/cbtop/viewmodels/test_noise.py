@@ -85,7 +85,14 @@ def test_the_quantile_is_students_for_few_blocks_and_many_and_however_many_are_c
     blocks: int, compared: int
 ) -> None:
     half = change(Figure(100.0, 0.0, blocks), Figure(100.0, 1.0, blocks), compared).half
-    assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=3e-3)
+    assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=5e-5)
+
+
+def test_two_means_have_welchs_degrees_of_freedom_rounded_down_to_a_quarter() -> None:
+    found = change(Figure(100.0, 1.0, 10), Figure(104.0, 2.0, 20), 1)
+    freedom = 5.0**2 / (1.0 / 9 + 4.0**2 / 19)  # 26.2
+    assert (found.before, found.now) == (100.0, 104.0)
+    assert beyond(found.half / 5.0**0.5, int(freedom * 4) / 4) == pytest.approx(1 - CONFIDENCE, rel=5e-5)
 
 
 def test_the_error_of_a_ratio_is_that_of_block_means_that_are_worth_fewer_where_neighbours_are_alike() -> None:
