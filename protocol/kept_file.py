@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cbtop.protocol.cache import bytes_of, file_beside, replace_whole
 from cbtop.protocol.errors import DecodeError, RoofsError
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str
     `read` may raise ValueError and DecodeError. RoofsError where the file cannot be read.
     """
     try:
-        text = _bytes_of(path)
+        text = bytes_of(path, MAX_FILE_BYTES)
         return None if text is None else _decoded(text, schema, name, most, read)
     except OSError as error:
         raise RoofsError(f"{path}: {error.strerror or error}") from error
@@ -43,13 +42,13 @@ def keep(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) 
     """Write the list `name` of these, in place of what was there. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
-        _replace(path, json.dumps(document, indent=1).encode())
+        replace_whole(path, json.dumps(document, indent=1).encode())
 
 
 def try_to_write(path: Path) -> None:
     """Raise RoofsError where `keep` could not write beside its file; nothing is left there."""
     with _writing(path):
-        descriptor, beside = _beside(path)
+        descriptor, beside = file_beside(path)
         os.close(descriptor)
         os.unlink(beside)
 
@@ -64,20 +63,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise RoofsError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    """What is in the file; None where there is none. What is no plain file is not waited for."""
-    if not os.access(path, os.F_OK):
-        return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
-        text = file.read(MAX_FILE_BYTES + 1)
-    if len(text) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    return text
-
-
 def _decoded(text: bytes, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("schema") != schema:
@@ -88,21 +73,3 @@ def _decoded(text: bytes, schema: str, name: str, most: int, read: Callable[[dic
     if not all(isinstance(one, dict) for one in found):
         raise ValueError(f"one of its {name} is no map")
     return tuple(map(read, found))
-
-
-def _beside(path: Path) -> tuple[int, str]:
-    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write beside it and rename: whoever reads finds the old or the new, whole."""
-    descriptor, beside = _beside(path)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

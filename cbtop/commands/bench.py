@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared import paired_bench, paired_sides
+from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting

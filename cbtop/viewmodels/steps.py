@@ -117,7 +117,10 @@ def _steps_view(
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
-    tokens_a_step = tokens / count if is_counted else 0
+    sequences = _span(stats, step.id, "sequences")
+    # A step's time is that of a token times its tokens only where all of them had as many.
+    is_even = tokens % count == 0 and (sequences is None or sequences.least == sequences.most)
+    tokens_a_step = tokens // count if is_counted and is_even else 0
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,
@@ -140,7 +143,7 @@ def _steps_view(
         us_per_token_max=longest / tokens_a_step if longest and tokens_a_step else None,
         union_us=union_ns / 1e3,
         at_once=total_ns / union_ns if union_ns and not is_sample else None,
-        sequences=_span(stats, step.id, "sequences"),
+        sequences=sequences,
         cached=_span(stats, step.id, "kept"),
         is_sample=is_sample,
         durations=duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR),
