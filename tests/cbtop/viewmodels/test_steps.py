@@ -87,3 +87,22 @@ def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
     assert steps is not None
     assert steps.cached is not None
     assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
+
+
+def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for tokens, duration_us in ((1, 20_000), (0, 2_000)) * 4 + ((3, 60_000),):
+        with profiler.step("decode", tokens=tokens):
+            clock.sleep_us(duration_us)
+    for _ in range(4):
+        with profiler.step("prefill", tokens=8):
+            clock.sleep_us(40_000)
+    decode = source_view(record_of(source_of(tmp_path)), "decode").steps
+    prefill = source_view(record_of(source_of(tmp_path)), "prefill").steps
+    profiler.close()
+    assert decode is not None
+    assert (decode.us_per_token_p50, decode.us_per_token_p99, decode.us_per_token_max) == (None, None, None)
+    assert decode.tokens_per_sec_in_steps == pytest.approx(7 / 0.148)
+    assert prefill is not None
+    assert prefill.us_per_token_p50 == pytest.approx(5_000, rel=0.01)
