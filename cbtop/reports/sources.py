@@ -102,8 +102,8 @@ def _runs(row: SourceRow) -> tuple[str, ...]:
         fmt.on_devices(row),
         row.phase or fmt.NOT_MEASURED,
         fmt.rates_since(row),
-        fmt.number(row.steps.tokens_per_sec if row.steps else None),
-        fmt.number(row.steps_per_sec),
+        fmt.rate(row, row.steps.tokens_per_sec if row.steps else None),
+        fmt.rate(row, row.steps_per_sec),
         fmt.duration(row.steps.p50_us if row.steps else None),
     )
 
@@ -146,6 +146,7 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
         "tokens_per_sec": row.steps.tokens_per_sec if row.steps else None,
         "tokens_per_sec_in_steps": row.steps.tokens_per_sec_in_steps if row.steps else None,
         "steps_per_sec": row.steps_per_sec,
+        "rates_are_lower_bounds": row.are_rates_least,
         "step_p50_us": row.steps.p50_us if row.steps else None,
         "produced": row.loss.produced,
         "dropped": row.loss.dropped,

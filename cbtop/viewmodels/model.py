@@ -558,6 +558,11 @@ class SourceRow:
         """In one word how it is: `live` where it runs and goes on."""
         return self.stall.word if self.stall else self.state
 
+    @property
+    def are_rates_least(self) -> bool:
+        """Whether records of the time that the rates are of were lost: there were more steps than are known."""
+        return (self.window.lost if self.window else self.loss.lost) > 0
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:

@@ -72,7 +72,7 @@ def source_columns(
         column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left", 3, 18),
         column("tokens/s", 9, 2, lambda row, _: figure(_rate(row), "strong"),
                "tokens of the phase shown a second of wall-clock time, in the time shown (derived)"),
-        column("steps/s", 8, 6, lambda row, _: figure(formatting.number(row.steps_per_sec)),
+        column("steps/s", 8, 6, lambda row, _: figure(formatting.rate(row, row.steps_per_sec)),
                "steps of that phase a second of wall-clock time (derived)"),
         column("lost %", 7, 3, lambda row, _: figure(*_lost(row)),
                "of the records written since the daemon first looked, the part that is lost: overwritten before it "
@@ -101,7 +101,7 @@ def _state(row: SourceRow, width: int) -> Line:
 
 
 def _rate(row: SourceRow) -> str:
-    return formatting.number(row.steps.tokens_per_sec if row.steps else None)
+    return formatting.rate(row, row.steps.tokens_per_sec if row.steps else None)
 
 
 def _lost(row: SourceRow) -> tuple[str, str]:
@@ -267,7 +267,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
     on = f"on {devices}" if devices not in (formatting.NOT_MEASURED, formatting.NONE_THERE) else ""
     who = [row.model or "", formatting.rank(row.rank, row.world_size), on]
     since = f"{'' if row.window or row.since_s is None else 'since '}{formatting.rates_since(row)}"
-    rates = f"{_rate(row)} tokens/s, {formatting.number(row.steps_per_sec)} steps/s, {since}"
+    rates = f"{_rate(row)} tokens/s, {formatting.rate(row, row.steps_per_sec)} steps/s, {since}"
     if row.clock is not None and row.clock.uncertainty_us:
         lag += f", by a clock {formatting.clock(row.clock)} (derived)"
     costs = [formatting.overhead(row.overhead) if row.overhead else "", formatting.sample(row.sample_every)]

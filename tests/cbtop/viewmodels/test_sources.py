@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
@@ -14,7 +15,7 @@ from cbtop.formatting import SOURCE_FIGURES, process_cost
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import machine_view
-from cbtop.viewmodels.model import ClockView, LossView, SourceRow
+from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import NOT_READ, daemon_cost, source_row
 from tests.cbtop import made_machines
@@ -218,3 +219,12 @@ def test_a_row_is_made_when_it_is_asked_for_and_once(runtime: Path, monkeypatch:
         (key,) = view.listed.keys
         assert view.listed.row(key) is view.listed.row(key)
     assert made == [key]
+
+
+def test_rates_of_a_time_of_which_records_were_lost_are_written_as_lower_bounds(tmp_path: Path) -> None:
+    row = source_row(record(tmp_path))
+    lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
+    assert (formatting.rate(lossy, 42.0), formatting.rate(lossy, None)) == ("≥42.00", "n/a")
+    lately = WindowView(10.0, 10.0, 0, 500)
+    assert formatting.rate(replace(lossy, window=lately), 42.0) == "42.00"  # what was lost is older than the window
+    assert replace(lossy, window=replace(lately, lost=3)).are_rates_least
