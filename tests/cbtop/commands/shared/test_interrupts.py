@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,6 +27,15 @@ def test_it_is_noted_where_an_exception_would_be_dropped() -> None:
         assert is_interrupted()
 
 
+@pytest.fixture
+def usual_handler() -> Iterator[None]:
+    """Where a shell starts the tests in the background, SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_handler")
 def test_pressed_twice_it_raises_and_afterwards_once_is_enough() -> None:
     before = signal.getsignal(signal.SIGINT)
     with noted_interrupt():
