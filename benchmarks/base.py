@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -60,4 +60,19 @@ def interleaved_loops_ns(
             begun_ns = time.perf_counter_ns()
             loop(repeats)
             found[name].append((time.perf_counter_ns() - begun_ns) / repeats)
+    return found
+
+
+def interleaved_cpu_ns(
+    calls: Mapping[str, Callable[[], object]], repeats: int, rounds: int
+) -> dict[str, list[float]]:
+    """Nanoseconds of processor time a call, round by round; a first round is not counted."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            begun_ns = time.process_time_ns()
+            for _ in range(repeats):
+                call()
+            if turn:
+                found[name].append((time.process_time_ns() - begun_ns) / repeats)
     return found

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Figure, Ratio
+from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from cbtop.compute.backends import cpu_backend
 from cbtop.compute.ceilings import _read
 from cbtop.compute.contracts import Checks, Condition
@@ -41,7 +40,7 @@ def _of_shapes() -> Figure:
     own_ns, ratios = [], []
     for kernel in {kernel.contract.name: kernel for kernel in all_kernels()}.values():
         call, count = _shapes_of(kernel)
-        taken = _times({"own": call, "hand": lambda: _by_hand(out, x)}, ROUND_CALLS)
+        taken = interleaved_cpu_ns({"own": call, "hand": lambda: _by_hand(out, x)}, ROUND_CALLS, ROUNDS)
         own_ns.append(statistics.median(taken["own"]) / count)
         ratios.append(Ratio.of(taken["own"], taken["hand"]).median / count)
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -76,22 +75,9 @@ def _of_arrays() -> Iterator[Figure]:
             "reading": lambda words=words: _read(words, sums),  # type: ignore[misc]
             "NumPy": lambda x=x: np.isfinite(x).all(),  # type: ignore[misc]
         }
-        taken = _times(calls, max(min(ROUND_ELEMENTS // size, ROUND_CALLS), 1))
+        taken = interleaved_cpu_ns(calls, max(min(ROUND_ELEMENTS // size, ROUND_CALLS), 1), ROUNDS)
         own = taken.pop("own")
         what = f"finite(x) of {size:,}"
         yield Figure(f"{what}, an element", 1e3 * statistics.median(own) / size, "ps")
         for peer, each in taken.items():
             yield Figure(what, statistics.median(own), "ns", f"{peer}'s time", Ratio.of(own, each))
-
-
-def _times(calls: Calls, repeats: int) -> dict[str, list[float]]:
-    """Nanoseconds a call, round by round; the first round is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(ROUNDS + 1):
-        for name, call in calls.items():
-            begun_ns = time.process_time_ns()
-            for _ in range(repeats):
-                call()
-            if turn:
-                found[name].append((time.process_time_ns() - begun_ns) / repeats)
-    return found

@@ -7,13 +7,12 @@ that of keys and values into their cache. Adding reads two rows and writes one, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Figure, Ratio
+from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from cbtop.compute.backends import cpu_backend, torch_on
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit
@@ -42,25 +41,12 @@ def run() -> list[Figure]:
 def _figures(torch: Any) -> Iterator[Figure]:
     for size in SIZES:
         for name, calls in CASES.items():
-            taken = _times(calls(size, torch), max(ROUND_ELEMENTS // size, 1))
+            taken = interleaved_cpu_ns(calls(size, torch), max(ROUND_ELEMENTS // size, 1), ROUNDS)
             own = taken.pop("own")
             for peer, each in taken.items():
                 yield Figure(
                     f"{name} of {size:,}", float(np.median(own)), "ns", f"{peer}'s speed", Ratio.of(each, own)
                 )
-
-
-def _times(calls: Calls, repeats: int) -> dict[str, list[float]]:
-    """Nanoseconds a call, round by round; the first round is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(ROUNDS + 1):
-        for name, call in calls.items():
-            begun_ns = time.process_time_ns()
-            for _ in range(repeats):
-                call()
-            if turn:
-                found[name].append((time.process_time_ns() - begun_ns) / repeats)
-    return found
 
 
 def _row(size: int) -> Any:

@@ -2,6 +2,7 @@
 
 # A call of one costs some 0.3 us whatever the size, of NumPy 4, and reads what it is given once. Arrays of uint16 are
 # the bits of float16, as everywhere here. Without fastmath: what is no number has to be met.
+# What is overloaded says in Python what each of its overloads does for one type, and tests hold these to it.
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import cache
+from numbers import Number
 from types import CodeType, FunctionType
 from typing import Any, cast
 
@@ -20,12 +22,12 @@ from cbtop.compute.jit.compile import half_to_float, jit, jit_as_written
 
 _MAGNITUDE, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 _HALF_MAGNITUDE, _INFINITE_HALF = np.int32(0x7FFF), np.int32(0x7C00)
-_COMPARED = (types.float32, types.float64, types.int32, types.int64)
+_COMPARED = ("float32", "float64", "int32", "int64")
 
 
 def _magnitude(number: Any) -> Any:
     """Bits as int32, whose order is that of magnitudes, with what is no number above all."""
-    raise NotImplementedError
+    return np.int32(number.view(np.int32) & _MAGNITUDE if number.dtype == np.float32 else number & _HALF_MAGNITUDE)
 
 
 @overload(_magnitude)
@@ -40,7 +42,9 @@ def _magnitude_of(number: Any) -> Any:
 
 
 def _largest_bits(a: Any) -> Any:
-    raise NotImplementedError
+    if a.dtype not in (np.float32, np.uint16):
+        raise ValueError("numbers that are not met here")
+    return max([_magnitude(one) for one in a.flat], default=np.int32(0))
 
 
 @overload(_largest_bits)
@@ -73,7 +77,7 @@ def _largest_bits_of(a: Any) -> Any:
 
 
 def _infinity(a: Any) -> Any:
-    raise NotImplementedError
+    return _INFINITE_HALF if a.dtype == np.uint16 else _INFINITE
 
 
 @overload(_infinity)
@@ -88,7 +92,7 @@ def _infinity_of(a: Any) -> Any:
 
 
 def _as_float(a: Any, bits: Any) -> Any:
-    raise NotImplementedError
+    return np.float64(np.uint16(bits).view(np.float16) if a.dtype == np.uint16 else np.int32(bits).view(np.float32))
 
 
 @overload(_as_float)
@@ -157,7 +161,11 @@ def lengths(a: Any) -> Any:
 
 def rows_of(a: Any) -> Any:
     """How many rows a matrix has; -1 of a row or a number, which stand for each; -2 of what is not compared here."""
-    raise NotImplementedError
+    if isinstance(a, Number):
+        return -1
+    if not _is_compared(a):
+        return -2
+    return a.shape[0] if a.ndim == 2 else -1
 
 
 @overload(rows_of)
@@ -180,7 +188,7 @@ def _rows_of(a: Any) -> Any:
 
 def columns_of(a: Any) -> Any:
     """The extent of the last dimension; -1 of a number."""
-    raise NotImplementedError
+    return a.shape[-1] if _is_compared(a) else -1
 
 
 @overload(columns_of)
@@ -196,7 +204,9 @@ def _columns_of(a: Any) -> Any:
 
 def row_of(a: Any, t: Any) -> Any:
     """Row t of a matrix; a row or a number as it is."""
-    raise NotImplementedError
+    if isinstance(a, np.ndarray) and not _is_compared(a):
+        return np.float32(0)
+    return a[t] if _is_compared(a) and a.ndim == 2 else a
 
 
 @overload(row_of)
@@ -217,7 +227,9 @@ def _row_of(a: Any, t: Any) -> Any:
 
 def element(first: Any, row: Any, i: Any) -> Any:
     """row[i]; of a number itself, as NumPy takes it beside the array `first`: to float32 a float32."""
-    raise NotImplementedError
+    if _is_compared(row):
+        return row[i]
+    return np.float32(row) if _is_compared(first) and first.dtype == np.float32 else row
 
 
 @overload(element)
@@ -237,7 +249,8 @@ def _element(first: Any, row: Any, i: Any) -> Any:
 
 
 def _is_compared(a: Any) -> bool:
-    return isinstance(a, types.Array) and a.ndim in (1, 2) and a.dtype in _COMPARED
+    """Of an array, and of Numba's type of one."""
+    return getattr(a, "ndim", 0) in (1, 2) and str(a.dtype) in _COMPARED
 
 
 # What compares element by element is made of this: of {condition} in elements of the operands p0, p1, …

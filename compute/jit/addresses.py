@@ -9,6 +9,7 @@ integers: one thread and several had each its own. Called by its address it is t
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numba
@@ -19,14 +20,15 @@ from cbtop.compute.jit.vectors import Codegen
 
 _intrinsic: Any = numba_intrinsic
 _numba: Any = numba
+_code_and_description = attrgetter("library", "fndesc")  # of what Numba has compiled
 
 
 def address_of(function: Any, *arguments: Any) -> int:
     """Where the machine code of a function under @jit begins that takes arguments as these; compiled if need be."""
     kinds = tuple(_numba.typeof(one) for one in arguments)
     function.compile(kinds)
-    overload = function.overloads[kinds]
-    address: int = overload.library.get_pointer_to_function(overload.fndesc.llvm_func_name)
+    machine_code, description = _code_and_description(function.overloads[kinds])
+    address: int = machine_code.get_pointer_to_function(description.llvm_func_name)
     return address
 
 

@@ -142,3 +142,40 @@ def test_nothing_is_the_largest_of_nothing() -> None:
     assert alone("max(abs(a[:, 2 : 1])) <= 9", ARRAYS, WITH_ARRAYS)((A, A, A, 1)) == 1
     assert alone("all(a <= 9)", ARRAYS, WITH_ARRAYS, ask=never)((nothing, A, A, 1)) == 0
     assert numbers((1, nothing))[0] == 1
+
+
+def in_python(function: Any, *arguments: Any) -> Any:
+    """What its Python says, with the overloaded functions that it calls: what each of their overloads is held to."""
+    with np.errstate(all="ignore"):
+        return function.py_func(*arguments)
+
+
+@given(
+    st.lists(st.integers(0, 0xFFFFFFFF), min_size=6, max_size=6),
+    st.sampled_from([np.float32, np.uint16]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_passes_do_what_their_python_says(bits: list[int], dtype: Any, first: int, end: int) -> None:
+    words = np.array(bits, np.uint32)
+    a = (words.view(np.float32) if dtype == np.float32 else words.astype(np.uint16)).reshape(2, 3)
+    assert passes.finite(a) == in_python(passes.finite, a)
+    np.testing.assert_array_equal(passes.largest(a), in_python(passes.largest, a))
+    assert passes.finite_between(a, first, end) == in_python(passes.finite_between, a, first, end)
+    for call in (passes.finite, lambda wide: in_python(passes.finite, wide)):
+        with pytest.raises(ValueError, match="numbers that are not met here"):
+            call(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("b", [A + 1, A[0], A[:, :1], A[None], A.astype(np.int8), A.astype(np.int32), 3, 0.1, True])
+@pytest.mark.parametrize("a", [A, A[0]])
+def test_comparisons_do_what_their_python_says(a: Any, b: Any) -> None:
+    compiled = passes.comparison("element(p0, r0, i) <= element(p0, r1, i)", 2)
+
+    def said(call: Any) -> Any:
+        try:
+            return bool(call(a, b))
+        except ValueError as error:
+            return str(error)
+
+    assert said(compiled) == said(compiled.py_func)  # type: ignore[attr-defined]

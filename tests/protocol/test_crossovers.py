@@ -25,16 +25,12 @@ from cbtop.protocol.crossovers import (
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
+from tests.protocol.any_json import ANY_JSON
 
 FOUND = Crossover("product_bytes", 65536, Provenance.MEASURED, "", 12.5, 9.25, 3.0)
 STATIC = Crossover("bf16_tokens", 12, Provenance.STATIC, "no AMX")
 HERE = MachineCrossovers("Some Processor", 4, __version__, "2026-11-24T08:00:00+01:00", (FOUND, STATIC))
 
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 _in_one_home = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 

@@ -19,6 +19,7 @@ from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, keep_roofs, known_roofs, roofs_of_cpu, roofs_of_gpu
 from cbtop.protocol.vocabulary import Provenance
+from tests.protocol.any_json import ANY_JSON
 
 READ = Ceiling("memory_read", "bandwidth", 3000.0, "GB/s", Provenance.MEASURED, 2990.0, 2950.5, "2026-11-22")
 PRODUCT = Ceiling("matmul_bfloat16", "compute", 7e5, "GFLOP/s", Provenance.MEASURED, 6.9e5, 6.5e5, "2026-11-22")
@@ -33,11 +34,6 @@ MODULES = {
     "": "nothing that says one\n",
 }
 
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 _in_one_home = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 

@@ -1,0 +1,11 @@
+"""Any JSON document, for files that are hostile until they are read."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
