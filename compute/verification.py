@@ -70,6 +70,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "drawn": (brick_specs.SAMPLING,),
 }
 OF_SEVERAL_SHAPES = ("attention", "gated", "kv_write", "qkv")  # what runs in a brick and has variants of its own
+Run = Callable[[Kernel, Arguments], None]  # a call, whose outputs are among the arguments then
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 
 
@@ -134,6 +135,11 @@ class Verified:
         return not self.failed and not self.missed
 
 
+def run_here(kernel: Kernel, arguments: Arguments) -> None:
+    """On the CPU, as a decoder does."""
+    kernel.implementation(*arguments)
+
+
 def variants() -> Iterator[Variant]:
     """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache; beside
     its reference, where it has several tokens beside these one by one, and where it is fused beside its parts."""
@@ -194,17 +200,17 @@ def _of(kernel: Kernel, tokens: int, threads: int, more: str = "") -> Variant:
     return Variant(kernel, how, tokens=tokens)
 
 
-def verified(variant: Variant, sizes: Sequence[int] = SIZES) -> Verified:
+def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here) -> Verified:
     """Runs the kernel on inputs of every size, and plants each fault that its contract names: those of arguments, and
-    what breaks its conditions, beside the reference alone.
+    what breaks its conditions, beside the reference alone. `run`: by what, on which backend.
 
     What has threads takes them at every size, wherever it pays: what one thread runs has variants of its own.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
-        return _verified(variant, sizes)
+        return _verified(variant, sizes, run)
 
 
-def _verified(variant: Variant, sizes: Sequence[int]) -> Verified:
+def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
     kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
     equal = Equivalent(contract.tolerance, peer)
     errors: list[float | None] = []
@@ -214,7 +220,7 @@ def _verified(variant: Variant, sizes: Sequence[int]) -> Verified:
         earlier = with_copies(arguments, {*kernel.outputs, *contract.earlier})
         expected = with_copies(arguments, kernel.outputs)
         conditions = contract.check_before(arguments)
-        kernel.implementation(*arguments)
+        run(kernel, arguments)
         PEERS[peer](kernel, expected)
         conditions += contract.check_after(arguments, earlier)
         failed += [f"{condition} at size {size}" for condition, holds in conditions if not holds]

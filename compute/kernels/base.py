@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import Contract
+from cbtop.compute.cuda.launches import CudaKernel
 
 FLOAT_BYTES = 4  # all activations and norms are float32
 
@@ -42,6 +43,7 @@ class Kernel:
     `parallel` says whether it may spread over all threads of the backend; the others run on one.
     `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
     `parts` says of a fused kernel what a call is instead: kernels in a row, each with its arguments.
+    `cuda`: the same on a GPU; None where it has no version for one.
     `by_token` are the places of the arguments with a row for each token; none where tokens are no calls of their own.
     """
 
@@ -56,6 +58,7 @@ class Kernel:
     parallel: bool = False
     parts: Callable[[Arguments], tuple[Part, ...]] | None = None
     by_token: tuple[int, ...] = ()
+    cuda: CudaKernel | None = None
 
     def single_tokens(self, arguments: Arguments) -> Iterator[Arguments]:
         """The call token by token: of each its arguments, which are views of those given."""

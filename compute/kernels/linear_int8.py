@@ -5,6 +5,7 @@ numba        sixteen rows at a time: four weights of each and four codes are mul
              (AVX-512 VNNI; AVX2 takes twelve), exactly; then one scale a row. Four tokens share every reading of
              weights. One thread, or some groups of rows for each. With AMX products of many tokens are those of
              linear_bf16.
+cuda         a block a row, of planes (quantization/planes.py); dp4a
 
 x is rounded, so that y is as far from the product of x itself as int8 is.
 """
@@ -18,6 +19,9 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, whole_warps
+from cbtop.compute.cuda.products import PRODUCTS
+from cbtop.compute.cuda.units import UNITS as UNITS_OF_PLANES
 from cbtop.compute.jit.bytes64 import add_products, splat_int
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
@@ -28,6 +32,8 @@ from cbtop.compute.kernels.linear import work
 from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
+from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
+from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
 from cbtop.compute.kernels.unpacking import (
     narrow,
@@ -252,6 +258,55 @@ def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: I
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
 
+TOKENS = (1, 2, 4, 8)  # that share a reading of weights, an entry each
+# Threads of a block: a row of 112 units is read quickest by 64, one of 592 by 128 (H100; 2.1 and 2.2 TB/s of Q4_K).
+FEW_UNITS, FEW_THREADS, MOST_THREADS = 256, 64, 128
+
+
+def _entry(name: str, tokens: int) -> str:
+    return f"""
+KERNEL linear_{tokens}(const uint8_t* weights, const float* bias, int biased, const uint8_t* codes,
+    const float* factors, float* out, int rows, int columns, int tokens STAMP)
+{{
+    ENTER
+    write_product<{name}, 1, {tokens}>(weights, bias, biased, {{codes, factors}}, out, rows, columns, tokens);
+    LEAVE
+}}
+"""
+
+
+def _module(block_format: BlockFormat) -> CudaModule | None:
+    if block_format.planes is None:
+        return None
+    entries = "".join(_entry(block_format.name, tokens) for tokens in TOKENS)
+    source = UNITS_OF_PLANES + block_format.planes.source + PRODUCTS + entries
+    return CudaModule(f"linear_int8_{block_format.name.lower()}", source)
+
+
+MODULES = {code: module for code, one in FORMATS.items() if (module := _module(one)) is not None}
+
+
+def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[CudaLaunch]:
+    """Codes of the activations, then the product, up to eight tokens at a time."""
+    (tokens, columns), rows = x.shape, out.shape[1]
+    together = next((some for some in TOKENS if some >= tokens), max(TOKENS))
+    grid = rows, -(-tokens // together), 1
+    sizes = np.int32(rows), np.int32(columns), np.int32(tokens)
+    arguments = weights, bias, np.int32(bias.size > 0), scratch.codes, scratch.factors, out, *sizes
+    units = columns // BLOCK
+    block = whole_warps(units, FEW_THREADS if units <= FEW_UNITS else MOST_THREADS), 1, 1
+    return (
+        *quantize_launches(x, scratch.codes, scratch.factors),
+        CudaLaunch(MODULES[code], f"linear_{together}", grid, block, arguments),
+    )
+
+
+def cuda_for(code: int) -> CudaKernel | None:
+    """The CUDA version for weights of a format."""
+    module = MODULES.get(code)
+    return None if module is None else CudaKernel((QUANTIZE, module), launches)
+
+
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 64)
@@ -279,6 +334,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         narrow=narrow,
         parallel=True,
         by_token=(3, 4),
+        cuda=cuda_for(block_format.code),
     )
 
 

@@ -2,6 +2,7 @@
 
 reference    NumPy
 numba        two vectorised passes over a block: the largest magnitude, then codes and their sums
+cuda         a warp a block, a thread a number
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line
 from cbtop.compute.jit.compile import jit, jit_as_written
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -76,6 +78,47 @@ def _rounded(value: Any) -> Any:
     return np.int32(np.rint(value))
 
 
+CUDA = CudaModule(
+    "quantize_rows",
+    r"""
+KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t blocks STAMP)
+{
+    ENTER
+    const int64_t block = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (block < blocks) {
+        float value = x[block * 32 + lane];
+        int magnitude = __float_as_int(value) & 0x7fffffff;
+        int largest = __reduce_max_sync(~0u, magnitude);  // as bits, whose order is that of magnitudes
+        bool is_finite = largest < 0x7f800000;
+        float scale = 0, inverse = 0;
+        if (is_finite && largest) {
+            scale = fmaxf(__fdiv_rn(__int_as_float(largest), 127.0f), 1.17549435e-38f);
+            inverse = __fdiv_rn(1.0f, scale);
+        }
+        int code = is_finite ? __float2int_rn(value * inverse) : 0;
+        codes[block * 32 + lane] = (int8_t)code;
+        int low = __reduce_add_sync(~0u, lane < 16 ? code : 0), high = __reduce_add_sync(~0u, lane < 16 ? 0 : code);
+        if (lane == 0) {
+            float4 made = {is_finite ? scale : __int_as_float(0x7fc00000), -scale * (float)(low + high),
+                           -scale * (float)low, -scale * (float)high};
+            *(float4*)(factors + block * 4) = made;
+        }
+    }
+    LEAVE
+}
+""",
+)
+WARPS = 8  # of a block
+
+
+def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
+    """A warp for each 32 numbers. Codes and factors have as many columns as x, or may have one row."""
+    blocks = x.size // BLOCK
+    arguments = x, codes, factors, np.int64(blocks)
+    return (CudaLaunch(CUDA, "quantize_rows", *line(-(-blocks // WARPS), WARPS * WARP), arguments),)
+
+
 def work() -> KernelWork:
     """Elements are activations: each is read, looked at for the largest, scaled, rounded and summed."""
     return KernelWork(flops_per_element=4.0, bytes_per_element=FLOAT_BYTES + 1.0 + FACTORS * FLOAT_BYTES / BLOCK)
@@ -92,5 +135,13 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 QUANTIZE_ROWS = Kernel(
-    "quantize_rows", reference, quantize_rows, work, (1, 2), contract("quantize_rows"), _examples, by_token=(0, 1, 2)
+    "quantize_rows",
+    reference,
+    quantize_rows,
+    work,
+    (1, 2),
+    contract("quantize_rows"),
+    _examples,
+    by_token=(0, 1, 2),
+    cuda=CudaKernel((CUDA,), launches),
 )

@@ -2,6 +2,7 @@
 
 reference    float64 in NumPy, five temporaries
 numba        two passes over a row that is in L1, both vectorised (9-14x of NumPy)
+cuda         a block a row, which its threads read twice, the second time from L1
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, line, whole_warps
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -34,6 +36,32 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
             out[t, i] = x[t, i] * scale * weight[i]
 
 
+CUDA = CudaModule(
+    "rms_norm",
+    r"""
+KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
+{
+    ENTER
+    __shared__ float space[32];
+    x += (int64_t)blockIdx.x * hidden;
+    out += (int64_t)blockIdx.x * hidden;
+    float squares = 0;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares += x[i] * x[i];
+    float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[i] = x[i] * scale * weight[i];
+    LEAVE
+}
+""",
+)
+
+
+def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
+    """A block for each row."""
+    rows, hidden = x.shape
+    arguments = x, weight, np.float32(epsilon), out, np.int32(hidden)
+    return (CudaLaunch(CUDA, "rms_norm", *line(rows, whole_warps(hidden)), arguments),)
+
+
 def work(hidden: int) -> KernelWork:
     """Elements are outputs. Square, add, two multiplications; x is read twice, as written."""
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=3.0 * FLOAT_BYTES)
@@ -45,4 +73,14 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 
-RMS_NORM = Kernel("rms_norm", reference, rms_norm, work, (3,), contract("rms_norm"), _examples, by_token=(0, 3))
+RMS_NORM = Kernel(
+    "rms_norm",
+    reference,
+    rms_norm,
+    work,
+    (3,),
+    contract("rms_norm"),
+    _examples,
+    by_token=(0, 3),
+    cuda=CudaKernel((CUDA,), launches),
+)

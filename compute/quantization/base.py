@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.compute.quantization.planes import PlaneLayout
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
@@ -28,6 +30,8 @@ class BlockFormat:
     The compiled functions take a row at a time. `dequantize_row(weights, row, out, out_row)` writes it as float32;
     `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and leaves
     what these need of x besides x itself in sums, float32 (1, columns or more).
+
+    `planes`: how a GPU has it; None: not at all.
     """
 
     name: str
@@ -40,6 +44,7 @@ class BlockFormat:
     dot_row: Callable[[Any, Any, Any, Any], Any]
     prepare: Callable[[Any, Any], None] | None = None
     largest: float = LARGEST_HALF
+    planes: PlaneLayout | None = None
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.block_elements * self.block_bytes

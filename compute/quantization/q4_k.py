@@ -41,6 +41,7 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.six_bits import byte_of, minima_of, pack_six_bits, scales_of, unpack_six_bits
 
 BLOCK_ELEMENTS = 256
@@ -150,6 +151,33 @@ def dequantize_row_q4_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + np.uint64(32) + i] = high_scale * np.float32(high) - high_minimum
 
 
+def _codes(blocks: Any) -> Any:
+    nibbles = blocks[:, 16:].reshape(-1, 4, 32)
+    return np.stack([nibbles & 15, nibbles >> 4], axis=2).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (4,),
+    _codes,
+    ((0, 16),),
+    r"""
+struct Q4_K {
+    const uint8_t *low, *heads;
+    __device__ Q4_K(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_4(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        uint4 head = __ldg((const uint4*)heads + unit / 8);
+        float scale, minimum;
+        six_bits(head.y, head.z, head.w, unit % 8, scale, minimum);
+        scale *= of_half(head.x);
+        minimum *= -of_half(head.x >> 16);
+        return make_float4(scale, minimum, scale, minimum);
+    }
+};
+""",
+)
+
 Q4_K = BlockFormat(
     "Q4_K",
     12,
@@ -160,4 +188,5 @@ Q4_K = BlockFormat(
     dequantize_row_q4_k,
     dot_row_q4_k,
     sum_sub_blocks_q4_k,
+    planes=PLANES,
 )

@@ -40,6 +40,7 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 210
@@ -170,6 +171,40 @@ def dequantize_row_q6_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + i] = scale * _weight(low, np.int32(high << np.int32(4)))
 
 
+def _codes(blocks: Any) -> Any:
+    ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
+    low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
+    qh = blocks[:, QH_OFFSET:SCALES_OFFSET].reshape(-1, 2, 32)
+    high = np.stack([qh >> 2 * quarter & 3 for quarter in range(4)], axis=2)
+    return (low | high << 4).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (4, 2),
+    _codes,
+    ((SCALES_OFFSET, D_OFFSET), (D_OFFSET, BLOCK_BYTES)),
+    r"""
+struct Q6_K {
+    const uint8_t *low, *high, *levels, *heads;
+    __device__ Q6_K(const uint8_t* planes, int64_t weights)
+        : low(planes), high(behind(low, weights / 2)), levels(behind(high, weights / 4)),
+          heads(behind(levels, weights / 16)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const
+    {
+        codes_of_4(low, unit, q);
+        add_codes_of_2(high, unit, 4, q);
+    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        float d = of_half(__ldg((const uint16_t*)heads + unit / 8));
+        char2 two = __ldg((const char2*)levels + unit);
+        float first = d * two.x, last = d * two.y;
+        return make_float4(first, -32 * first, last, -32 * last);
+    }
+};
+""",
+)
+
 Q6_K = BlockFormat(
     "Q6_K",
     14,
@@ -180,4 +215,5 @@ Q6_K = BlockFormat(
     dequantize_row_q6_k,
     dot_row_q6_k,
     sum_sub_blocks_q6_k,
+    planes=PLANES,
 )

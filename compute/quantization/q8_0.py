@@ -24,6 +24,7 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 from cbtop.compute.quantization.base import LARGEST_HALF, BlockFormat, Bytes, Floats, halves_of, nearest, of_halves
+from cbtop.compute.quantization.planes import PlaneLayout
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
@@ -77,6 +78,24 @@ def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
             out[out_row, first + i] = scale * np.float32(np.int8(weights[row, base + i]))
 
 
+PLANES = PlaneLayout(
+    (8,),
+    lambda blocks: blocks[:, 2:],
+    ((0, 2),),
+    r"""
+struct Q8_0 {
+    const uint8_t *bytes, *heads;
+    __device__ Q8_0(const uint8_t* planes, int64_t weights) : bytes(planes), heads(behind(planes, weights)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_8(bytes, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        float scale = of_half(__ldg((const uint16_t*)heads + unit));
+        return make_float4(scale, 0, scale, 0);
+    }
+};
+""",
+)
+
 Q8_0 = BlockFormat(
     "Q8_0",
     8,
@@ -87,4 +106,5 @@ Q8_0 = BlockFormat(
     dequantize_row_q8_0,
     dot_row_q8_0,
     largest=LARGEST_HALF * float(LARGEST_LEVEL),
+    planes=PLANES,
 )

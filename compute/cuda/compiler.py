@@ -1,0 +1,132 @@
+"""CUDA C++ to machine code by NVRTC, which needs neither a GPU nor its driver; what was compiled is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cbtop.compute.cuda.prelude import PRELUDE
+from cbtop.compute.errors import ComputeError
+from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
+
+OPTIONS = ("--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v")
+MAX_KEPT_BYTES = 1 << 26
+HASH_BYTES = 8  # of what is kept of a PTX's digest: a catalog's `ptx_hash`
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A module: its PTX, its machine code, and what ptxas says of registers and spills."""
+
+    ptx: bytes
+    cubin: bytes
+    log: str
+
+    @property
+    def ptx_hash(self) -> int:
+        return hash_of(self.ptx)
+
+
+def hash_of(ptx: bytes) -> int:
+    """By what a PTX is known in a catalog and to `cbtop ptx show`."""
+    return int.from_bytes(hashlib.sha256(ptx).digest()[:HASH_BYTES], "big")
+
+
+def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compiled:
+    """`source` behind the prelude, for an `architecture` as NVRTC names it (sm_90).
+
+    What was compiled before, of the same source and by the same NVRTC, is read instead. ComputeError where NVRTC is
+    not installed, and where it refuses the source: with its own words.
+    """
+    nvrtc = _nvrtc()
+    options = (*OPTIONS, f"--gpu-architecture={architecture}", *(("--define-macro=STAMPED",) if stamped else ()))
+    whole = (PRELUDE + source).encode()
+    made_of = json.dumps([_version(), options]).encode() + whole
+    kept = cache_dir() / "cuda" / f"{hashlib.sha256(made_of).hexdigest()}.module"
+    found = _read(kept)
+    if found is None:
+        found = _compile(nvrtc, whole, options)
+        _keep(kept, found)
+    return found
+
+
+def architectures() -> tuple[str, ...]:
+    """Those that this NVRTC compiles for, oldest first."""
+    return tuple(f"sm_{number}" for number in _checked(_nvrtc().nvrtcGetSupportedArchs())[0])
+
+
+@cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ComputeError(
+            f"no CUDA compiler ({str(error).partition(chr(10))[0]}): pip install 'cbtop[cuda]'"
+        ) from error
+    return nvrtc
+
+
+@cache
+def _version() -> tuple[int, ...]:
+    return tuple(_checked(_nvrtc().nvrtcVersion()))
+
+
+def _checked(answer: tuple[Any, ...]) -> list[Any]:
+    """What a call of NVRTC gives behind its status. ComputeError where that is none of success."""
+    status, *given = answer
+    if status != _nvrtc().nvrtcResult.NVRTC_SUCCESS:
+        raise ComputeError(f"NVRTC: {status.name}")
+    return given
+
+
+def _compile(nvrtc: Any, source: bytes, options: tuple[str, ...]) -> Compiled:
+    (program,) = _checked(nvrtc.nvrtcCreateProgram(source, b"kernel.cu", 0, [], []))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise ComputeError(f"NVRTC refuses a kernel ({status.name}):\n{log}")
+        ptx = _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        return Compiled(ptx.rstrip(b"\0"), _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
+    (size_bytes,) = _checked(size_of(program))
+    text = bytearray(size_bytes)
+    _checked(read(program, text))
+    return bytes(text)
+
+
+# --- what is kept: a digest, the lengths of PTX and log, and PTX, log and machine code in a row ------------------
+
+
+def _read(path: Path) -> Compiled | None:
+    """None where there is none, and where it is damaged."""
+    try:
+        whole = bytes_of(path, MAX_KEPT_BYTES)
+    except (OSError, ValueError):
+        return None
+    if whole is None or hashlib.sha256(whole[DIGEST_BYTES:]).digest() != whole[:DIGEST_BYTES]:
+        return None
+    ptx_end = DIGEST_BYTES + 16 + int.from_bytes(whole[DIGEST_BYTES : DIGEST_BYTES + 8], "little")
+    log_end = ptx_end + int.from_bytes(whole[DIGEST_BYTES + 8 : DIGEST_BYTES + 16], "little")
+    return Compiled(whole[DIGEST_BYTES + 16 : ptx_end], whole[log_end:], whole[ptx_end:log_end].decode())
+
+
+def _keep(path: Path, one: Compiled) -> None:
+    log = one.log.encode()
+    body = len(one.ptx).to_bytes(8, "little") + len(log).to_bytes(8, "little") + one.ptx + log + one.cubin
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(path, hashlib.sha256(body).digest() + body)
+    except OSError:
+        pass  # a full or read-only disk: it is compiled again next time

@@ -1,0 +1,61 @@
+"""What a CUDA version of a kernel is: its modules, and which launches a call is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WARP = 32  # threads that run one instruction (CUDA C++ Programming Guide, "SIMT architecture")
+
+Dimensions = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaModule:
+    """CUDA C++ that is compiled in one piece, as `prelude.PRELUDE` has it begin; it is known by the object it is."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLaunch:
+    """One launch. `arguments` are device arrays and NumPy scalars of the type that the entry takes, in its order."""
+
+    module: CudaModule
+    entry: str
+    grid: Dimensions
+    block: Dimensions
+    arguments: tuple[Any, ...]
+    shared_bytes: int = 0  # dynamic
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """What a library launches in a call: cuBLAS. `name` is what screens show."""
+
+    name: str
+    call: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """`launches(*arguments)`: what a call with the arguments of the kernel is, in order; arrays among them lie on the
+    device, a `start` is an int32 (1,) there. It computes nothing, and asks of arrays only their shapes.
+
+    `modules` are those that a launch may be of.
+    """
+
+    modules: tuple[CudaModule, ...]
+    launches: Callable[..., Sequence[CudaLaunch | LibraryCall]]
+
+
+def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:
+    """A grid of so many blocks, each of so many threads."""
+    return (blocks, 1, 1), (threads, 1, 1)
+
+
+def whole_warps(threads: int, most: int = 1024) -> int:
+    """`threads`, up to a whole number of warps, and at most `most`."""
+    return min(-(-threads // WARP) * WARP, most)

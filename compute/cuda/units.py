@@ -1,0 +1,55 @@
+"""CUDA C++ that reads units of 32 weights from planes (quantization/planes.py).
+
+The struct of a format has
+    NAME(const uint8_t* planes, int64_t weights)       of a matrix of so many weights
+    void codes(int64_t unit, uint32_t q[8]) const      signed bytes: weight 4 g + b is byte b of q[g]
+    float4 scales(int64_t unit) const                  weight = x * code + y of the first 16, z * code + w of the last
+"""
+
+from __future__ import annotations
+
+UNITS = r"""
+// The plane behind one of `bytes`.
+__device__ __forceinline__ const uint8_t* behind(const uint8_t* plane, int64_t bytes)
+{
+    return plane + (bytes + 255) / 256 * 256;
+}
+__device__ __forceinline__ void codes_of_8(const uint8_t* plane, int64_t unit, uint32_t q[8])
+{
+    const uint4* at = (const uint4*)plane + 2 * unit;
+    uint4 a = __ldg(at), b = __ldg(at + 1);
+    q[0] = a.x; q[1] = a.y; q[2] = a.z; q[3] = a.w;
+    q[4] = b.x; q[5] = b.y; q[6] = b.z; q[7] = b.w;
+}
+__device__ __forceinline__ void codes_of_4(const uint8_t* plane, int64_t unit, uint32_t q[8])
+{
+    uint4 a = __ldg((const uint4*)plane + unit);
+    const uint32_t low = 0x0f0f0f0fu;
+    q[0] = a.x & low; q[1] = a.y & low; q[2] = a.z & low; q[3] = a.w & low;
+    q[4] = a.x >> 4 & low; q[5] = a.y >> 4 & low; q[6] = a.z >> 4 & low; q[7] = a.w >> 4 & low;
+}
+// `place`: at which bit of a code the plane's bits stand.
+__device__ __forceinline__ void add_codes_of_2(const uint8_t* plane, int64_t unit, int place, uint32_t q[8])
+{
+    uint2 a = __ldg((const uint2*)plane + unit);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        q[s] |= (a.x >> 2 * s & 0x03030303u) << place;
+        q[4 + s] |= (a.y >> 2 * s & 0x03030303u) << place;
+    }
+}
+__device__ __forceinline__ void add_codes_of_1(const uint8_t* plane, int64_t unit, int place, uint32_t q[8])
+{
+    uint32_t a = __ldg((const uint32_t*)plane + unit);
+#pragma unroll
+    for (int g = 0; g < 8; g++) q[g] |= (a >> g & 0x01010101u) << place;
+}
+// Eight scales and eight minima of 6 bits in 12 bytes (quantization/six_bits.py): those of sub-block `s`.
+__device__ __forceinline__ void six_bits(uint32_t a, uint32_t b, uint32_t c, int s, float& scale, float& minimum)
+{
+    int at = 8 * (s & 3);
+    uint32_t low = a >> at & 255, least = b >> at & 255, both = c >> at & 255;
+    scale = (float)(s < 4 ? low & 63 : (both & 15) | low >> 6 << 4);
+    minimum = (float)(s < 4 ? least & 63 : both >> 4 | least >> 6 << 4);
+}
+"""

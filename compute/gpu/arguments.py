@@ -1,0 +1,53 @@
+"""A kernel's arguments where a GPU has them, and what it wrote into them back on the host."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat, Bytes
+from cbtop.compute.quantization.interleaved import rows_of
+
+
+def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
+    """What the Numba version takes as the CUDA version takes it: matrices in planes, `start` an array."""
+    names = kernel.contract.arguments
+    is_interleaved = any(isinstance(one, Int8Scratch) for one in arguments)
+    found: list[Any] = []
+    for at, (name, one) in enumerate(zip(names, arguments, strict=True)):
+        if name.endswith("weights") and one.dtype == np.uint8:
+            found.append(device.array(planes_of(FORMATS[arguments[at - 1]], one, is_interleaved=is_interleaved)))
+        elif name == "start":
+            found.append(device.array(np.array([one], np.int32)))
+        elif is_dataclass(one) and not isinstance(one, type):
+            arrays = {field.name: getattr(one, field.name) for field in fields(one)}
+            moved = {key: device.array(value) for key, value in arrays.items() if isinstance(value, np.ndarray)}
+            found.append(replace(one, **moved))
+        else:
+            found.append(device.array(one) if isinstance(one, np.ndarray) else one)
+    return tuple(found)
+
+
+def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
+    """One call on the GPU of arguments that lie on the host; what it writes is copied into them."""
+    moved = on_device(kernel, arguments, gpu)
+    gpu.run(kernel, *moved)
+    for place in kernel.outputs:
+        arguments[place][...] = gpu.host(moved[place])
+
+
+def planes_of(block_format: BlockFormat, weights: Bytes, *, is_interleaved: bool = False) -> Bytes:
+    """The planes, uint8 (size_bytes,), of a matrix as it lies in a file, uint8 (rows, row_bytes), or interleaved."""
+    layout = block_format.planes
+    assert layout is not None
+    rows = rows_of(block_format, weights, np.arange(len(weights))) if is_interleaved else weights
+    blocks = rows.reshape(-1, block_format.block_bytes)
+    out = np.zeros(layout.size_bytes(len(blocks), block_format.block_elements), np.uint8)
+    layout.fill(blocks, out)
+    return out
