@@ -41,7 +41,10 @@ class ComputeBrick:
         backend: str,
         profiler: Profiler,
         budget: Budget | None = None,
+        *,
+        names_launches: bool = False,
     ) -> None:
+        """`names_launches`: its kernels record themselves when they are launched, each with how."""
         self.spec = spec
         self._profiler = profiler
         self.kernels = tuple(launch.kernel for launch in launches)
@@ -53,7 +56,9 @@ class ComputeBrick:
             backend=backend,
             work=combined_work(launches),
             kernels=tuple(
-                KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD) for kernel in self.kernels
+                KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD)
+                for kernel in self.kernels
+                if not names_launches
             ),
             budget=budget,
         )

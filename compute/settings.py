@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from cbtop.compute.errors import ComputeError
 
@@ -93,4 +94,31 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
         use_crossovers(before)
 
 
+BACKENDS = ("cpu", "cuda")
 GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
+
+    `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
+    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
+    `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
+    `check_contracts`: run each brick between the conditions of its kernels' contracts.
+    `prompt`: the text to go on from, once, to its end; None: the same random tokens, again and again.
+    `backend`: one of BACKENDS.
+    """
+
+    model: Path | None = None
+    steps: int | None = None
+    threads: int | None = None
+    context: int | None = None
+    cache_type: str = "f16"
+    is_exact: bool = False
+    trace: tuple[str, ...] = ()
+    sampling: Sampling = GREEDY
+    check_contracts: bool = False
+    guard: str | None = "log"
+    prompt: str | None = None
+    backend: str = "cpu"

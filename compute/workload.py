@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.settings import GREEDY, Sampling
+from cbtop.compute.settings import WorkloadOptions
 from cbtop.protocol.messages import Manifest
 
 if TYPE_CHECKING:
-    from cbtop.compute.backends import Backend
     from cbtop.compute.brick import Profiler
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.tracing import DecodeTracing
+    from cbtop.compute.places import Place
     from cbtop.compute.tokenizer import Tokenizer
     from cbtop.protocol.messages import CheckResult
 
@@ -37,30 +36,6 @@ PASS_TOKENS, PASS_DECODED = 140, 7
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadOptions:
-    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
-
-    `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
-    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
-    `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
-    `check_contracts`: run each brick between the conditions of its kernels' contracts.
-    `prompt`: the text to go on from, once, to its end; None: the same random tokens, again and again.
-    """
-
-    model: Path | None = None
-    steps: int | None = None
-    threads: int | None = None
-    context: int | None = None
-    cache_type: str = "f16"
-    is_exact: bool = False
-    trace: tuple[str, ...] = ()
-    sampling: Sampling = GREEDY
-    check_contracts: bool = False
-    guard: str | None = "log"
-    prompt: str | None = None
-
-
 def run(
     options: WorkloadOptions,
     profiler: Profiler,
@@ -75,40 +50,28 @@ def run(
     ModelError where the model cannot be run.
     """
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
-    from cbtop.compute.backends import cpu_backend
-    from cbtop.compute.ceilings import measure_ceilings
-    from cbtop.compute.decoder.decoder import Decoder
-    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.guard import JidokaGuard, Reaction
+    from cbtop.compute.places import place_of
     from cbtop.profiler.traces.base import TracerConfig
 
     if options.steps is not None and options.steps < 1:
         raise ComputeError(f"{options.steps} steps; give 1 or more")
-    backend = cpu_backend(options.threads)
+    place = place_of(options)
     path = options.model or demo_model(progress)
     tokenizer = None
     if options.prompt is not None:
         progress("reading the tokenizer", None)
         tokenizer = _tokenizer(path)
     progress("reading the model", None)
-    model = model_to_run(path, is_exact=options.is_exact)
+    model = place.model(path)
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
-    profiler.announce(_manifest(model, backend, context))
-    decoder = Decoder(
-        model,
-        backend.label,
-        backend.threads,
-        profiler,
-        context,
-        options.cache_type,
-        options.sampling,
-        options.check_contracts,
-    )
+    profiler.announce(_manifest(model, place, context))
+    decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
@@ -119,11 +82,11 @@ def run(
     for result in decoder.verify(prompt[:VERIFIED_TOKENS]):
         profiler.announce(result)
     progress("measuring ceilings", None)
-    for ceiling in measure_ceilings(backend.threads, model.weights_bytes):
+    for ceiling in place.ceilings(model, progress):
         profiler.announce(ceiling)
     progress("", None)
-    if options.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
-        decoder.guard = JidokaGuard(Reaction(options.guard), profiler, decoder.bricks.places())
+    if place.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
+        decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     if tokenizer is None:
         _decode_until(decoder, prompt, options.steps, should_stop, tracing)
@@ -134,6 +97,7 @@ def run(
         tracing.finish()
     if decoder.guard:
         decoder.guard.finish()
+    decoder.tell()
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool) -> list[CheckResult]:
@@ -283,13 +247,13 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
     return tokens
 
 
-def _manifest(model: Model, backend: Backend, context: int) -> Manifest:
+def _manifest(model: Model, place: Place, context: int) -> Manifest:
     return Manifest(
         model=model.name,
         architecture=model.architecture,
-        backend=backend.label,
+        backend=place.label,
         quantization=model.quantization,
-        threads=backend.threads,
+        threads=place.threads or 1,
         layers=len(model.layers),
         hidden_size=model.hidden,
         context_length=context,

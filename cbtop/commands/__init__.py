@@ -14,6 +14,8 @@ COMMANDS = {
     "check": "fail where a run is slower than its baseline, or over its budgets: for CI",
     "export": "write what was recorded for other tools",
     "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
+    "map": "which kernels a model runs, by layer and brick, and where each is written",
+    "ptx": "show the PTX of a kernel by the hash that a tree names",
     "post-mortem": "what a process was doing when it ended",
     "daemon": "serve what runs to many viewers",
     "keys": "who may listen from another machine",

@@ -33,7 +33,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
-from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, Sampling
+from cbtop.compute.settings import BACKENDS, GREEDY, GUARD_REACTIONS, Sampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
@@ -42,8 +42,8 @@ from cbtop.viewmodels.model import SourceSummary, SourceView
 
 DESCRIPTION = (
     "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2 and gemma3 families; F32, F16, BF16, Q8_0, "
-    "Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS) on the CPU in a process of its own, and "
-    "show it. "
+    "Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS) on the CPU or a GPU in a process of its "
+    "own, and show it. "
     "Without --model, a small random one is written once into the cache."
 )
 EPILOG = """\
@@ -76,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
     )
+    group.add_argument(
+        "--backend", choices=BACKENDS, default="cpu",
+        help="what computes: this processor, or the first NVIDIA GPU (needs cbtop[cuda]; default: %(default)s)",
+    )  # fmt: skip
     group.add_argument(
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
     )
@@ -183,7 +187,7 @@ def serve(options: argparse.Namespace) -> int:
 
     # Numba takes its time to load; the process is already there to be seen.
     from cbtop.compute.errors import ComputeError, GuardError
-    from cbtop.compute.workload import WorkloadOptions
+    from cbtop.compute.settings import WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
     if said := use_kept_crossovers():
@@ -204,6 +208,7 @@ def serve(options: argparse.Namespace) -> int:
                 check_contracts=options.check_contracts,
                 guard=None if options.guard == "off" else options.guard,
                 prompt=options.prompt,
+                backend=options.backend,
             ),
             profiler,
             should_stop,
@@ -267,7 +272,8 @@ def _command(options: argparse.Namespace) -> list[str]:
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
-    command += ["--guard", options.guard, "--kv-cache", options.kv_cache, "--temperature", str(options.temperature)]
+    command += ["--backend", options.backend, "--guard", options.guard, "--kv-cache", options.kv_cache]
+    command += ["--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
     if options.exact:
         command += ["--exact"]

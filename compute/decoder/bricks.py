@@ -30,7 +30,6 @@ from cbtop.compute.kernels import (
 )
 from cbtop.compute.kernels.base import Kernel
 from cbtop.compute.kernels.linear_int8 import can_share
-from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
 
 
@@ -100,7 +99,17 @@ def _bricks_of(part: LayerBricks | ExpertBricks) -> Iterator[ComputeBrick]:
 class BrickMaker:
     """Makes the bricks of one model for one backend and one profiler."""
 
-    def __init__(self, model: Model, backend: str, profiler: Profiler, cache_bytes: int, sampling: Kernel) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: str,
+        profiler: Profiler,
+        cache_bytes: int,
+        sampling: Kernel,
+        *,
+        names_launches: bool = False,
+    ) -> None:
+        self._names_launches = names_launches  # of a machine: see there
         self._sampling = sampling
         self._cache_bytes = cache_bytes  # of a number in the KV cache
         self._model = model
@@ -109,8 +118,8 @@ class BrickMaker:
 
     def bricks(self) -> ModelBricks:
         model = self._model
-        is_plain = isinstance(model.embedding, QuantizedMatrix)
-        lookup = embedding.EMBEDDING if is_plain else embedding.INTERLEAVED_EMBEDDING
+        is_interleaved = isinstance(model.embedding, InterleavedMatrix)
+        lookup = embedding.INTERLEAVED_EMBEDDING if is_interleaved else embedding.EMBEDDING
         embed = Launch(lookup, embedding.work(model.embedding, model.embedding_scale != 1))
         held = Launch(soft_cap.SOFT_CAP, soft_cap.work())
         return ModelBricks(
@@ -158,7 +167,7 @@ class BrickMaker:
         if not can_share(matrices):
             return self._projections(brick_specs.QKV_PROJECTION, *projections)
         codes = [matrix.format.code for matrix in matrices]
-        kernel = qkv.kernel_for(codes, is_int8=isinstance(matrices[0], InterleavedMatrix))
+        kernel = qkv.kernel_for(codes, is_int8=matrices[0].takes_int8)
         work = qkv.work(matrices, sum(one.bias.size for one in projections))
         return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work))
 
@@ -188,7 +197,7 @@ class BrickMaker:
         )
 
     def _brick(self, spec: BrickSpec, *launches: Launch) -> ComputeBrick:
-        return ComputeBrick(spec, launches, self._backend, self._profiler)
+        return ComputeBrick(spec, launches, self._backend, self._profiler, names_launches=self._names_launches)
 
     def _norm(self) -> ComputeBrick:
         return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, rms_norm.work(self._model.hidden)))
@@ -210,10 +219,10 @@ class BrickMaker:
 
 def _gated(gate: Projection, up: Projection) -> Launch:
     weights = gate.weight, up.weight
-    kernel = gated.kernel_for([one.format.code for one in weights], is_int8=isinstance(weights[0], InterleavedMatrix))
+    kernel = gated.kernel_for([one.format.code for one in weights], is_int8=weights[0].takes_int8)
     return Launch(kernel, gated.work(*weights, (gate.bias.size > 0) + (up.bias.size > 0)), gate.weight.rows)
 
 
 def _product(weight: Matrix, has_bias: bool) -> Launch:
-    kernels = linear.LINEAR if isinstance(weight, QuantizedMatrix) else linear_int8.LINEAR_INT8
+    kernels = linear_int8.LINEAR_INT8 if weight.takes_int8 else linear.LINEAR
     return Launch(kernels[weight.format.code], linear.work(weight, has_bias), weight.rows)

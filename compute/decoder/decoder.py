@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute.backends import refuse_threads_of_fork
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
 from cbtop.compute.decoder.experts import ExpertSpace, of_expert
+from cbtop.compute.decoder.machine import Host, Machine
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.guard import JidokaGuard
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
-from cbtop.compute.kernels.linear_int8 import Int8Scratch
-from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.protocol.messages import CheckResult
@@ -31,7 +30,6 @@ Floats = NDArray[np.float32]
 Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
-MOST_TOGETHER = 128  # tokens of a pass: what it works on stays in the cache, and no buffer grows with a prompt
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
 
 
@@ -100,6 +98,7 @@ class Decoder:
         cache_type: str = "f16",
         sampling: Sampling = GREEDY,
         check_contracts: bool = False,
+        machine: Machine | None = None,
     ) -> None:
         if threads < 1 or context < 1:
             raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
@@ -107,33 +106,38 @@ class Decoder:
         self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
-        self._threads = threads
+        self._start: Any = 0  # where the pass that runs begins, as kernels take it
+        self._machine = machine = Host(threads) if machine is None else machine
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
         self._sequence = 0  # each has draws of its own
         self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
         dtype = np.dtype(attention.CACHE_TYPES[cache_type])
-        self.bricks = BrickMaker(model, backend, profiler, dtype.itemsize, self._chooser).bricks()
-        angles = sliding_angles = model.rope.table(context)
+        maker = BrickMaker(
+            model, backend, profiler, dtype.itemsize, self._chooser, names_launches=machine.names_launches
+        )
+        self.bricks = maker.bricks()
+        angles = sliding_angles = machine.array(model.rope.table(context))
         if model.sliding_rope is not model.rope:
-            sliding_angles = model.sliding_rope.table(context)
+            sliding_angles = machine.array(model.sliding_rope.table(context))
         self._layers = tuple(
             _Layer(
                 bricks,
                 weights,
-                *attention.empty_caches(model.kv_heads, context, model.head_dim, dtype),
+                *machine.caches(model.kv_heads, context, model.head_dim, dtype),
                 angles=sliding_angles if weights.slides else angles,
                 window=model.window if weights.slides else 0,
             )
             for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
-        most = min(context, MOST_TOGETHER)
-        self._scratch = np.zeros((threads, columns), np.float32)
-        self._int8_scratch = Int8Scratch.of(most, columns, threads)
-        self._attention_scratch = attention.scratch_for(threads, model.head_dim)
-        self._space = Workspace.of(model, most)
+        most = min(context, machine.most_together)
+        self._scratch = machine.scratch(columns)
+        self._int8_scratch = machine.int8_scratch(model, most, columns)
+        self._attention_scratch = machine.attention_scratch(model, context)
+        self._no_bias = machine.array(np.zeros(0, np.float32))
+        self._space = Workspace.of(model, most, machine.zeros)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
         experts = model.experts
@@ -143,6 +147,9 @@ class Decoder:
         """Forget the sequence."""
         self.position = 0
         self._sequence += 1
+
+    def tell(self) -> None:
+        """Hand on what recorded steps have told, where it is not as they end: here it is."""
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary.
@@ -173,6 +180,13 @@ class Decoder:
     def _run(self, observe: Observer | None) -> Run:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
+    def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
+        """Give the bricks of a pass to `run`, which computes nothing: of experts as many run as a token uses."""
+        if self._expert_space is not None and self.model.experts is not None:
+            starts = self._expert_space.starts
+            starts[:] = len(tokens) * np.minimum(np.arange(len(starts)), self.model.experts.used)
+        self._whole_pass(tokens, run, scope)
+
     @property
     def logits(self) -> Floats:
         """Logits, float32 (vocabulary,), of the last token; the next pass overwrites them."""
@@ -199,7 +213,7 @@ class Decoder:
         return summary(findings)
 
     def _check(self, tokens: Sequence[int]) -> None:
-        refuse_threads_of_fork(self._threads)
+        self._machine.check()
         count, vocabulary = len(tokens), self.model.vocabulary
         if not count:
             raise ComputeError("no token to begin with: give a prompt of one or more")
@@ -217,25 +231,26 @@ class Decoder:
     def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
         start = self.position
         try:
-            return self._whole_pass(tokens, run, scope)
+            return int(self._whole_pass(tokens, run, scope).choice[0])
         except BaseException:  # Ctrl-C, too: what is given again must not come after a part of itself
             self.position = start
             raise
 
-    def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
-        for first in range(0, len(tokens), MOST_TOGETHER):
-            space = self._through_layers(tokens[first : first + MOST_TOGETHER], run, scope)
+    def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
+        """Every brick of a pass; whose buffers hold what it chose, once the machine has got through."""
+        for first in range(0, len(tokens), self._machine.most_together):
+            space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
         model, head, bricks = self.model, self.model.lm_head, self.bricks
         run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
         run(
             bricks.lm_head,
             head.rows,
-            self._product(Projection(head, _NO_BIAS), space.last_normed, space.logits_product),
+            self._product(Projection(head, self._no_bias), space.last_normed, space.logits_product),
         )
         if bricks.soft_cap is not None:
             run(bricks.soft_cap, model.vocabulary, (space.logits_product, model.logit_cap, space.logits))
         run(bricks.sampling, model.vocabulary, self._choice(space))
-        return int(space.choice[0])
+        return space
 
     def _choice(self, space: Workspace) -> Arguments:
         if self._sampling.is_greedy:
@@ -247,7 +262,8 @@ class Decoder:
     def _through_layers(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
         count, model, bricks = len(tokens), self.model, self.bricks
         space = self._alone if count == 1 else self._space.first(count)
-        space.tokens[:] = tokens
+        self._machine.put(space.tokens, tokens)
+        self._start = self._machine.position(self.position)
         embedding = model.embedding
         arguments = (embedding.format.code, embedding.data, space.tokens, model.embedding_scale, space.x)
         run(bricks.embedding, count * model.hidden, arguments)
@@ -259,11 +275,11 @@ class Decoder:
         return space
 
     def _attention(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
-        model, bricks, weights, start = self.model, layer.bricks, layer.weights, self.position
+        model, bricks, weights, start = self.model, layer.bricks, layer.weights, self._start
         product = self._product
         query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
         neox, angles, head_dim = model.rope.layout == "neox", layer.angles, model.head_dim
-        seen = model.heads * attention.positions_seen(start, count, layer.window)
+        seen = model.heads * attention.positions_seen(self.position, count, layer.window)
 
         run(
             bricks.attention_norm,
@@ -369,13 +385,10 @@ class Decoder:
     def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
         return (*_of(projection), x, out, self._scratch_of(projection.weight))
 
-    def _scratch_of(self, weight: Matrix) -> Floats | Int8Scratch:
-        return self._scratch if isinstance(weight, QuantizedMatrix) else self._int8_scratch
+    def _scratch_of(self, weight: Matrix) -> Any:
+        return self._int8_scratch if weight.takes_int8 else self._scratch
 
 
 def _of(projection: Projection) -> Arguments:
     weight = projection.weight
     return weight.format.code, weight.data, projection.bias
-
-
-_NO_BIAS = np.zeros(0, np.float32)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +39,11 @@ class Workspace:
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
-    def of(cls, model: Model, tokens: int) -> Workspace:
-        def floats(*shape: int) -> Floats:
-            return np.zeros(shape, np.float32)
+    def of(cls, model: Model, tokens: int, zeros: Callable[[Any, Any], Any] = np.zeros) -> Workspace:
+        """`zeros(shape, dtype)` makes them."""
+
+        def floats(*shape: int) -> Any:
+            return zeros(shape, np.float32)
 
         x = floats(tokens, model.hidden)
         query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -48,25 +52,25 @@ class Workspace:
         is_normed = model.layers[0].q_norm is not None
         is_delta_normed = model.layers[0].attention_post_norm is not None
         return cls(
-            tokens=np.zeros(tokens, np.int64),
+            tokens=zeros(tokens, np.int64),
             x=x,
             last=x[-1:],
             normed=floats(tokens, model.hidden),
             q=q,
             k=k,
             v=floats(tokens, kv_rows),
-            q_product=np.zeros_like(q) if is_normed else q,
-            k_product=np.zeros_like(k) if is_normed else k,
+            q_product=floats(*q.shape) if is_normed else q,
+            k_product=floats(*k.shape) if is_normed else k,
             attended=floats(tokens, query_rows),
             delta=delta,
-            delta_product=np.zeros_like(delta) if is_delta_normed else delta,
+            delta_product=floats(*delta.shape) if is_delta_normed else delta,
             gate=floats(tokens, model.feed_forward),
             up=floats(tokens, model.feed_forward),
             activated=floats(tokens, model.feed_forward),
             last_normed=floats(1, model.hidden),
             logits=logits,
-            logits_product=np.zeros_like(logits) if model.logit_cap else logits,
-            choice=np.zeros(1, np.int64),
+            logits_product=floats(*logits.shape) if model.logit_cap else logits,
+            choice=zeros(1, np.int64),
         )
 
     def first(self, tokens: int) -> Workspace:

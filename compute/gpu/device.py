@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import Any
+
+import numpy as np
 
 from cbtop.compute.cuda.compiler import Compiled, compiled
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.ptx_registry import PtxRegistry
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.planes import PlaneLayout
+from cbtop.profiler.definitions import KernelDefinition
 
-Launcher = Callable[..., None]
-SHARED_BYTES = 48 * 1024  # dynamic, that every GPU gives without being asked for more
+BACKEND = "cuda"
+STATIC_SHARED_BYTES, REGISTERS = 1, 4  # CUfunction_attribute
 
 
 class Gpu:
@@ -35,20 +41,60 @@ class Gpu:
         self.name: str = found["name"].decode("utf-8", "replace")
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
+        self._process = os.getpid()
         self._modules: dict[tuple[CudaModule, bool], tuple[Any, Compiled]] = {}
         self._functions: dict[tuple[CudaModule, str, bool], Any] = {}
+        self._definitions: dict[tuple[Any, ...], KernelDefinition] = {}
+
+    @property
+    def label(self) -> str:
+        """What screens show."""
+        return f"{BACKEND}:{self.device.id}"
+
+    def check(self) -> None:
+        """ComputeError in a fork: CUDA works for the process that began it, and for no child."""
+        if os.getpid() != self._process:
+            raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
+
+    def require_room(self, size_bytes: int, what: str) -> None:
+        """ComputeError where so much is not free on the GPU."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        free_bytes, all_bytes = self.device.mem_info
+        if size_bytes > free_bytes:
+            wanted, free, there = (f"{size / 1e9:.2f} GB" for size in (size_bytes, free_bytes, all_bytes))
+            raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """A copy of what lies on the host, on the device."""
-        return self.cupy.asarray(values)
+        """A copy of what lies on the host, on the device. ComputeError where it has no room."""
+        try:
+            return self.cupy.asarray(values)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise self._no_room(values.nbytes) from error
 
     def host(self, array: Any) -> Any:
         """A copy on the host; it waits for what was launched."""
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """On the device."""
-        return self.cupy.zeros(shape, dtype)
+        """On the device. ComputeError where it has no room."""
+        try:
+            return self.cupy.zeros(shape, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise self._no_room(int(np.prod(shape)) * np.dtype(dtype).itemsize) from error
+
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
+        """The planes of a matrix of the host, uint8 (size of all,)."""
+        block_format, data = matrix.format, matrix.data
+        blocks = self.array(data).reshape(-1, block_format.block_bytes)
+        planes = self.zeros((layout.size_bytes(len(blocks), block_format.block_elements),), np.uint8)
+        layout.fill(blocks, planes)
+        return planes
+
+    def _no_room(self, size_bytes: int) -> ComputeError:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        free_bytes, all_bytes = self.device.mem_info
+        wanted, free, there = (f"{size / 1e9:.2f} GB" for size in (size_bytes, free_bytes, all_bytes))
+        return ComputeError(f"{wanted} more are wanted; of {there} {free} are free on {self.name}")
 
     def module(self, module: CudaModule, *, stamped: bool = False) -> Compiled:
         """What `module` was compiled to for this GPU; it is loaded with it."""
@@ -60,6 +106,7 @@ class Gpu:
             made = compiled(module.source, self.architecture, stamped=stamped)
             loaded = self.cupy.cuda.function.Module()
             loaded.load(made.cubin)
+            PtxRegistry().add(made.ptx_hash, made.ptx)
             self._modules[key] = loaded, made
         return self._modules[key]
 
@@ -70,12 +117,49 @@ class Gpu:
             self._functions[key] = self._loaded(module, stamped)[0].get_function(entry)
         return self._functions[key]
 
-    def launch(self, one: CudaLaunch | LibraryCall) -> None:
-        """On CuPy's current stream."""
+    def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None) -> None:
+        """On CuPy's current stream. `stamp`: the address of two words, in which it writes when it began and ended."""
         if isinstance(one, LibraryCall):
             one.call()
             return
-        self.function(one.module, one.entry)(one.grid, one.block, one.arguments, shared_mem=one.shared_bytes)
+        arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
+        function = self.function(one.module, one.entry, stamped=stamp is not None)
+        function(one.grid, one.block, arguments, shared_mem=one.shared_bytes)
+
+    def mark(self, module: CudaModule, address: int) -> None:
+        """Write the time into a word, when all that was launched before has ended."""
+        self.function(module, module.name, stamped=True)((1, 1, 1), (1, 1, 1), (np.uint64(address),))
+
+    def copy(self, target: Any, source: Any, kind: int) -> None:
+        """In its turn. What lies on the host is an array in pinned memory."""
+        ends = [one.ctypes.data if isinstance(one, np.ndarray) else one.data.ptr for one in (target, source)]
+        stream = self.cupy.cuda.get_current_stream()
+        self.cupy.cuda.runtime.memcpyAsync(*ends, source.nbytes, kind, stream.ptr)
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of the host that copies need not wait for: zeros."""
+        count, kind = int(np.prod(shape)), np.dtype(dtype)
+        array = np.frombuffer(self.cupy.cuda.alloc_pinned_memory(count * kind.itemsize), kind, count).reshape(shape)
+        array[...] = 0
+        return array
+
+    def definition(self, one: CudaLaunch) -> KernelDefinition:
+        """The kernel of a launch, with what the driver says of it."""
+        key = one.module, one.entry, one.grid, one.block, one.shared_bytes
+        found = self._definitions.get(key)
+        if found is None:
+            function, ask = self.function(one.module, one.entry), self.cupy.cuda.driver.funcGetAttribute
+            found = self._definitions[key] = KernelDefinition(
+                one.entry,
+                BACKEND,
+                grid=one.grid,
+                block=one.block,
+                shared_memory_bytes=one.shared_bytes,
+                ptx_hash=self.module(one.module).ptx_hash,
+                static_shared_memory_bytes=ask(STATIC_SHARED_BYTES, function.ptr),
+                registers=ask(REGISTERS, function.ptr),
+            )
+        return found
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
         """One call of a kernel that has a CUDA version."""

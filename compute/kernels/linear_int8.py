@@ -246,9 +246,9 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
 
 def can_share(matrices: Sequence[Matrix]) -> bool:
     """Whether products by all of these take the same of activations."""
-    if all(isinstance(matrix, InterleavedMatrix) for matrix in matrices):
+    if all(matrix.takes_int8 for matrix in matrices):
         return True
-    is_plain = all(isinstance(matrix, QuantizedMatrix) for matrix in matrices)
+    is_plain = not any(matrix.takes_int8 for matrix in matrices)
     return is_plain and len({matrix.format.prepare for matrix in matrices}) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,7 @@ class QuantizedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
+    takes_int8: ClassVar[bool] = False  # its products take activations as they are
 
     def __post_init__(self) -> None:
         self.format.check_bytes(self.data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class InterleavedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
+    takes_int8: ClassVar[bool] = True  # its products take activations rounded to int8
 
     @property
     def rows(self) -> int:

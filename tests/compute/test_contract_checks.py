@@ -14,8 +14,8 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.kernels import rms_norm
-from cbtop.compute.settings import GREEDY, Sampling
-from cbtop.compute.workload import WorkloadOptions, run
+from cbtop.compute.settings import GREEDY, Sampling, WorkloadOptions
+from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
 

@@ -18,8 +18,9 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.tokenizer import read_tokenizer
-from cbtop.compute.workload import WorkloadOptions, run, verify_model, verify_pass
+from cbtop.compute.workload import run, verify_model, verify_pass
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 

@@ -1,0 +1,96 @@
+"""A token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
+
+How near a step is to the time that reading its weights takes at least, by a kernel that only reads, in the same run;
+and what it costs to have every kernel stamp itself: in every step, and as often as `--overhead 1%` lets it. Rounds
+take turns; the unprofiled decoder stands twice among them, and the ratio of both is the noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.base import Ratio
+from benchmarks.gpu.shapes import model_7b, read_bytes
+from cbtop.compute.decoder.on_gpu import GpuDecoder
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu_ceilings import SOURCE
+from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+
+ROUNDS, STEPS, CONTEXT, PROMPT = 15, 30, 4096, 32
+READ_BYTES = 300 * 8192 * 128  # 315 MB: no cache holds them
+
+
+def read_gb_per_s(gpu: Gpu) -> float:
+    """Of a kernel that only reads."""
+    cupy = gpu.cupy
+    kernel, out = cupy.RawKernel(SOURCE, "memory_read"), cupy.zeros(64, "u1")
+    buffers = [cupy.zeros(READ_BYTES, "u1") for _ in range(2)]
+    best = 0.0
+    for _ in range(20):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record()
+        for buffer in buffers:
+            kernel((READ_BYTES // 8192,), (256,), (buffer, out))
+        end.record()
+        end.synchronize()
+        best = max(best, 2 * READ_BYTES / cupy.cuda.get_elapsed_time(begin, end) / 1e6)
+    return best
+
+
+def main() -> None:
+    is_eager = "eager" in sys.argv[1:]
+    gpu = Gpu()
+    model = model_7b(gpu)
+    size_bytes, read = read_bytes(model), read_gb_per_s(gpu)
+    bound_us = size_bytes / read / 1e3
+    print(
+        f"{gpu.name}: weights {size_bytes / 1e9:.2f} GB, read at {read:.0f} GB/s: {bound_us:.0f} us a token at least"
+    )
+    profilers = {
+        "bare": BrickProfiler(enabled=False),
+        "bare again": BrickProfiler(enabled=False),
+        "every step": BrickProfiler(),
+        "governed": GovernedProfiler(1.0, recorder=RingRecorder()),
+    }
+    decoders = {name: GpuDecoder(gpu, model, one, CONTEXT, is_eager=is_eager) for name, one in profilers.items()}
+
+    def steps(decoder: GpuDecoder) -> Callable[[], float]:
+        def run() -> float:
+            decoder.restart()
+            token = decoder.prefill([*range(PROMPT)])
+            token = decoder.decode(token)
+            begun_ns = time.perf_counter_ns()
+            for _ in range(STEPS):
+                token = decoder.decode(token)
+            return (time.perf_counter_ns() - begun_ns) / STEPS
+
+        return run
+
+    runs = {name: steps(one) for name, one in decoders.items()}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS + 2):
+        names = list(runs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            took = runs[name]()
+            if turn >= 2:
+                found[name].append(took)
+    bare_us = statistics.median(found["bare"]) / 1e3
+    how = "eager" if is_eager else "captured graph"
+    print(f"{how}: {bare_us:.0f} us a token ({1e6 / bare_us:.0f}/s), {100 * bound_us / bare_us:.0f} % of the bound")
+    for name in list(runs)[1:]:
+        ratio = Ratio.of(found[name], found["bare"])
+        print(f"  {name:12} {ratio.median:.4f} x (half of the rounds between {ratio.low:.4f} and {ratio.high:.4f})")
+    governed = profilers["governed"]
+    assert isinstance(governed, GovernedProfiler)
+    print(f"  governed: one step in {governed.governor.every}")
+    decoders["every step"].tell()
+    print(profilers["every step"].report())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A model with the sizes of a 7B in Q4_K_M, its weights random blocks that are made on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.matrix import DeviceMatrix
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, LAYERS, VOCABULARY = 3584, 28, 4, 128, 18944, 28, 152064  # qwen2 7B
+SCALE = 2.0**-14  # of blocks' scales: products stay near 1
+SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # where the binary16 of a block begin
+
+
+def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, takes_int8: bool = True) -> DeviceMatrix:
+    """Random codes, scales and minima, all of one small scale."""
+    cupy, layout = gpu.cupy, block_format.planes
+    assert layout is not None
+    blocks = cupy.random.randint(
+        0, 256, (rows * columns // block_format.block_elements, block_format.block_bytes), "u1"
+    )
+    for at in SCALES_AT[block_format.code]:
+        blocks[:, at : at + 2] = cupy.asarray(np.array([SCALE], np.float16).view(np.uint8))
+    planes = gpu.zeros(layout.size_bytes(len(blocks), block_format.block_elements), "u1")
+    layout.fill(blocks, planes)
+    return DeviceMatrix(block_format, planes, rows, columns, takes_int8)
+
+
+def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True) -> Model:
+    """Sizes of Qwen2.5-7B; as llama.cpp's Q4_K_M has them, half of the value and down projections are Q6_K."""
+    no_bias = gpu.array(np.zeros(0, np.float32))
+    ones = gpu.array(np.ones(HIDDEN, np.float32))
+
+    def product(rows: int, columns: int, block_format: BlockFormat, bias: Any = no_bias) -> Projection:
+        return Projection(matrix(gpu, rows, columns, block_format, takes_int8=takes_int8), bias)  # type: ignore[arg-type]
+
+    def layer(index: int) -> LayerWeights:
+        more = Q6_K if index < layers // 8 or index >= 7 * layers // 8 or index % 3 == 2 else Q4_K
+        biases = [gpu.array(np.zeros(heads * HEAD_DIM, np.float32)) for heads in (HEADS, KV_HEADS)]
+        return LayerWeights(
+            attention_norm=ones,
+            q=product(HEADS * HEAD_DIM, HIDDEN, Q4_K, biases[0]),
+            k=product(KV_HEADS * HEAD_DIM, HIDDEN, Q4_K, biases[1]),
+            v=product(KV_HEADS * HEAD_DIM, HIDDEN, more, biases[1]),
+            q_norm=None,
+            k_norm=None,
+            output=product(HIDDEN, HEADS * HEAD_DIM, Q4_K),
+            attention_post_norm=None,
+            ffn_norm=ones,
+            gate=product(FEED_FORWARD, HIDDEN, Q4_K),
+            up=product(FEED_FORWARD, HIDDEN, Q4_K),
+            down=product(HIDDEN, FEED_FORWARD, more),
+            router=None,
+            ffn_post_norm=None,
+            slides=False,
+        )
+
+    rope = Rope("neox", HEAD_DIM, 1e6, 1.0, 1.0, None, None, 32768, 0.0, (32.0, 1.0))
+    made = Model(
+        name="random 7B", architecture="qwen2", quantization="Q4_K_M", hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM, feed_forward=FEED_FORWARD, vocabulary=VOCABULARY, context_length=32768, window=0,
+        epsilon=1e-6, rope=rope, sliding_rope=rope, activation="silu", embedding_scale=1.0,
+        attention_scale=HEAD_DIM**-0.5, attention_cap=0.0, logit_cap=0.0, experts=None,
+        embedding=matrix(gpu, VOCABULARY, HIDDEN, Q4_K, takes_int8=False),  # type: ignore[arg-type]
+        layers=tuple(layer(index) for index in range(layers)), final_norm=ones,
+        lm_head=matrix(gpu, VOCABULARY, HIDDEN, Q6_K, takes_int8=takes_int8),  # type: ignore[arg-type]
+        parameters=0, weights_bytes=0,
+    )  # fmt: skip
+    return replace(made, weights_bytes=read_bytes(made))
+
+
+def read_bytes(model: Model) -> int:
+    """The bytes of weights that a token reads: all matrices but the embedding, of which it reads a row."""
+    products = [
+        one.weight.size_bytes
+        for layer in model.layers
+        for one in (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
+    ]
+    return sum(products) + model.lm_head.size_bytes

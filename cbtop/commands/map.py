@@ -1,0 +1,130 @@
+"""`cbtop map`: which kernels a model runs, by layer and brick, and where each is written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.settings import BACKENDS
+from cbtop.errors import NoDataError, UsageError
+from cbtop.reports.tables import Table, table
+
+if TYPE_CHECKING:
+    from cbtop.compute.decoder.plan import Planned
+
+DESCRIPTION = (
+    "Print layer, brick, kernel and where that is written, with how often a pass launches it, by the plan of the "
+    "decoder: nothing runs, and no GPU is needed."
+)
+EPILOG = """\
+examples:
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf                      a token's pass on the CPU
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf --backend cuda       on a GPU, with grids and blocks
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf --prefill            a prompt's
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf --kernel rms_norm    where that kernel runs
+  cbtop map qwen2.5-1.5b-q4_k_m.gguf --reverse attention  kernel -> bricks, of kernels with that in their name
+
+Layers that launch the same are one line.
+
+exit codes: 0 printed, 2 usage, 3 no such kernel
+"""
+SCHEMA = "cbtop.map/1"
+PREFILL_TOKENS = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="the model")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="what computes (default: %(default)s)")
+    parser.add_argument("--kernel", metavar="NAME", help="only kernels with NAME in theirs")
+    parser.add_argument("--reverse", metavar="NAME", help="kernels with NAME in theirs first, then who launches them")
+    parser.add_argument("--prefill", action="store_true", help=f"a pass of {PREFILL_TOKENS} tokens, not of one")
+    parser.add_argument("--json", action="store_true", help="print JSON, each layer by itself")
+
+
+def run(options: argparse.Namespace) -> int:
+    from cbtop.compute.decoder.plan import planned  # numpy and Numba
+
+    tokens = PREFILL_TOKENS if options.prefill else 1
+    try:
+        launched = planned(options.model, options.backend, tokens)
+    except ComputeError as error:
+        raise UsageError(str(error)) from error
+    name = options.kernel or options.reverse
+    chosen = [one for one in launched if name is None or name in one.kernel]
+    if not chosen:
+        kernels = ", ".join(sorted({one.kernel for one in launched}))
+        raise NoDataError(f"no kernel has {name!r} in its name; there are {kernels}")
+    if options.json:
+        document = {"schema": SCHEMA, "backend": options.backend, "tokens": tokens}
+        launches = [asdict(one) for one in chosen]
+        sys.stdout.write(json.dumps(document | {"launches": launches}, indent=2) + "\n")
+        return 0
+    total = sum(one.launches for one in chosen)
+    passes = f"a pass of {tokens} token{'s' * (tokens > 1)}"
+    said = f"{total} launches {passes} on {options.backend}, by the decoder's plan"
+    sys.stdout.write(f"{_by_kernel(chosen) if options.reverse else _by_layer(chosen)}\n\n{said}\n")
+    return 0
+
+
+def _by_layer(launched: Sequence[Planned]) -> str:
+    """Layers that launch the same in one block, in the order they run."""
+    blocks: dict[tuple[Planned, ...], list[int | None]] = {}
+    for layer, same in groupby(launched, key=lambda one: one.layer):
+        blocks.setdefault(tuple(replace(one, layer=None) for one in same), []).append(layer)
+    rows: Table = [("layer", "brick", "kernel", "written in", "launches", "grid", "block")]
+    for block, layers in blocks.items():
+        for number, (brick, same) in enumerate(groupby(block, key=lambda one: one.brick)):
+            for at, one in enumerate(same):
+                where = _layers(layers) if number == at == 0 else ""
+                rows.append((where, brick if at == 0 else "", *_kernel(one)))
+    return table(_without_empty(rows), left=4)
+
+
+def _by_kernel(launched: Sequence[Planned]) -> str:
+    """Each kernel as it is launched, with the bricks and layers that launch it."""
+    users: dict[Planned, dict[str, list[int | None]]] = {}
+    for one in launched:
+        users.setdefault(replace(one, layer=None, brick=""), {}).setdefault(one.brick, []).append(one.layer)
+    rows: Table = [("kernel", "brick", "layer", "written in", "launches", "grid", "block")]
+    for kernel, bricks in users.items():
+        for at, (brick, layers) in enumerate(bricks.items()):
+            name, *how = _kernel(kernel)
+            rows.append((name if at == 0 else "", brick, _layers(layers), *how))
+    return table(_without_empty(rows), left=4)
+
+
+def _kernel(one: Planned) -> tuple[str, ...]:
+    return one.kernel, f"{one.file}:{one.line}", str(one.launches), _sizes(one.grid), _sizes(one.block)
+
+
+def _sizes(sizes: Sequence[int] | None) -> str:
+    """`1184x2`: what is 1 behind the last other is left out."""
+    if sizes is None:
+        return ""
+    used = max([at for at, size in enumerate(sizes) if size > 1], default=0) + 1
+    return "x".join(str(size) for size in sizes[:used])
+
+
+def _layers(layers: Sequence[int | None]) -> str:
+    """`0-3, 5`, and `-` where it is outside of layers, too."""
+    runs: list[list[int]] = []
+    for number in sorted({layer for layer in layers if layer is not None}):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(["-"] * (None in layers) + parts)
+
+
+def _without_empty(rows: Table) -> Table:
+    """A CPU's kernels have no grid and no block."""
+    kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
+    return [tuple(row[at] for at in kept) for row in rows]

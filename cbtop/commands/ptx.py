@@ -1,0 +1,58 @@
+"""`cbtop ptx`: the PTX of a kernel, by the hash that a tree of the graph names."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cbtop.compute.ptx_registry import PtxRegistry
+from cbtop.errors import NoDataError, UsageError
+
+DESCRIPTION = (
+    "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash stands in the detail of a kernel in "
+    "the tree, in JSON (ptx_hash) and in what `cbtop ptx list` prints."
+)
+EPILOG = """\
+examples:
+  cbtop ptx list                        what was compiled here: hash and entries, newest first
+  cbtop ptx show dc4ab6be0f3e6bd5       print it
+  cbtop ptx show dc4a | less            as many digits as tell it from the others
+
+exit codes: 0 printed, 2 usage, 3 not compiled on this machine
+"""
+ENTRY = ".entry "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    what.add_parser("list", help="what was compiled on this machine")
+    show = what.add_parser("show", help="print one")
+    show.add_argument("hash", metavar="HASH", help="in hexadecimal, or its first digits")
+
+
+def run(options: argparse.Namespace) -> int:
+    registry = PtxRegistry()
+    hashes = registry.hashes()
+    if options.what == "list":
+        for one in hashes:
+            sys.stdout.write(f"{one:016x}  {', '.join(_entries(registry.lookup(one) or ''))}\n")
+        if not hashes:
+            raise NoDataError("no CUDA kernel was compiled on this machine: cbtop demo --backend cuda does")
+        return 0
+    wanted = options.hash.lower().removeprefix("0x")
+    if not wanted or any(digit not in "0123456789abcdef" for digit in wanted):
+        raise UsageError(
+            f"{options.hash!r} is no hash: digits and a to f are wanted, as `cbtop ptx list` prints them"
+        )
+    found = [one for one in hashes if f"{one:016x}".startswith(wanted)]
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} begin with {wanted}; give more digits")
+    text = registry.lookup(found[0]) if found else None
+    if text is None:
+        raise NoDataError(f"{wanted} was not compiled on this machine, or is no longer kept")
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def _entries(ptx: str) -> list[str]:
+    return [part.partition("(")[0].strip() for part in ptx.split(ENTRY)[1:]]

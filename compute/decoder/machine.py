@@ -1,0 +1,93 @@
+"""What a decoder runs on: where its arrays lie, and who reads and writes them for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from cbtop.compute.backends import refuse_threads_of_fork
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.kernels import attention
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+
+
+class Machine(Protocol):
+    """Arrays of a decoder are made here, once; their contents are the kernels'."""
+
+    #: Whether kernels record themselves when they are launched, with how: a brick's definition names none then.
+    names_launches: bool
+    #: Tokens that pass together: no buffer grows with a prompt.
+    most_together: int
+
+    def check(self) -> None:
+        """ComputeError where it cannot run any more."""
+
+    def array(self, values: Any) -> Any:
+        """What lies on the host, where kernels read it."""
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
+        """Of one layer: keys and values, zeros."""
+
+    def attention_scratch(self, model: Model, context: int) -> Any: ...
+
+    def scratch(self, columns: int) -> Any:
+        """Of products that take activations as they are."""
+
+    def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
+        """Of products that take activations in int8."""
+
+    def put(self, array: Any, values: Sequence[int]) -> None:
+        """Write whole numbers into an array."""
+
+    def position(self, value: int) -> Any:
+        """The first position of a pass, as kernels take it."""
+
+
+class Host:
+    """The CPU, on some threads."""
+
+    names_launches = False
+    most_together = 128  # what they work on stays in the cache
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def check(self) -> None:
+        """ComputeError in a fork of a process whose kernels have run on threads."""
+        refuse_threads_of_fork(self._threads)
+
+    def array(self, values: Any) -> Any:
+        """It lies there."""
+        return values
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """NumPy's."""
+        return np.zeros(shape, dtype)
+
+    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
+        """As attention's `empty_caches` makes them."""
+        return attention.empty_caches(kv_heads, context, head_dim, dtype)
+
+    def attention_scratch(self, model: Model, context: int) -> Any:
+        """Of each thread."""
+        return attention.scratch_for(self._threads, model.head_dim)
+
+    def scratch(self, columns: int) -> Any:
+        """A row for each thread."""
+        return np.zeros((self._threads, columns), np.float32)
+
+    def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
+        """As Int8Scratch has it."""
+        return Int8Scratch.of(tokens, columns, self._threads)
+
+    def put(self, array: Any, values: Sequence[int]) -> None:
+        """In place."""
+        array[:] = values
+
+    def position(self, value: int) -> Any:
+        """A whole number."""
+        return value

@@ -1,0 +1,305 @@
+"""The decoder on a GPU: weights and cache stay there, a prompt runs launch by launch, a token as a captured graph.
+
+Rules
+- A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
+  a token's pass two graphs are captured, by whichever comes first.
+- What a recorded step has told is handed on while the device works for the next one, or when the sequence ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute.brick import ComputeBrick, Profiler
+from cbtop.compute.checks import Finding, summary
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.decoder import Decoder, Observer
+from cbtop.compute.errors import ModelError
+from cbtop.compute.gpu.checks import checked
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.matrix import DeviceMatrix
+from cbtop.compute.gpu.passes import STAMPS, Launched, LaunchedPass, parts_of
+from cbtop.compute.kernels import attention
+from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.settings import GREEDY, Sampling
+from cbtop.profiler.device.launch_times import LaunchTimes
+from cbtop.profiler.steps import Step
+from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.vocabulary import TransferDirection
+
+MOST_LAUNCHES = 1 << 14  # of a pass
+
+Elements = Mapping[ComputeBrick, int]
+
+
+def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
+    """`model` with its weights on the GPU; products take activations in int8 unless `is_exact`.
+
+    ModelError where it cannot run there, or has no room: the one given stays on the host.
+    """
+    if model.experts is not None:
+        raise ModelError("a mixture of experts runs on no GPU yet: run it with --backend cpu")
+    gpu.require_room(model.weights_bytes, "the weights")
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, Projection):
+            return Projection(matrix(one.weight, takes_int8=not is_exact), gpu.array(one.bias))
+        return gpu.array(one) if isinstance(one, np.ndarray) else one
+
+    def matrix(one: Any, *, takes_int8: bool) -> Any:
+        assert isinstance(one, QuantizedMatrix)
+        rounds = takes_int8 and one.format.code in LINEAR_INT8
+        return DeviceMatrix.of(gpu, one, takes_int8=rounds)
+
+    layers = tuple(
+        LayerWeights(**{field.name: moved(getattr(layer, field.name)) for field in fields(layer)})
+        for layer in model.layers
+    )
+    head = matrix(model.lm_head, takes_int8=not is_exact)
+    is_tied = model.embedding is model.lm_head
+    embedding = head if is_tied else matrix(model.embedding, takes_int8=False)
+    return replace(model, layers=layers, final_norm=gpu.array(model.final_norm), lm_head=head, embedding=embedding)
+
+
+def _matrices_of(model: Model) -> Iterator[DeviceMatrix]:
+    yield from (model.embedding, model.lm_head)  # type: ignore[misc]
+    for layer in model.layers:
+        for field in fields(layer):
+            if isinstance(one := getattr(layer, field.name), Projection):
+                yield one.weight  # type: ignore[misc]
+
+
+class GpuMachine:
+    """Where the arrays of a decoder on a GPU lie. `inputs`: what a pass begins with, whose token and position are
+    `token` and `start`."""
+
+    names_launches = True
+    most_together = 512  # where a matrix is read once for so many, products are bound by what the GPU computes
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        # A token and a position beside each other, so that one copy brings both.
+        self.sent = gpu.pinned((2,), np.int64)
+        self.inputs = gpu.zeros((2,), np.int64)
+        self.token, self.start = self.inputs[:1], self.inputs[1:].view(np.int32)[:1]
+        self.takes_inputs = False  # the token and position of a pass are there already
+
+    def check(self) -> None:
+        """A fork cannot use the GPU of its parent. ComputeError there."""
+        self.gpu.check()
+
+    def array(self, values: Any) -> Any:
+        """A copy on the device."""
+        return self.gpu.array(values)
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """On the device."""
+        return self.gpu.zeros(shape, dtype)
+
+    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
+        """Keys and values, plain."""
+        return attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros)
+
+    def attention_scratch(self, model: Model, context: int) -> Any:
+        """Parts of a split context, before they are one."""
+        return attention.device_scratch(self.gpu, model.heads, model.kv_heads, model.head_dim, context)
+
+    def scratch(self, columns: int) -> Any:
+        """The CUDA versions need none."""
+        return self.gpu.zeros((1, columns), np.float32)
+
+    def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
+        """Codes and factors of activations; with room for a matrix in bfloat16, for products of many tokens."""
+        codes, factors = (
+            self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
+        )
+        return Int8Scratch(codes, factors, 1, None)
+
+    def put(self, array: Any, values: Sequence[int]) -> None:
+        """By a copy of its own."""
+        if not self.takes_inputs:
+            array[...] = self.gpu.array(np.asarray(values, array.dtype))
+
+    def position(self, value: int) -> Any:
+        """It lies on the device."""
+        if not self.takes_inputs:
+            self.start.fill(value)
+        return self.start
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A captured pass of one token, with what it launches; `stamps`: where a copy of them lies once it has run."""
+
+    graph: Any
+    launched: list[Launched]
+    stamps: NDArray[np.uint64] | None
+
+
+class GpuDecoder(Decoder):
+    """As Decoder, of a model that lies on `gpu` (`model_on`). `is_eager`: also tokens run launch by launch."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        model: Model,
+        profiler: Profiler,
+        context: int,
+        cache_type: str = "f16",
+        sampling: Sampling = GREEDY,
+        *,
+        is_eager: bool = False,
+    ) -> None:
+        caches = 2 * len(model.layers) * model.kv_heads * context * model.head_dim
+        gpu.require_room(caches * (2 if cache_type == "f16" else 4), f"the KV cache of {context:,} tokens")
+        self._on = GpuMachine(gpu)
+        super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on)
+        self._gpu = gpu
+        self._is_eager = is_eager
+        self._alone = replace(self._alone, tokens=self._on.token)
+        self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
+        self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
+        self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
+        self._chosen = gpu.pinned((1,), np.int64)
+        self._graphs: dict[bool, _Graph] = {}
+        self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
+        self._times: LaunchTimes | None = None
+        self._untold: tuple[Step, list[Launched], NDArray[np.uint64], Elements] | None = None
+
+    def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
+        """As Decoder's; nobody observes."""
+        self._check(tokens)
+        with self._profiler.step("prefill", tokens=len(tokens)) as step:
+            token = self._launched(tokens, step)
+        self.tell()
+        return token
+
+    def decode(self, token: int, observe: Observer | None = None) -> int:
+        """As Decoder's; nobody observes."""
+        self._check((token,))
+        with self._profiler.step("decode", tokens=1) as step:
+            if self._is_eager:
+                return self._launched((token,), step)
+            return self._replayed(token, step)
+
+    def restart(self) -> None:
+        """Forget the sequence."""
+        self.tell()
+        super().restart()
+
+    def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
+        """As Decoder's."""
+        findings: list[tuple[str, str, Finding]] = []
+
+        def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+            findings.extend(checked(self._gpu, self._matrices, brick, calls))
+
+        self.restart()
+        self._check(tokens)
+        for part in (tokens[:-1], tokens[-1:]):
+            if part:
+                self._forward(part, run, lambda index: nullcontext())
+        self.restart()
+        return summary(findings)
+
+    @property
+    def logits(self) -> Any:
+        """As Decoder's, a copy on the host."""
+        return self._gpu.host(self._space.logits)[0]
+
+    def _replayed(self, token: int, step: Step) -> int:
+        is_recorded = self._profiler.recording
+        graph = self._graphs.get(is_recorded)
+        if graph is None:
+            graph = self._graphs[is_recorded] = self._captured(is_stamped=is_recorded)
+        start = self.position
+        self._on.sent[:] = token, start
+        graph.graph.launch(self._stream)
+        self.tell()  # while the device works
+        self._stream.synchronize()
+        self.position = start + 1
+        if graph.stamps is not None:
+            self._hold(step, graph.launched, graph.stamps, self._elements_at(start))
+        return int(self._chosen[0])
+
+    def _captured(self, *, is_stamped: bool) -> _Graph:
+        start = self.position
+        with self._stream:
+            warm = LaunchedPass(self._gpu, self._stamps if is_stamped else None)
+            self._pass_of_one(warm)  # nothing may be loaded while it is captured
+            self._stream.synchronize()
+            self.position = start
+            self._stream.begin_capture()
+            ran = LaunchedPass(self._gpu, self._stamps if is_stamped else None)
+            try:
+                self._pass_of_one(ran)
+                stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None
+            finally:
+                captured = self._stream.end_capture()
+                self.position = start
+        captured.upload(self._stream)
+        return _Graph(captured, ran.launched, stamps)
+
+    def _pass_of_one(self, ran: LaunchedPass) -> None:
+        self._on.takes_inputs = True
+        try:
+            ran.copy(self._on.inputs, self._on.sent, TransferDirection.H2D)
+            self._whole_pass((0,), ran.run, ran.layer)
+            ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
+        finally:
+            self._on.takes_inputs = False
+
+    def _launched(self, tokens: Sequence[int], step: Step) -> int:
+        """A pass, launch by launch."""
+        is_recorded, start = self._profiler.recording, self.position
+        ran = LaunchedPass(self._gpu, self._stamps if is_recorded else None)
+        try:
+            with self._stream:
+                self._whole_pass(tokens, ran.run, ran.layer)
+                ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
+                stamps = self._copy_stamps(len(ran.launched)) if is_recorded else None
+                self.tell()
+                self._stream.synchronize()
+        except BaseException:
+            self.position = start
+            raise
+        if stamps is not None:
+            self._hold(step, ran.launched, stamps, {})
+        return int(self._chosen[0])
+
+    def _copy_stamps(self, count: int) -> NDArray[np.uint64]:
+        told: NDArray[np.uint64] = self._told[:count]
+        self._gpu.copy(told, self._stamps[:count], self._gpu.cupy.cuda.runtime.memcpyDeviceToHost)
+        return told
+
+    # --- what a recorded step has told ------------------------------------------------------------------------------
+
+    def _hold(self, step: Step, launched: list[Launched], stamps: NDArray[np.uint64], elements: Elements) -> None:
+        step.wait()
+        self._untold = step, launched, stamps.copy(), elements
+
+    def _elements_at(self, position: int) -> Elements:
+        """Of the bricks of a token's pass those that grow with its position."""
+        heads = self.model.heads
+        return {
+            layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)
+            for layer in self._layers
+        }
+
+    def tell(self) -> None:
+        """Hand on what the last recorded step has told."""
+        if self._untold is None:
+            return
+        (step, launched, stamps, elements), self._untold = self._untold, None
+        if self._times is None:
+            self._times = LaunchTimes()
+        times = self._times.host_ns(stamps.tolist())
+        step.told(None if times is None else parts_of(launched, times, elements))

@@ -1,0 +1,163 @@
+"""What a pass of a decoder launches, by its plan: every brick in order with its kernels, and nothing runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.cuda.launches import CudaLaunch, Dimensions
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import interleaved
+from cbtop.compute.decoder.machine import Host
+from cbtop.compute.decoder.on_gpu import GpuMachine, model_on
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.jit.cpu import TIER
+from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix
+from cbtop.compute.quantization.planes import PlaneLayout
+from cbtop.profiler.profiler import BrickProfiler
+
+CONTEXT = 2048
+SMALL = 1 << 12  # numbers of an array that is made
+PACKAGE = Path(__file__).resolve().parents[2]
+MULTIPROCESSORS = 132  # an H100's: into how many parts attention splits a context depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A kernel of a brick of a layer (None: outside of layers), launched `launches` times a pass. It is written in
+    `line` of `file`, as the repository has it. `grid` and `block` are a GPU's."""
+
+    layer: int | None
+    brick: str
+    kernel: str
+    file: str
+    line: int
+    grid: Dimensions | None = None
+    block: Dimensions | None = None
+    launches: int = 1
+
+
+class ShapedArrays:
+    """Stands for a GPU on which nothing runs: its large arrays are one zero, with a shape."""
+
+    multiprocessors = MULTIPROCESSORS
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """Zeros."""
+        if int(np.prod(shape)) <= SMALL:
+            return np.zeros(shape, dtype)
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+    def array(self, values: Any) -> Any:
+        """Zeros of its shape."""
+        return self.zeros(values.shape, values.dtype)
+
+    def pinned(self, shape: Any, dtype: Any) -> Any:
+        """As `zeros`."""
+        return self.zeros(shape, dtype)
+
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
+        """Zeros in place of a matrix's planes."""
+        blocks = matrix.data.size // matrix.format.block_bytes
+        return self.zeros((layout.size_bytes(blocks, matrix.format.block_elements),), np.uint8)
+
+    def require_room(self, size_bytes: int, what: str) -> None:
+        """There is."""
+
+    def check(self) -> None:
+        """It can always run nothing."""
+
+
+class _PlannedMachine(GpuMachine):
+    def position(self, value: int) -> Any:
+        return self.start
+
+    def put(self, array: Any, values: Any) -> None:
+        """Nobody reads it."""
+
+
+def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
+    """What a pass of `tokens` tokens of the model at `path` launches on one of BACKENDS, in order.
+
+    ModelError where it cannot be run there."""
+    model = read_model(path, FAMILIES)
+    profiler, context = BrickProfiler(enabled=False), min(CONTEXT, model.context_length)
+    if tokens > context:
+        raise ComputeError(f"{tokens} tokens do not fit a context of {context}")
+    if backend == "cpu":
+        if TIER != "generic":
+            model = interleaved(model, lambda one: InterleavedMatrix(one.format, one.data, one.columns))
+        decoder = Decoder(model, "numba", 1, profiler, context, machine=Host(1))
+        launched = _numba_launches
+    else:
+        arrays: Any = ShapedArrays()
+        machine = _PlannedMachine(arrays)
+        decoder = Decoder(model_on(arrays, model, is_exact=False), "cuda", 1, profiler, context, machine=machine)
+        launched = _cuda_launches
+    found: list[Planned] = []
+    layers: list[int | None] = [None]
+
+    @contextmanager
+    def layer(index: int) -> Iterator[None]:
+        layers.append(index)
+        yield
+        layers.pop()
+
+    def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+        counts = Counter(
+            Planned(layers[-1], brick.spec.name, *one)
+            for kernel, call in zip(brick.kernels, calls, strict=True)
+            for one in launched(kernel, call)
+        )
+        found.extend(_with_count(one, count) for one, count in counts.items())
+
+    decoder.plan([0] * tokens, run, layer)
+    return found
+
+
+def _with_count(one: Planned, launches: int) -> Planned:
+    return replace(one, launches=launches)
+
+
+def _numba_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[str, str, int]]:
+    function: Any = kernel.implementation
+    code = getattr(function, "py_func", function).__code__
+    yield kernel.name, _file(code.co_filename), code.co_firstlineno
+
+
+def _cuda_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[Any, ...]]:
+    if kernel.cuda is None:
+        raise ComputeError(f"{kernel.name} runs on no GPU yet: give --backend cpu")
+    code = kernel.cuda.launches.__code__
+    for one in kernel.cuda.launches(*call):
+        if isinstance(one, CudaLaunch):
+            yield one.entry, *_written(code.co_filename, code.co_firstlineno, one.entry), one.grid, one.block
+        else:
+            yield one.name, _file(code.co_filename), code.co_firstlineno
+
+
+@cache
+def _written(file: str, line: int, entry: str) -> tuple[str, int]:
+    """Where the entry of a module is: its line in the file of what launches it, or, made from a template, that."""
+    for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
+        if f"KERNEL {entry}(" in text:
+            return _file(file), number
+    return _file(file), line
+
+
+@cache
+def _file(path: str) -> str:
+    whole = Path(path).resolve()
+    return str(whole.relative_to(PACKAGE)) if whole.is_relative_to(PACKAGE) else whole.name

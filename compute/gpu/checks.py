@@ -1,0 +1,91 @@
+"""Checks a brick of a GPU: its launches, then its kernels' references on the host, of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.checks import Finding
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.jit.halves import from_bits
+from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.linear import CHECKED_ROWS
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import interleave
+
+Matrices = Mapping[int, QuantizedMatrix]  # by the address of their planes
+
+
+def checked(
+    gpu: Gpu, matrices: Matrices, brick: ComputeBrick, calls: tuple[Arguments, ...]
+) -> Iterator[tuple[str, str, Finding]]:
+    """Launch the kernels of a brick one after the other, each held to its reference; yields (brick, assertion,
+    finding)."""
+    for kernel, arguments in zip(brick.kernels, calls, strict=True):
+        before = {place: gpu.host(arguments[place]) for place in kernel.outputs}
+        gpu.run(kernel, *arguments)
+        after = {place: gpu.host(arguments[place]) for place in kernel.outputs}
+        for output, expected in _compared(gpu, matrices, kernel, arguments, before, after):
+            for assertion in brick.spec.assertions:
+                yield brick.spec.name, assertion.name, assertion.evaluate(from_bits(output), from_bits(expected))
+
+
+def _compared(
+    gpu: Gpu,
+    matrices: Matrices,
+    kernel: Kernel,
+    arguments: Arguments,
+    before: Mapping[int, Any],
+    after: Mapping[int, Any],
+) -> Iterator[tuple[Any, Any]]:
+    """Each output, or rows of it, with what the reference makes of the same."""
+    if kernel.parts is not None:  # products of some rows each, and what is made of all of them
+        for part, call in kernel.parts(arguments):
+            own = {place: gpu.host(call[place]) for place in part.outputs}
+            yield from _compared(gpu, matrices, part, call, own, own)
+        return
+    given = [before[place] if place in before else on_host(gpu, one) for place, one in enumerate(arguments)]
+    names = kernel.contract.arguments
+    if "start" in names:
+        given[names.index("start")] = int(given[names.index("start")][0])
+    shown = dict(after)
+    if "weights" in names:
+        matrix = matrices[arguments[names.index("weights")].data.ptr]
+        given[names.index("weights")] = matrix.data
+        if "bias" in names:
+            given, shown = _of_some_rows(given, shown, names)
+    kernel.reference(*given)
+    for place in kernel.outputs:
+        yield shown[place], given[place]
+
+
+def _of_some_rows(
+    given: list[Any], after: dict[int, Any], names: tuple[str, ...]
+) -> tuple[list[Any], dict[int, Any]]:
+    """The same product of CHECKED_ROWS rows, spread over the matrix; interleaved where it is one of int8."""
+    code, weights, bias, out = (names.index(name) for name in ("code", "weights", "bias", "out"))
+    count = len(given[weights])
+    rows = np.linspace(0, count - 1, min(CHECKED_ROWS, count)).astype(np.int64)
+    some, taken = list(given), np.ascontiguousarray(given[weights][rows])
+    if any(isinstance(one, Int8Scratch) for one in given):
+        interleave(FORMATS[given[code]], taken)
+    some[weights] = taken
+    some[bias] = given[bias][rows] if given[bias].size else given[bias]
+    some[out] = given[out][:, rows]
+    return some, {place: values[:, rows] for place, values in after.items()}
+
+
+def on_host(gpu: Gpu, one: Any) -> Any:
+    """An argument where a reference reads it."""
+    if isinstance(one, gpu.cupy.ndarray):
+        return gpu.host(one)
+    if is_dataclass(one) and not isinstance(one, type):
+        values = {field.name: getattr(one, field.name) for field in fields(one)}
+        return replace(one, **{name: on_host(gpu, value) for name, value in values.items()})
+    return one

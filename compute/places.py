@@ -1,0 +1,109 @@
+"""Where a model runs: on the CPU, or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cbtop.compute.errors import ComputeError
+
+if TYPE_CHECKING:
+    from cbtop.compute.brick import Profiler
+    from cbtop.compute.decoder.base import Model
+    from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.gpu_ceilings import Progress
+    from cbtop.compute.settings import WorkloadOptions
+    from cbtop.protocol.messages import Ceiling
+
+
+class Place(Protocol):
+    """Where a model runs. `threads`: of the CPU that compute; None: none does."""
+
+    label: str
+    threads: int | None
+    guard: str | None
+
+    def model(self, path: Path) -> Model: ...
+
+    def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder: ...
+
+    def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]: ...
+
+
+def place_of(options: WorkloadOptions) -> Place:
+    """The one that the options name. ComputeError where it is not there."""
+    if options.backend == "cuda":
+        return OnGpu(options)
+    return OnCpu(options)
+
+
+class OnCpu:
+    """On the threads that were asked for."""
+
+    def __init__(self, options: WorkloadOptions) -> None:
+        from cbtop.compute.backends import cpu_backend
+
+        backend = cpu_backend(options.threads)
+        self.label = backend.label
+        self.threads: int | None = backend.threads
+        self.guard = options.guard
+        self._options, self._threads = options, backend.threads
+
+    def model(self, path: Path) -> Model:
+        """Products as fast as this processor can, or exact."""
+        from cbtop.compute.decoder.int8 import model_to_run
+
+        return model_to_run(path, is_exact=self._options.is_exact)
+
+    def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
+        """As the options have it."""
+        from cbtop.compute.decoder.decoder import Decoder
+
+        how = self._options
+        return Decoder(
+            model, self.label, self._threads, profiler, context, how.cache_type, how.sampling, how.check_contracts
+        )
+
+    def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
+        """Of this machine's memory and cores."""
+        from cbtop.compute.ceilings import measure_ceilings
+
+        return measure_ceilings(self._threads, model.weights_bytes)
+
+
+class OnGpu:
+    """On the first GPU that this process may use. ComputeError where there is none, and for what runs on none."""
+
+    def __init__(self, options: WorkloadOptions) -> None:
+        from cbtop.compute.gpu.device import Gpu
+
+        unsupported = {"--trace": options.trace, "--check-contracts": options.check_contracts}
+        if named := [name for name, value in unsupported.items() if value]:
+            raise ComputeError(f"{' and '.join(named)}: for what a CPU computes alone; take --backend cpu")
+        self._options = options
+        self._gpu = Gpu()
+        self.label = self._gpu.label
+        self.threads: int | None = None
+        self.guard: str | None = None  # it would have to copy what each brick reads
+
+    def model(self, path: Path) -> Model:
+        """Its weights on the device."""
+        from cbtop.compute.decoder import FAMILIES
+        from cbtop.compute.decoder.base import read_model
+        from cbtop.compute.decoder.on_gpu import model_on
+
+        return model_on(self._gpu, read_model(path, FAMILIES), is_exact=self._options.is_exact)
+
+    def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
+        """As the options have it."""
+        from cbtop.compute.decoder.on_gpu import GpuDecoder
+
+        return GpuDecoder(self._gpu, model, profiler, context, self._options.cache_type, self._options.sampling)
+
+    def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
+        """Of this GPU's memory and multiprocessors."""
+        from cbtop.compute.gpu_ceilings import measure_gpus
+
+        for roofs, _ in measure_gpus(progress):
+            yield from roofs.ceilings
