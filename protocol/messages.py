@@ -466,6 +466,7 @@ class StatsUpdate:
     (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64). `cells` are
     the histogram cells that changed, ascending (the step from one to the next), and their counts: see
     `cbtop.profiler.histograms`. Cells that are more than one message takes follow in another.
+    They are of what had ended at `monotonic_ns`, when the ring was read, however much later that is said.
     `closed_ns` is the part of `total_ns` that lies in steps that have ended. `steps_ns` is the time in which at least
     one step ran, of whatever phase; `first_ns`, when the first record that was seen began (None: not said).
     `ran` is when: of the disjoint intervals in which steps of a node (0: any step) ran, the newest, each as node,
@@ -529,7 +530,7 @@ class HistoryPiece:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Said every second, so that silence means something."""
+    """Said every second, so that silence means something: what ended before `monotonic_ns` was read by now."""
 
     monotonic_ns: int
     sources: tuple[SourceState, ...]

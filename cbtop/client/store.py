@@ -592,8 +592,10 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
 
 def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
     """It is `monotonic_ns` there, and the statistics have grown. The last seconds of what has ended end with it."""
-    if record.has_ended:
-        monotonic_ns = record.window.now_ns or monotonic_ns
+    # A heartbeat is of when the first source was read: to one that was read after it, or has ended, it says nothing.
+    monotonic_ns = (
+        record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
+    )
     state, losses = record.state, None
     if state is not None:
         losses = Losses(

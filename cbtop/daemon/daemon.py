@@ -112,6 +112,7 @@ class Daemon:
         self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known for that
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
+        self._read_ns = time.perf_counter_ns()  # every source was read at this moment, or later
         self._history_s = history_s
         self._history = History(history_s)
         self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
@@ -265,6 +266,7 @@ class Daemon:
         _log.warning("%s", line)
 
     def _read(self) -> None:
+        self._read_ns = time.perf_counter_ns()
         self._poll(self._sources.values())
 
     def _read_filling(self) -> None:
@@ -386,7 +388,7 @@ class Daemon:
         yield codec.encode(self._heartbeat())
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(time.perf_counter_ns(), tuple(source.state_message() for source in self._sources.values()))
+        return Heartbeat(self._read_ns, tuple(source.state_message() for source in self._sources.values()))
 
     def _hello(self) -> DaemonHello:
         return DaemonHello(

@@ -68,6 +68,7 @@ class Source:
         self._alive_checked_s = -ALIVE_CHECK_S
         self._nodes = NodeTable()
         self._produced = 0  # the records below this number are counted
+        self._read_ns = time.perf_counter_ns()  # until then: what ended since is in no statistics
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._sequence = self._unread = 0
         self._heard = 0  # messages of the catalog
@@ -142,14 +143,14 @@ class Source:
             if self._catalog_reader.is_behind:
                 return  # a long catalog takes several polls, that the other sources need not wait for
             alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
-            batch = self._ring.read(final=not alive)
+            batch = self._read_ring(final=not alive)
             self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._goodbye is not None:
                 # What was recorded before the goodbye is in the ring by now: read it to its end.
-                self._count(self._ring.read(final=True))
+                self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
                 self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
@@ -330,6 +331,11 @@ class Source:
                         continue
             self._changed[key] = message
 
+    def _read_ring(self, *, final: bool) -> Batch:
+        # To add a ring up takes a second where it is long and full: what ends meanwhile comes with the next read.
+        self._read_ns = time.perf_counter_ns()
+        return self._ring.read(final=final)
+
     def _count(self, batch: Batch) -> None:
         self._produced = self._ring.read_to
         self._overwritten += batch.overwritten
@@ -368,7 +374,7 @@ class Source:
         return StatsUpdate(
             source=self.key,
             sequence=self._sequence,
-            monotonic_ns=time.perf_counter_ns(),
+            monotonic_ns=self._read_ns,
             received=self._received,
             node=_bytes(node),
             cells=Packed(pack_columns((np.diff(cell, prepend=0), self.stats.buckets(cell)))),

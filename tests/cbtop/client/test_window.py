@@ -198,6 +198,18 @@ def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(
     assert view.window.covers_s <= 2
 
 
+def test_a_heartbeat_from_before_the_last_look_does_not_turn_a_windows_clock_back(runtime: Path) -> None:
+    watched = Watched(runtime)
+    watched.step(100)
+    watched.look(0.0)
+    watched.step(100)
+    watched.look(3.5)
+    apply(watched.store, [Heartbeat(3_400_000_000, (watched.source.state_message(),))])
+    view = watched.recent()
+    assert view.window is not None
+    assert view.window.covers_s == 3.5
+
+
 def test_a_process_that_has_gone_quiet_has_an_empty_window(runtime: Path) -> None:
     watched = Watched(runtime)
     watched.step(100)

@@ -7,6 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import RingError
-from cbtop.protocol.messages import DeviceSample, HostHello, Message, Node, SourceCatalog, StatsUpdate
+from cbtop.protocol.messages import DeviceSample, Heartbeat, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
 from cbtop.protocol.publisher import JOIN_PREFIX
 from cbtop.protocol.recording import FrameKind
@@ -396,6 +397,28 @@ def test_who_joins_is_told_what_ran_until_then_and_not_until_the_last_look(
     (update,) = (said for said in map(codec.decode, told) if isinstance(said, StatsUpdate))
     assert update.received == 2
     profiler.close()
+
+
+def test_a_heartbeat_claims_no_later_moment_than_that_at_which_the_first_source_was_read(
+    daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profilers = [BrickProfiler(recorder=RingRecorder(runtime)) for _ in range(2)]
+    record(profilers)
+    daemon._discover()
+    record(profilers)
+    clock = count(10**15, 10**9)  # each look at it takes a second
+    monkeypatch.setattr(time, "perf_counter_ns", clock.__next__)
+    daemon._read()
+    told: list[bytes] = []
+    monkeypatch.setattr(daemon, "_say", lambda _, frames: told.extend(frames))
+    daemon._beat()
+    said = [*map(codec.decode, told)]
+    (heartbeat,) = (one for one in said if isinstance(one, Heartbeat))
+    updates = [one for one in said if isinstance(one, StatsUpdate)]
+    assert len(updates) == 2
+    assert heartbeat.monotonic_ns <= min(one.monotonic_ns for one in updates)
+    for profiler in profilers:
+        profiler.close()
 
 
 @pytest.mark.parametrize(("history_s", "packed"), [(0.0, False), (60.0, True)])

@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,6 +106,30 @@ def test_records_that_nobody_wants_are_passed_over_and_those_after_them_are_numb
     (batch,) = source.records()
     assert (batch.first, batch.produced, batch.count) == (1, 2, 1)
     assert record_of(source).stats.received == 2
+    profiler.close()
+
+
+def test_statistics_are_of_when_the_ring_was_read_however_long_they_take_to_add_up_and_to_say(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(source_module.time, "perf_counter_ns", lambda: now_ns)
+    profiler = profiler_in(runtime, Clock())
+    with profiler.brick("a", 1):
+        pass
+    source = source_of(runtime)
+    add = source.stats.add
+
+    def add_slowly(*arguments: Any) -> Any:
+        nonlocal now_ns
+        now_ns += 700_000_000
+        return add(*arguments)
+
+    monkeypatch.setattr(source.stats, "add", add_slowly)
+    source.poll()
+    now_ns += 250_000_000
+    said = [*source.delta(), *source.snapshot()]
+    assert [one.monotonic_ns for one in said if isinstance(one, StatsUpdate)] == [5_000_000_000] * 2
     profiler.close()
 
 
