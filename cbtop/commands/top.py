@@ -58,6 +58,7 @@ HOW_TO_START = (
     "`from cbtop import BrickProfiler, BrickId`"
 )
 POLL_MS = 100
+MAX_LONGER_S = 5.0  # of a daemon that says nothing meanwhile there is no window
 RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than the others
 
 
@@ -146,11 +147,21 @@ def _wait_for_records(feed: Feed, timeout_s: float) -> None:
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C."""
+    """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C.
+
+    A daemon speaks a few times a second: so that there is a window to be printed, it may take a moment more.
+    """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
+
+    def is_over() -> bool:
+        if duration_s is None:
+            return False
+        has_watched = all(record.window.has_watched for record in running(feed))
+        return time.monotonic() >= begun_s + duration_s + (0 if has_watched else MAX_LONGER_S)
+
     try:
         with noted_interrupt() as is_interrupted:
-            while running(feed) and (duration_s is None or time.monotonic() < begun_s + duration_s):
+            while running(feed) and not is_over():
                 if duration_s is not None and sys.stderr.isatty():
                     line.show("watching", (time.monotonic() - begun_s) / duration_s)
                 feed.poll(POLL_MS)

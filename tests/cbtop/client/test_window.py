@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from dataclasses import replace
@@ -122,6 +123,27 @@ def test_the_command_line_watches_a_window_long_and_prints_only_that(
     assert 0 < source["steps"]["count"] * 4 < source["loss"]["received"]
     books = source["books"]
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+
+
+def test_the_command_line_watches_on_until_there_is_a_window_to_print(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(runtime, 1.0)
+    watched.step(100)
+    watched.look(0.0)
+    looks = iter([0.25, 0.5, 0.75, 1.0])
+
+    class Heard:
+        refused = ""
+
+        def poll(self, _: int) -> None:
+            watched.look(next(looks))
+
+    monkeypatch.setattr(top, "running", lambda _: [watched.record])
+    top._watch(Heard(), argparse.Namespace(), 0.0)  # type: ignore[arg-type]
+    view = watched.recent()
+    assert view.window is not None
+    assert view.window.covers_s == 1.0
 
 
 def test_the_command_line_prints_all_that_was_seen_at_once_where_it_is_asked_for() -> None:
