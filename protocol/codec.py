@@ -8,7 +8,8 @@ Rules
 - What comes in is hostile: every length is bounded before anything is allocated, every field is checked
   against its declared type, every number against its range.
 - Every string is sanitised here and nowhere else: control, bidi and unseen characters become U+FFFD and their number,
-  so that names that differ in these alone stay apart; length is cut.
+  so that names that differ in these alone stay apart, and so do spaces at either end, a plain one as ␣;
+  length is cut, and an empty name is `""`.
 """
 
 from __future__ import annotations
@@ -43,15 +44,31 @@ _UNSAFE = re.compile(
     "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
+_SPACES = "[ \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+"  # Unicode's category Zs
+_EDGES = re.compile(rf"\A{_SPACES}|{_SPACES}\Z")
+NO_NAME = '""'
+
 Check = Callable[[Any, str], Any]
 
 
 def sanitise(text: str) -> str:
     """`text` made safe to show: at most MAX_NAME_CHARS characters, each seen, none moving a cursor or reordering."""
     text = text[:MAX_NAME_CHARS]
-    if text.isascii() and text.isprintable():
+    if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # as most names are
-    return _UNSAFE.sub(lambda found: f"\ufffd{ord(found[0]):04X}", text)[:MAX_NAME_CHARS]
+    text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
+    return _with_edges(_with_edges(text))  # where the first makes it too long, another space may be its last
+
+
+def _with_edges(text: str) -> str:
+    def seen(found: re.Match[str]) -> str:
+        return "".join("␣" if one == " " else _numbered(one) for one in found[0])
+
+    return _EDGES.sub(seen, text)[:MAX_NAME_CHARS]
+
+
+def _numbered(character: str) -> str:
+    return f"\ufffd{ord(character):04X}"
 
 
 def encode(message: messages.Message) -> bytes:
@@ -148,6 +165,10 @@ def _text(value: Any, where: str) -> str:
     return sanitise(value)
 
 
+def _name(value: Any, where: str) -> str:
+    return _text(value, where) or NO_NAME
+
+
 def _column(value: Any, where: str) -> bytes:
     if type(value) is not bytes or len(value) % 8:
         raise DecodeError(f"{where}: no column of 64-bit integers")
@@ -203,6 +224,7 @@ _SCALARS: dict[Any, Check] = {
     float: _number,
     bool: _boolean,
     str: _text,
+    messages.Name: _name,
     bytes: _column,
     messages.Packed: _packed,
 }
@@ -226,7 +248,7 @@ def _check_for(annotation: Any) -> Check:
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
     """What makes a message (or what is kept like one) of its map, every field checked. Raises DecodeError."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
     required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
     rules = [(name, f"{kind.__name__}.{name}", _check_for(hint)) for name, hint in hints.items() if not groups[name]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import NewType
+from typing import Annotated, NewType
 
 from cbtop.protocol.attributes import (
     MAX_QUANTITY,
@@ -26,6 +26,7 @@ PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
 PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran, what a quiet process is in
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
+Name = Annotated[str, "shown where it is empty"]
 
 # --- said by the profiled process, kept in its catalog file -------------------------------------------------
 
@@ -78,7 +79,7 @@ class Node:
     id: int
     parent: int | None
     kind: NodeKind
-    name: str
+    name: Name
     label: str = ""
     category: BrickCategory | None = None
     brick: BrickId | None = None
@@ -172,7 +173,7 @@ class Ceiling:
 class CheckResult:
     """One assertion of one brick, really evaluated; or why it was not, which is neither a pass nor a fail."""
 
-    brick: str
+    brick: Name
     assertion: str
     passed: bool
     max_error: float | None

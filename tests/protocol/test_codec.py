@@ -27,6 +27,8 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     """Values a field may really hold."""
     if annotation is str:
         return st.text(max_size=300).map(codec.sanitise)
+    if annotation == messages.Name:
+        return st.text(min_size=1, max_size=300).map(codec.sanitise)
     if annotation is int:
         return st.integers(codec.I64_MIN, codec.I64_MAX)
     if annotation is float:
@@ -64,7 +66,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
                 max_ns=sum(drawn[4:]),
             )
         )
-    fields = {name: values(hint) for name, hint in get_type_hints(kind).items()}
+    fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     if kind is KernelAttributes:  # sizes, registers and a hash: from zero on
         sizes = ("shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash")
         fields |= dict.fromkeys(sizes, st.none() | st.integers(0, codec.U64_MAX))
@@ -145,7 +147,7 @@ def test_no_character_that_is_not_seen_or_reorders_what_is_comes_through(hidden:
     assert codec.sanitise(f"a{hidden}b") == "a" + "".join(f"\ufffd{ord(one):04X}" for one in hidden) + "b"
 
 
-HIDDEN = st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Lu", "Nd"]), max_size=20)
+HIDDEN = st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Lu", "Nd"]), max_size=20)
 
 
 @given(HIDDEN, HIDDEN)
@@ -153,6 +155,15 @@ def test_names_that_differ_in_what_is_not_seen_alone_stay_apart(one: str, other:
     kept = [codec.decode(codec.encode(messages.Activity(name, 0.0))) for name in (one, other)]
     assert (kept[0] == kept[1]) == (one == other)
     assert codec.sanitise(codec.sanitise(one)) == codec.sanitise(one)
+
+
+def test_names_of_spaces_alone_and_of_nothing_are_seen_and_stay_apart() -> None:
+    said = [messages.Node(1, None, NodeKind.BRICK, name) for name in ("", " ", "  ", "a ")]
+    kept = [codec.decode(codec.encode(node)) for node in said]
+    assert [node.name for node in kept if isinstance(node, messages.Node)] == ['""', "␣", "␣␣", "a␣"]
+    check = codec.decode(codec.encode(messages.CheckResult("", "finite", True, None, None)))
+    assert isinstance(check, messages.CheckResult)
+    assert (check.brick, check.note) == ('""', "")
 
 
 def test_a_name_of_nothing_that_is_seen_is_no_longer_than_others() -> None:
@@ -172,8 +183,9 @@ def test_what_no_font_draws_does_not_come_through(hidden: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
-def test_letters_digits_signs_and_spaces_of_every_script_come_through(text: str) -> None:
-    assert codec.sanitise(text) == text[: codec.MAX_NAME_CHARS]
+def test_letters_digits_signs_and_the_spaces_between_them_of_every_script_come_through(text: str) -> None:
+    text = f"a{text[:99]}b"
+    assert codec.sanitise(text) == text
 
 
 def test_a_label_is_sanitised_and_bounded_like_a_name() -> None:

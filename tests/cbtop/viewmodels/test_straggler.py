@@ -21,7 +21,7 @@ from cbtop.profiler.stats import COLUMNS
 from cbtop.protocol.messages import HostHello, Manifest, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, job_of, straggler
-from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
+from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
 SLICE_NS = round(SLICE_S * 1e9)
 
@@ -40,7 +40,7 @@ class RankRun:
         self.rank = rank
         self.now_ns = 0
         self.source.poll()
-        apply(self.store, [*self.source.snapshot()])
+        apply(self.store, said_at(self.source.snapshot(), self.now_ns))
 
     def step(self, **us: float) -> None:
         """One step; `us` is what each brick took."""
