@@ -1,4 +1,4 @@
-"""A curve over time with its scale: what it was, second by second, up to now at the right edge."""
+"""A curve over time with its scale: what it was, second by second, up to the moment shown at the right edge."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ MIN_HEIGHT = 3  # a line for the time, and two for the curve
 LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines of one
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
+_NEWEST = "0 s"
 _RULE_ENDS = 7  # cells of a rule beside its title and its note
 
 
@@ -79,7 +80,7 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve under a rule that says what it is of, at its right end what it is now, as many `figures` as fit."""
+    """A curve under a rule that says what it is of, at its right end what it was last, as many `figures` as fit."""
 
     title: str
     figures: Sequence[Line]
@@ -114,12 +115,12 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """`-60 s … now`, each under its second."""
+    """`-60 s … 0 s`, each under its second: back from the moment shown, which may be long ago."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"
     if begin + len(oldest) > inner:
         return BLANK
     before: Line = ((" " * (margin + 1 + begin), ""), (oldest, "dim"))
-    free = margin + 1 + inner - width_of(before) - len("now")
-    return (*before, (" " * free, ""), ("now", "dim")) if free > 0 else before
+    free = margin + 1 + inner - width_of(before) - len(_NEWEST)
+    return (*before, (" " * free, ""), (_NEWEST, "dim")) if free > 0 else before

@@ -36,7 +36,7 @@ MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10
 # planes of charts, from their scale to their end, for what is empty there says something, too.
 USED = {"Timeline": (60, 50)}
 MOST = (60, 60)
-VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +now|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
+VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +0 s|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
 
 
 @cache
@@ -123,7 +123,7 @@ def used_cells(lines: list[str]) -> int:
 def test_what_is_blank_behind_the_last_mark_or_between_panes_is_not_used_and_a_chart_is() -> None:
     assert used_cells(["brick" + " " * 40 + "1.5" + " " * 9]) == 48
     assert used_cells(["brick" + " " * 41 + "pane"]) == 9
-    assert used_cells(["2┤   ", "0┤ ▂ ", "  -9 s now"]) == 2 * 10 + 10
+    assert used_cells(["2┤   ", "0┤ ▂ ", "  -9 s 0 s"]) == 2 * 10 + 10
     assert used_cells(["9│   ", " └─┬─"]) == 5 + 5 - 1 + 1
 
 
