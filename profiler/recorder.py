@@ -494,7 +494,8 @@ def _program() -> str:
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
-    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    script = Path(sys.argv[0]).name if sys.argv else ""
+    return f"python {script}".rstrip() if script in ("", "-c", "-") else script  # no script, but what was typed or piped
 
 
 def _after_fork() -> None:

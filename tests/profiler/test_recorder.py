@@ -457,3 +457,21 @@ def test_a_ring_is_refused_where_its_records_would_have_another_layout(
     recorder.record(0, 1, 2, 3)
     assert len(caplog.messages) == 1
     assert list(runtime.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "program"),
+    [
+        (["/srv/serve.py", "-c"], "serve.py"),
+        (["-c", "7"], "python -c"),
+        (["-"], "python -"),
+        ([""], "python"),
+        ([], "python"),
+    ],
+)
+def test_a_process_that_runs_no_script_is_called_as_it_was_started(
+    argv: list[str], program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", argv)
+    assert recorder_module._program() == program

@@ -81,7 +81,7 @@ COLUMNS: tuple[Column[DeviceRow], ...] = (
     Column("of", 3, 0, _label, "a GPU's index, with that of a MIG device in it; cpu: all of the host", align="left",
            stretch=1, max_width=5),
     *(_column(shown) for shown in DEVICE_COLUMNS[:1]),
-    Column("busy, 0–100 %", 13, 7, _curve, "busy % in the last two minutes, the newest at the right edge", align="left",
+    Column("busy, 0–100 %", 13, 7, _curve, "busy % in the last two minutes, the newest at the right", align="left",
            stretch=1, max_width=60, is_drawn=True),
     *(_column(shown) for shown in DEVICE_COLUMNS[1:]),
     Column("name", 20, 12, _device_name, "what it calls itself", align="left", stretch=1, max_width=40),
