@@ -495,7 +495,9 @@ def _program() -> str:
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     script = Path(sys.argv[0]).name if sys.argv else ""
-    return f"python {script}".rstrip() if script in ("", "-c", "-") else script  # no script, but what was typed or piped
+    if script in ("", "-c", "-"):  # what it runs was typed, given or piped
+        return f"python {script}".rstrip()
+    return script
 
 
 def _after_fork() -> None:

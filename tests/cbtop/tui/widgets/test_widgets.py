@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.binding import Binding
 
+from cbtop.tui.views.brick_columns import brick_columns
 from cbtop.tui.widgets.bars import Part, bar, stacked
 from cbtop.tui.widgets.braille import BrailleCanvas, area
-from cbtop.tui.widgets.columns import Column, place, row_line
+from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.footer import footer_line, key_at, key_name
 from cbtop.tui.widgets.lines import both_ends, clean, clip, fit, fit_line, join_fitting, plain, rule, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around
+from cbtop.viewmodels.bricks import BrickRow
 
 texts = st.text(max_size=40).map(clean)
 widths = st.integers(min_value=0, max_value=60)
@@ -133,6 +135,16 @@ def test_an_axis_holds_its_values_and_spans_a_decade(values: list[float]) -> Non
     span = span_around(values)
     assert span.high / span.low >= 9.99
     assert all(0 <= span.position(value) <= 1 for value in values)
+
+
+@pytest.mark.parametrize("column", brick_columns(100.0, budgets=True, checks=True), ids=lambda column: column.title)
+@pytest.mark.parametrize("width", [38, 78, 118, 198])
+def test_the_head_says_what_rows_are_sorted_by_also_where_that_column_has_no_room(
+    column: Column[BrickRow], width: int
+) -> None:
+    head = head_line(place(brick_columns(100.0, budgets=True, checks=True), width), column.title, descending=True)
+    assert f"{column.title}▼" in plain(head)
+    assert width_of(head) <= width
 
 
 def test_the_footer_gives_up_what_works_everywhere_but_help_and_quit_before_the_keys_of_the_place() -> None:
