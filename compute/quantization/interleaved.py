@@ -26,7 +26,7 @@ from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
 ROWS = 16
-AT_ONCE_BYTES = 4 << 20  # are copied meanwhile
+AT_ONCE_BYTES = 1 << 20  # are copied meanwhile, and stay in the cache
 
 # Of each format that can be interleaved its block, as (bytes of a unit, units).
 UNITS: Mapping[int, tuple[tuple[int, int], ...]] = {
@@ -90,25 +90,24 @@ def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> 
 
 def interleave(block_format: BlockFormat, data: Bytes) -> None:
     """Reorder the bytes of uint8 (rows, row_bytes), whole groups of rows, in place."""
-    for rows, bytes_of_rows in _groups(block_format, data):
-        reordered = np.empty_like(bytes_of_rows).reshape(rows.shape[0] * rows.shape[2], -1)
+    for rows, places in _groups(block_format, data):
         at = 0
         for size, count in UNITS[block_format.code]:
-            units = rows[..., at : at + size * count].reshape(*rows.shape[:3], count, size)
-            reordered[:, ROWS * at : ROWS * (at + size * count)] = units.transpose(0, 2, 3, 1, 4).reshape(
-                len(reordered), -1
-            )
+            unit = np.dtype(f"u{size}")  # moved as one number: eight times as fast as byte by byte
+            units = rows[..., at : at + size * count].view(unit)  # (groups, 16, blocks, count)
+            between = places[..., ROWS * at : ROWS * (at + size * count)].view(unit)
+            between.reshape(*between.shape[:2], count, ROWS)[:] = units.transpose(0, 2, 3, 1)
             at += size * count
-        bytes_of_rows[:] = reordered.reshape(bytes_of_rows.shape)
 
 
 def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-    """Some groups at a time: (groups, 16, blocks, block_bytes), a copy, and the rows that they are."""
-    row_bytes = data.shape[1]
+    """Some groups at a time: a copy of them, (groups, 16, blocks, block_bytes), and where they lie, (groups, blocks,
+    16 * block_bytes)."""
+    row_bytes, block_bytes = data.shape[1], block_format.block_bytes
     step = max(AT_ONCE_BYTES // (ROWS * row_bytes), 1) * ROWS
     for first in range(0, data.shape[0], step):
-        rows = data[first : first + step]
-        yield rows.copy().reshape(-1, ROWS, row_bytes // block_format.block_bytes, block_format.block_bytes), rows
+        rows, blocks = data[first : first + step], row_bytes // block_bytes
+        yield rows.copy().reshape(-1, ROWS, blocks, block_bytes), rows.reshape(-1, blocks, ROWS * block_bytes)
 
 
 @cache

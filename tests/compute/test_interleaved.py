@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
 from cbtop.compute.kernels.quantize_rows import empty_codes, quantize_rows, reference
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import interleaved as interleaved_matrices
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
@@ -31,13 +33,22 @@ from cbtop.profiler.profiler import BrickProfiler
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 
 
-@given(code=st.sampled_from(list(UNITS)), groups=st.integers(1, 4), blocks=st.integers(1, 3), seed=st.integers(0, 99))
-def test_every_byte_is_found_where_it_was_put(code: int, groups: int, blocks: int, seed: int) -> None:
+@given(
+    code=st.sampled_from(list(UNITS)),
+    groups=st.integers(1, 4),
+    blocks=st.integers(1, 3),
+    at_once_bytes=st.sampled_from([1, 8_000, 1 << 20]),
+    seed=st.integers(0, 99),
+)
+def test_every_byte_is_found_where_it_was_put(
+    code: int, groups: int, blocks: int, at_once_bytes: int, seed: int
+) -> None:
     block_format = FORMATS[code]
     shape = 16 * groups, blocks * block_format.block_bytes
     data = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     reordered = data.copy()
-    interleave(block_format, reordered)
+    with mock.patch.object(interleaved_matrices, "AT_ONCE_BYTES", at_once_bytes):
+        interleave(block_format, reordered)
     np.testing.assert_array_equal(rows_of(block_format, reordered, np.arange(len(data))), data)
     np.testing.assert_array_equal(np.sort(reordered, axis=None), np.sort(data, axis=None))
 
