@@ -68,7 +68,9 @@ def read_runs(path: Path) -> list[Run]:
             raise _WrongError(
                 f"schema {said.get('schema')!r}, {SCHEMA!r} is wanted: write it with `cbtop diff --save`"
             )
-        return [_decoded(one) for one in _list(said.get("runs"), "runs", MAX_RUNS)]
+        if not (runs := _list(said.get("runs"), "runs", MAX_RUNS)):
+            raise _WrongError("runs: there is none in it")
+        return [_decoded(one) for one in runs]
     except _WrongError as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -88,6 +90,7 @@ def _run(run: Run) -> dict[str, Any]:
         "lost": run.lost,
         "seen": run.seen,
         "untrusted": run.untrusted,
+        "is_cut": run.is_cut,
         "failed_checks": list(run.failed_checks),
         "too_short": [[one.phase, one.steps, one.needed] for one in run.too_short],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
@@ -147,6 +150,7 @@ def _decoded(document: object) -> Run:
         lost=_whole(said.get("lost"), "lost"),
         seen=_whole(said.get("seen"), "seen"),
         untrusted=_text(said.get("untrusted"), "untrusted"),
+        is_cut=said.get("is_cut") is True,
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
@@ -171,10 +175,13 @@ def _part_in(document: object) -> Part:
             raise _WrongError("places: the whole step and what lies between bricks are wanted")
     if plain["unit"] not in ("token", "step") or plain["steps"] < 1:
         raise _WrongError("a part: a unit `token` or `step`, and one step or more are wanted")
+    wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
+    if not (wall_us.mean > 0 and inside_us.mean > 0):
+        raise _WrongError("wall_us and inside_us: no step takes no time")
     return Part(
         work=(_or_none(_whole)(tokens, "work"), _or_none(_whole)(sequences, "work")),
-        wall_us=_figure(said.get("wall_us"), "wall_us"),
-        inside_us=_figure(said.get("inside_us"), "inside_us"),
+        wall_us=wall_us,
+        inside_us=inside_us,
         places=places,
         **plain,
     )

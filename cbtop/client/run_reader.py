@@ -12,6 +12,7 @@ from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.client.store import SourceRecord
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import sane
+from cbtop.protocol.codec import sanitise
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, unpack
@@ -52,16 +53,18 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
             for key, seen in feed.seen().items()
             if len(seen.record.nodes)
         }
-        damage = f"{path.name}: {feed.status()}" if feed.damage else ""
+        damage = f"{sanitise(path.name)}: {feed.status()}" if feed.damage else ""
     reader = RecordingReader(path)
     try:
         refused = _read(reader, read)
-        damaged = reader.damaged + refused
+        damaged, is_cut = reader.damaged + refused, not reader.is_closed
     finally:
         reader.close()
+    name = sanitise(path.name)
     if damaged and not damage:
-        damage = f"{path.name} has damaged frames, {damaged}: what they held is missing"
-    return [_run(path.name, one, damage) for one in read.values() if one.blocks.steps or one.tally.dropped]
+        damage = f"{name} has damaged frames, {damaged}: what they held is missing"
+    known = [one for one in read.values() if one.blocks.steps or one.tally.dropped]
+    return [_run(name, one, damage, is_cut=is_cut) for one in known]
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
@@ -91,7 +94,7 @@ def _take(source: _Read, message: RecordBatch) -> None:
     source.blocks.take(batch)
 
 
-def _run(name: str, source: _Read, damage: str) -> Run:
+def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
     parts: list[Part] = []
     too_short: list[TooShort] = []
@@ -117,6 +120,7 @@ def _run(name: str, source: _Read, damage: str) -> Run:
         lost=lost,
         seen=lost + tally.taken,
         untrusted=f"{name} is not to be trusted: {state.reason}" if faulty and state else damage,
+        is_cut=is_cut,
         failed_checks=tuple(
             f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed
         ),

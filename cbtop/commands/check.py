@@ -114,15 +114,13 @@ def gate(
 ) -> int:
     """Judge, print, and raise what the exit code is of."""
     from cbtop.reports.gate import summary
-    from cbtop.viewmodels.run_diff import diff
-    from cbtop.viewmodels.runs import together
+    from cbtop.viewmodels.run_diff import diff_of
     from cbtop.viewmodels.thresholds import LOSS, Judged, Outcome, default_gate, judge
 
     if len(bases) == 2:
         sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
-    base, new = together(bases), together(news)
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
-    found = diff(base, new, anyway=options.anyway, may_lack_records=judges_loss)
+    found = diff_of(bases, news, anyway=options.anyway, may_lack_records=judges_loss)
     if found.why_not:
         found_nothing = [Judged("comparable", "", Outcome.UNKNOWN, found.why_not)]
         _write(found_nothing, found, options)
@@ -130,10 +128,10 @@ def gate(
     judged = [one for threshold in thresholds for one in judge(threshold, found)] or default_gate(found)
     judged += [
         Judged(CHECKS, check, Outcome.BROKEN, "the check failed: it computes something else", check.partition(":")[0])
-        for check in new.failed_checks
+        for check in found.now.failed_checks
     ]
     _write(judged, found, options)
-    if untrusted := base.untrusted or new.untrusted:
+    if untrusted := found.base.untrusted or found.now.untrusted:
         raise UntrustedError(untrusted)
     if any(one.outcome is Outcome.BROKEN for one in judged):
         raise FailedCheckError(summary(judged))

@@ -131,6 +131,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.check and options.serve_only:
+        raise UsageError("--check runs the workload itself and judges it; leave out --serve-only")
     if options.tuned:
         found = tuned_setting(options, options.model)
         options.threads, options.exact, options.kv_cache = found.threads, found.is_exact, found.cache_type

@@ -70,10 +70,9 @@ def run(options: argparse.Namespace) -> int:
             return 0
     # These load numpy.
     from cbtop.reports.run_diff import FORMATS
-    from cbtop.viewmodels.run_diff import diff
-    from cbtop.viewmodels.runs import together
+    from cbtop.viewmodels.run_diff import diff_of
 
-    found = diff(together(bases), together(news), options.phase, anyway=options.anyway)
+    found = diff_of(bases, news, options.phase, anyway=options.anyway)
     sys.stdout.write(FORMATS[options.format](found) + "\n")
     sys.stdout.flush()
     if untrusted := found.base.untrusted or found.now.untrusted:

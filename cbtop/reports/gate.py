@@ -20,6 +20,8 @@ def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
     lines = [table(_rows(judged), left=4), "", summary(judged)]
     if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
         lines += ["", diff_text(found)]
+    elif not found.why_not:
+        lines += [f"  {note}" for note in found.notes]
     return "\n".join(lines)
 
 
@@ -53,17 +55,16 @@ def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
 def line_of(one: Judged) -> str:
     """A verdict in one line, with the brick and layer that are guilty."""
     guilty = f" [{one.guilty}]" if one.guilty else ""
-    return f"{one.rule}: {one.outcome.value}{guilty}: {one.about}: {one.said}"
+    return ": ".join(part for part in (one.rule, f"{one.outcome.value}{guilty}", one.about, one.said) if part)
 
 
 def summary(judged: Sequence[Judged]) -> str:
     """`1 of 3 broken: …`, naming the first of the worst."""
-    for outcome in (Outcome.BROKEN, Outcome.UNKNOWN):
+    for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         some = [one for one in judged if one.outcome is outcome]
         if some:
             return f"{len(some)} of {len(judged)} {outcome.value}: {line_of(some[0])}"
-    unsure = sum(one.outcome is Outcome.UNSURE for one in judged)
-    return f"all {len(judged)} hold" + (f", {unsure} of them within the noise" if unsure else "")
+    return f"all {len(judged)} hold"
 
 
 def _rows(judged: Sequence[Judged]) -> Table:

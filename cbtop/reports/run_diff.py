@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 from cbtop.reports.tables import Table, table
@@ -238,9 +237,8 @@ def _verdicts(part: PartDiff) -> list[str]:
 def _power(part: PartDiff) -> str:
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
-        found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
-        if known := [one for one in found if one is not None]:
-            said.append(f"{percent(median(known))} of {what}")
+        if (found := part.findable(places)) is not None:
+            said.append(f"{percent(found)} of {what}")
     if not said:
         return "how small a change could be found is not known"
     return f"found {FOUND:.0%} of the time: a change of {' and of '.join(said)} (median of these)"

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import NormalDist
+from math import inf, sqrt
+from statistics import NormalDist, median
 
 from cbtop.units import count, counted, percent
 from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Surroundings
 from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
+from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.runs import WHOLE_STEP, Part, Place, PlaceTimes, Run
+from cbtop.viewmodels.runs import MIN_LEARNED, WHOLE_STEP, Part, Place, PlaceTimes, Run, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # so often a change is found that is called findable
+ALIKE_RATIOS = 0.05  # of bricks that a whole machine makes longer
 ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
 _STEP_AND_RATE = 2  # figures of a whole part that are looked at together
 
@@ -134,6 +136,37 @@ class PartDiff:
         """Whether a unit takes longer beyond noise, by the wall clock."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
 
+    @property
+    def is_longer_in_the_mean(self) -> bool:
+        """Whether a unit takes longer beyond chance, though the typical step does not: a few steps became longer."""
+        return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
+
+    @property
+    def known(self) -> list[PlaceDiff]:
+        """The places of which is known whether they have changed."""
+        return [one for one in self.places if one.change is not None and not one.is_below_resolution]
+
+    @property
+    def new(self) -> list[PlaceDiff]:
+        """The bricks that were not there, the longest first."""
+        return [one for one in self.bricks if one.verdict == "new"]
+
+    @property
+    def machine_ratio(self) -> float | None:
+        """How many times as long all bricks take, where they do alike and beyond noise: another clock or another load
+        is as likely a cause as another program. None where they do not."""
+        ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
+        timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
+        if len(timed) < MIN_PEERS or not all(one.verdict in ("slower", "faster") for one in timed):
+            return None
+        return median(ratios) if max(ratios) <= min(ratios) * (1 + ALIKE_RATIOS) else None
+
+    def findable(self, places: Sequence[PlaceDiff]) -> float | None:
+        """The least change (%) that is found FOUND of the time, of the median one of `places`."""
+        found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
+        known = [one for one in found if one is not None]
+        return median(known) if known else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
@@ -145,6 +178,7 @@ class RunDiff:
     is_too_little: bool = False  # that is why: more steps would do
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
+    not_judged: tuple[str, ...] = ()  # phases of the baseline of which no part was compared
 
     @property
     def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
@@ -156,13 +190,20 @@ def diff(
     base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
 ) -> RunDiff:
     """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines or
-    sampling are others, or records were lost; `may_lack_records`: where they were."""
+    sampling are others, records were lost, or both are the same run; `may_lack_records`: where they were lost."""
     why_not = other_model(base.surroundings, now.surroundings)
+    if not anyway and is_same_run(base, now):
+        why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
     if not (why_not or anyway):
         why_not = ("" if may_lack_records else _losses(base, now)) or _other_machine(base, now)
     if why_not:
         return RunDiff(base, now, why_not)
     notes = [*differences(base.surroundings, now.surroundings)]
+    notes += [
+        f"{run.name} was never closed: what came after its last frame is not in it"
+        for run in (base, now)
+        if run.is_cut
+    ]
     parts: list[PartDiff] = []
     befores = {(part.phase, part.work): part for part in base.parts if phase in (None, part.phase)}
     afters = {(part.phase, part.work): part for part in now.parts if phase in (None, part.phase)}
@@ -180,13 +221,50 @@ def diff(
         notes += [f"only {whose} has {_work(mine[key])}: left out" for key in mine if key not in others]
     if parts:
         order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
-        return RunDiff(base, now, notes=tuple(dict.fromkeys(notes)), parts=tuple(order))
+        compared_phases = {part.phase for part in parts}
+        left = dict.fromkeys(part.phase for part in befores.values() if part.phase not in compared_phases)
+        notes += [note for part in order for note in _place_notes(part)]
+        return RunDiff(base, now, notes=tuple(dict.fromkeys(notes)), parts=tuple(order), not_judged=tuple(left))
     if not both and befores and afters:
         works = (", ".join(_work(part) for part in some.values()) for some in (befores, afters))
         return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
     if befores and afters:
         return RunDiff(base, now, "; ".join(notes))
     return RunDiff(base, now, _too_little(base, now, phase), is_too_little=True)
+
+
+def diff_of(
+    bases: Sequence[Run],
+    news: Sequence[Run],
+    phase: str | None = None,
+    *,
+    anyway: bool = False,
+    may_lack_records: bool = False,
+) -> RunDiff:
+    """What has changed from the mean of `bases` to that of `news`, as `diff` says it; where they are too few to be
+    taken together, from the first to the first."""
+    base, now = together(bases), together(news)
+    for runs in (bases, news):
+        if why_not := _not_alike(runs, anyway=anyway):
+            return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
+    return diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
+
+
+def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
+    """Why runs of which the mean is taken are not of the same, or are the same run twice."""
+    if len(runs) < MIN_LEARNED:
+        return ""
+    for at, other in enumerate(runs[1:], 1):
+        if twice := next((one for one in runs[:at] if is_same_run(one, other)), None):
+            return f"{twice.name} is there twice"
+        if found := diff(runs[0], other, anyway=anyway).why_not:
+            return f"{other.name}: {found}"
+    return ""
+
+
+def is_same_run(one: Run, other: Run) -> bool:
+    """Whether two that were read are the same steps of the same process."""
+    return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
 def findable_percent(one: Change) -> float | None:
@@ -354,6 +432,17 @@ def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, 
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
+
+
+def _place_notes(part: PartDiff) -> Iterator[str]:
+    for what, verdict in (("no longer there", "gone"), ("new", "new")):
+        if names := [one.name for one in part.bricks if one.verdict == verdict]:
+            yield f"{part.phase}: {what}: {', '.join(names)}"
+    if ratio := part.machine_ratio:
+        yield (
+            f"{part.phase}: every brick takes {ratio:.2f} times as long: "
+            "another clock, or another load of the machine, does that, too"
+        )
 
 
 def _part_notes(before: Part, now: Part) -> Iterator[str]:

@@ -107,6 +107,7 @@ class Run:
     lost: int  # records
     seen: int
     untrusted: str = ""  # why nothing in it can be trusted
+    is_cut: bool = False  # its recording was never closed: whoever wrote it was killed, writes on, or it was cut off
     failed_checks: tuple[str, ...] = ()
     runs: int = 1  # that it is the mean of
 
@@ -205,6 +206,7 @@ def together(runs: Sequence[Run]) -> Run:
         lost=sum(run.lost for run in runs),
         seen=sum(run.seen for run in runs),
         untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
+        is_cut=any(run.is_cut for run in runs),
         runs=len(runs),
     )
 
@@ -243,6 +245,8 @@ def _together(parts: Sequence[Part]) -> Part:
         steps=sum(part.steps for part in parts),
         tokens=_mean_of([part.tokens for part in parts]),
         cached=_mean_of([part.cached for part in parts]),
+        cached_least=min((part.cached_least for part in parts if part.cached_least is not None), default=None),
+        cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
         wall_us=wall,
         inside_us=inside,
         places=places,

@@ -2,7 +2,7 @@
 
 # Grammar
 #   threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
-#   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss
+#   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss; LAYER is a brick's
 #   FIGURE    = p50 (a call; where none is named), p99, or per_token (µs, of a token or a step)
 #   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
 # Rules
@@ -19,16 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from math import inf
 
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.units import duration, number
+from cbtop.units import duration, number, percent
 from cbtop.viewmodels.baseline import BETWEEN_BRICKS
 from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff
+from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
+BLIND_PERCENT = 10.0  # where no smaller change of the median brick is found, a gate is not sure
+MAX_BLIND_PERCENT = 50.0  # and from there on it is none
 READINGS_OFF = 2  # of the clock: at the start of a call and at its end
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
@@ -101,6 +104,8 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
         value = float(found["value"])
     except ValueError:
         raise UsageError(f"threshold {shown!r}: {found['value']!r} is no number; write it as 1.05 or 12") from None
+    if not 0 <= value < inf:
+        raise UsageError(f"threshold {shown!r}: a number from 0 on is wanted")
     named, at, layer = found["what"].partition("@")
     names = named.split(".")
     if at and "." in layer:
@@ -111,9 +116,11 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     names = [name.strip() for name in names]
     if not names or not all(names):
         raise UsageError(f"threshold {shown!r}: of what? Wanted are such as {EXAMPLE}")
-    _check(shown, names[-1], figure, sign, unit)
+    layer = layer.strip()
+    _check(shown, names[-1], layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
-    return Threshold(text.strip(), tuple(names), layer.strip() or None, figure or FIGURES[0], sign, us, unit, where)
+    # In one line, whatever it was given in: annotations and logs are read line by line.
+    return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
@@ -126,28 +133,68 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     if len(threshold.names) > 1:
         phase = ".".join(threshold.names[:-1])
         parts = tuple(part for part in parts if part.phase == phase)
+        if not parts and _bare(phase) in {_bare(one.name) for part in found.parts for one in part.bricks}:
+            raise UsageError(
+                f"threshold {threshold.text!r}: {name!r} is no figure of {phase}; there are {', '.join(FIGURES)}"
+            )
         if not parts:
             raise _no_such(threshold, "phase", phase, [part.phase for part in found.parts])
     return [one for part in parts for one in _in_part(threshold, part, found)]
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, and no token."""
+    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, and no token. Where a change
+    would not have been found, that is said instead."""
     judged = []
     for part in found.parts:
-        rule = f"{part.phase}: no brick slower beyond noise"
-        slower = part.slower
-        judged += [Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name) for one in slower]
-        if not slower:
-            known = sum(one.change is not None for one in part.places)
-            judged.append(Judged(rule, part.phase, Outcome.HOLDS, f"none of {known} bricks and layers is"))
-        rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
-        before, now = part.units_per_sec
-        said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
-        guilty = slower[0].name if slower else _cause(part)
-        outcome = Outcome.BROKEN if part.is_slower else Outcome.HOLDS
-        judged.append(Judged(rule, part.phase, outcome, said, guilty if part.is_slower else ""))
-    return judged
+        judged += _bricks_are_no_slower(part)
+        judged.append(_units_are_no_fewer(part))
+    return judged + [
+        Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
+        for phase in found.not_judged
+    ]
+
+
+def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
+    rule = f"{part.phase}: no brick slower beyond noise"
+    # A brick that is new is no slower, but where a token takes longer and that is most of it, it is the guilty one.
+    new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
+    if slower := [*new, *part.slower]:
+        return [Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name) for one in slower]
+    timed = [one for one in part.bricks if one.p50]
+    findable = part.findable(part.bricks)
+    if findable is None or (timed and all(one.is_below_resolution for one in timed)):
+        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")]
+    said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
+    if findable > BLIND_PERCENT:
+        outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
+        said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"
+    return [Judged(rule, part.phase, outcome, said)]
+
+
+def _units_are_no_fewer(part: PartDiff) -> Judged:
+    rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
+    before, now = part.units_per_sec
+    said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
+    if part.is_slower:
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part))
+    if part.is_longer_in_the_mean:
+        said += f"; but the typical step takes as long: fewer than half became longer ({_cause(part)})"
+        return Judged(rule, part.phase, Outcome.UNSURE, said)
+    # Pauses of other programs make this interval wide on any machine: it is the bricks that tell a gate from none.
+    findable = findable_percent(part.wall)
+    is_blind = findable is None or findable > MAX_BLIND_PERCENT
+    is_unsure = is_blind or (part.wall.percent or 0.0) > part.wall.least_percent
+    return Judged(rule, part.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _not_compared(found: RunDiff, phase: str) -> str:
+    short = next((one for one in found.now.too_short if one.phase == phase), None)
+    if short is not None:
+        return f"too few steps in the new run: {short.steps} of {short.needed}"
+    reasons = [note for note in found.notes if note.startswith(f"{phase}: ")]
+    has_it = any(part.phase == phase for part in found.now.parts)
+    return reasons[0] if reasons else "no batch is in both runs" if has_it else "the new run has no such steps"
 
 
 def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[Judged]:
@@ -246,9 +293,10 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _cause(part: PartDiff) -> str:
-    """Where a step takes longer though no brick does beyond noise."""
+    """What most of it is that a step takes longer."""
     balance = part.balance
     grown = {
+        **{one.name: one.delta_us for one in [*part.slower[:1], *part.new[:1]]},
         "between steps": balance.between_steps[1] - balance.between_steps[0],
         "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
         "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
@@ -261,7 +309,8 @@ def _cause(part: PartDiff) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    assert place.change is not None
+    if place.change is None:
+        return f"new: {place.delta_us:+.1f} µs/{part.unit}"
     ratio, half = place.change.now / place.change.before, place.change.half / place.change.before
     return f"{ratio:.3f}× ± {half:.3f}{_calls(place, 'p50')}, {place.delta_us:+.1f} µs/{part.unit}"
 
@@ -304,10 +353,10 @@ def _bare(name: str) -> str:
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
-def _check(text: str, name: str, figure: str, sign: str, unit: str) -> None:
-    """Raises UsageError for what no unit, sign or figure can be of."""
+def _check(text: str, name: str, layer: str, figure: str, sign: str, value: float, unit: str) -> None:
+    """Raises UsageError for what no unit, sign, layer or figure can be of."""
     wrong = ""
-    if name == LOSS and (unit not in ("", "%") or figure):
+    if name == LOSS and (unit not in ("", "%") or figure or (value and not unit)):
         wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
     elif name == UNATTRIBUTED and (unit != "%" or figure):
         wrong = "unattributed is a share of a step: write unattributed<=1%"
@@ -315,6 +364,8 @@ def _check(text: str, name: str, figure: str, sign: str, unit: str) -> None:
         wrong = f"{RATE} is a number, or times the baseline: write {RATE}>=40 or {RATE}>=0.97x"
     elif name not in (LOSS, UNATTRIBUTED, RATE) and unit not in ("x", *_UNITS):
         wrong = f"a time is wanted, or times the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+    elif layer and name in (LOSS, UNATTRIBUTED, RATE, STEP):
+        wrong = f"{name} is of all layers: leave out @{layer}"
     elif sign == "==" and name != LOSS:
         wrong = "nothing that is timed is equal to anything: write <= or >="
     if wrong:

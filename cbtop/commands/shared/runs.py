@@ -149,7 +149,7 @@ def _only(path: Path, source: str | None) -> Run:
         raise UntrustedError(f"{path}: {error}") from error
     if not found:
         which = f" by --source {source}" if source else ""
-        raise NoDataError(f"{path.name}: no process{which} has recorded a step in it")
+        raise NoDataError(f"{path.name}: no process{which} has recorded two steps in it")
     if len(found) > 1:
         known = ", ".join(f"{run.surroundings.pid} ({os.path.basename(run.surroundings.program)})" for run in found)
         raise UsageError(f"{path.name}: several processes; choose one with --source: {known}")

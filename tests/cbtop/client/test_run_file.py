@@ -13,6 +13,9 @@ import pytest
 
 from cbtop.client.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.errors import UsageError
+from cbtop.reports.gate import gate_json, gate_text
+from cbtop.viewmodels.run_diff import diff
+from cbtop.viewmodels.thresholds import default_gate
 from tests.cbtop.viewmodels.made_runs import made_run
 
 
@@ -39,7 +42,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     tried = 0
-    for odd in (None, "x", -1, [], {}, True, 1e300, [["x"]]):
+    usual = made_run(2, steps=40)
+    for odd in (None, "x", -1, 0, [], {}, True, 1e18, 1e300, [["x"]]):
         for place in _places(document):
             changed = deepcopy(document)
             inner: Any = changed
@@ -48,7 +52,10 @@ def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any
             inner[place[-1]] = odd
             path.write_text(json.dumps(changed))
             with suppress(UsageError):
-                read_runs(path)
+                (run,) = read_runs(path)
+                for found in (diff(run, usual, anyway=True), diff(usual, run, anyway=True)):
+                    gate_json(default_gate(found), found)
+                    gate_text(default_gate(found), found)
             tried += 1
     assert tried > 500
 
@@ -61,6 +68,7 @@ def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any
         ("[]", "an object is wanted"),
         ('{"schema": "cbtop.runs/9", "runs": []}', "cbtop.runs/1"),
         ('{"schema": "cbtop.runs/1", "runs": [NaN]}', "an object is wanted"),
+        ('{"schema": "cbtop.runs/1", "runs": []}', "there is none in it"),
     ],
 )
 def test_what_is_no_file_of_runs_says_so(tmp_path: Path, text: str, said: str) -> None:

@@ -32,6 +32,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "lossy": {"lose": True},
         "short": {"steps": 15},
         "failed": {"seed": 7, "fails": True},
+        "single": {"steps": 1},
+        "other model": {"model": "another 4L"},
+        "other cache": {"cached_from": 4000},
     }
     return {name: record(at / f"{name}.cbtop", at / name, **how) for name, how in odd.items()}
 
@@ -146,6 +149,51 @@ def test_three_base_runs_tell_how_runs_scatter(runs: dict[str, Path], capsys: py
     assert "of two base runs the first counts" in capsys.readouterr().err
     assert check(*bases, "--new", runs["slower"]) == 4
     assert GUILTY in capsys.readouterr().err
+
+
+def test_a_run_that_is_compared_with_itself_passes_no_gate(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "base.json"
+    assert main(["diff", str(runs["base"]), "--save", str(kept)]) == 0
+    for base in (runs["base"], kept):
+        assert check("--baseline", base, "--new", runs["base"]) == 5
+        assert "both are the same run, base.cbtop" in capsys.readouterr().err
+    assert check("--baseline", kept, "--new", runs["base"], "--anyway") == 0
+
+
+@pytest.mark.parametrize(
+    ("bases", "said"),
+    [
+        (("base", "second", "base"), "base.cbtop is there twice"),
+        (("base", "second", "other model"), "other model.cbtop: another model: another 4L, the baseline has made 4L"),
+        (("base", "second", "other cache"), "other cache.cbtop: decode: other KV lengths"),
+    ],
+)
+def test_runs_of_other_things_tell_nothing_of_how_runs_scatter(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], bases: tuple[str, ...], said: str
+) -> None:
+    given = [word for name in bases for word in ("--baseline", runs[name])]
+    assert check(*given, "--new", runs["same"]) == 5
+    assert f"runs that are taken together do not compare: {said}" in capsys.readouterr().err
+
+
+def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut\n::error::x.cbtop"
+    whole = runs["same"].read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    assert check("--baseline", runs["base"], "--new", cut) == 0
+    out = capsys.readouterr().out
+    assert "all 2 hold\n" in out
+    assert "error::x.cbtop was never closed" in out
+    assert "\n::error::" not in out  # which a log of GitHub's would take for an annotation
+
+
+def test_a_run_of_a_step_is_too_short(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--baseline", runs["base"], "--new", runs["single"]) == 3
+    assert "single.cbtop: no process has recorded two steps in it" in capsys.readouterr().err
 
 
 def test_what_a_check_lacks_is_said(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,9 +66,10 @@ def made_batch(
     in_layer: int | None = 4,
     cached_from: int | None = None,
     us_a_position: float = 0.0,
+    all_longer: float = 1.0,
 ) -> Batch:
-    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long;
-    Attention takes so much more for each position cached."""
+    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long, and
+    every brick `all_longer` times; Attention takes so much more for each position cached."""
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
     places = len(usual)
@@ -78,7 +79,7 @@ def made_batch(
     moved += noise.call * rng.standard_normal((steps, places))
     moved += noise.run * (rng.standard_normal() + rng.standard_normal(places) / 3)
     moved += rng.choice([-1, 1]) * noise.drift * np.linspace(0, 1, steps)[:, None]
-    us = usual * np.exp(moved)
+    us = usual * np.exp(moved) * all_longer
     if noise.neighbour:
         begins = np.flatnonzero(rng.random(steps) < 0.1 / 12)
         for begin in begins.tolist():

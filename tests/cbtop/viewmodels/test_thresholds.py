@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.run_diff import diff
-from cbtop.viewmodels.thresholds import Outcome, judge, parse
-from tests.cbtop.viewmodels.made_runs import made_run
+from cbtop.viewmodels.runs import Run, TooShort
+from cbtop.viewmodels.thresholds import Judged, Outcome, default_gate, judge, parse
+from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,11 @@ def test_a_threshold_is_read(
         ("unattributed<=3us", "unattributed<=1%"),
         ("tokens_per_sec>=4ms", "tokens_per_sec>=40"),
         ("a" * 1000 + "<=1x", "wanted are such as"),
+        ("tokens_per_sec>=-1x", "a number from 0 on is wanted"),
+        ("Attention<=1e400us", "a number from 0 on is wanted"),
+        ("loss<=5", "write loss==0 or loss<=0.1%"),
+        ("step@2<=1us", "step is of all layers: leave out @2"),
+        ("tokens_per_sec@2>=1", "tokens_per_sec is of all layers"),
     ],
 )
 def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
@@ -57,6 +63,16 @@ def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
         parse(text)
     assert said in str(error.value)
     assert len(str(error.value)) < 600
+
+
+def test_a_threshold_of_several_lines_is_said_in_one() -> None:
+    assert parse("RmsNorm \n<=\r\n1us").text == "RmsNorm <= 1us"
+
+
+def test_a_figure_that_there_is_not_is_no_phase() -> None:
+    found = diff(made_run(1), made_run(2))
+    with pytest.raises(UsageError, match="'p90' is no figure of Attention; there are p50, p99, per_token"):
+        judge(parse("Attention.p90<=1us"), found)
 
 
 @given(st.text(max_size=40) | st.text("attnp50.<>=@x%us 1e-", max_size=40))
@@ -103,3 +119,96 @@ def test_what_cannot_be_judged_is_no_pass() -> None:
     for text in ("step.p99<=1s", "DownProjection<=2x", "Renamed<=2x"):
         (judged,) = judge(parse(text), diff(base, now))
         assert judged.outcome is Outcome.UNKNOWN, text
+
+
+def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
+    """What the default gate says, by its rules; of several lines of one rule the first."""
+    found: dict[str, Judged] = {}
+    for one in default_gate(diff(base, now)):
+        found.setdefault(one.rule, one)
+    return found
+
+
+STEADY = Noise(pauses=0)
+BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"
+
+
+def test_where_no_change_would_have_been_found_nothing_holds() -> None:
+    """Of a clock that drifts by a quarter a brick half as slow again would not be found; of one that drifts by 6 % a
+    tenth would not."""
+    for drift, outcome in ((0.06, Outcome.UNSURE), (0.6, Outcome.UNKNOWN)):
+        noise = Noise(drift=drift)
+        found = outcomes_of(made_run(1, noise), made_run(2, noise))
+        assert found[BRICKS].outcome is outcome
+        assert "only a change of " in found[BRICKS].said
+    steady = outcomes_of(made_run(1, STEADY), made_run(2, STEADY))
+    assert {one.outcome for one in steady.values()} == {Outcome.HOLDS}
+
+
+def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
+    """Where they are fewer by more than runs differ, and where a half would not have been found."""
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    assert outcomes_of(base, now)[RATE].outcome is Outcome.HOLDS
+    for longer, error, outcome in (
+        (1.0, 0.03, Outcome.HOLDS),
+        (1.05, 0.03, Outcome.UNSURE),
+        (1.0, 0.2, Outcome.UNSURE),
+    ):
+        (part,) = now.parts
+        wall = replace(part.wall_us, mean=longer * base.parts[0].wall_us.mean, error=error * part.wall_us.mean)
+        found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+        assert found[RATE].outcome is outcome
+
+
+def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
+    base, now = (replace(made_run(seed), clock_resolution_us=1e6) for seed in (1, 2))
+    assert outcomes_of(base, now)[BRICKS].outcome is Outcome.UNKNOWN
+
+
+def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
+    """Of one brick four calls of ten take five times as long: a twentieth of a step, and no brick's typical call."""
+    quiet = replace(STEADY, memory=0)
+    (judged,) = [
+        one
+        for one in default_gate(diff(made_run(1, quiet), made_run(2, replace(quiet, bimodal=4.0))))
+        if one.rule == RATE
+    ]
+    assert (judged.outcome, judged.guilty) == (Outcome.UNSURE, "")
+    assert "the typical step takes as long" in judged.said
+
+
+def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    down_us = 6 * 240.0
+    places = {place: times for place, times in part.places.items() if not place[0] or place[0][0] != "DownProjection"}
+    wall = replace(part.wall_us, mean=part.wall_us.mean - down_us, median_us=(part.wall_us.median_us or 0) - down_us)
+    base = replace(base, parts=(replace(part, places=places, wall_us=wall),))
+    found = outcomes_of(base, now)
+    assert (found[BRICKS].outcome, found[BRICKS].guilty) == (Outcome.BROKEN, "DownProjection")
+    assert found[BRICKS].said.startswith("new: +14")
+    assert (found[RATE].outcome, found[RATE].guilty) == (Outcome.BROKEN, "DownProjection")
+    assert "decode: new: DownProjection" in diff(base, now).notes
+    assert "decode: no longer there: DownProjection" in diff(now, base).notes
+
+
+def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    base = replace(base, parts=(part, replace(part, phase="prefill")))
+    (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
+    assert (judged.outcome, judged.about, judged.said) == (
+        Outcome.UNKNOWN,
+        "prefill",
+        "the new run has no such steps",
+    )
+    now = replace(now, too_short=(TooShort("prefill", 3, 20),))
+    (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
+    assert judged.said == "too few steps in the new run: 3 of 20"
+
+
+def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them() -> None:
+    base, now = made_run(1), made_run(2, all_longer=1.2)
+    (note,) = [note for note in diff(base, now).notes if "every brick" in note]
+    assert note.startswith("decode: every brick takes 1.2")
+    assert not any("every brick" in note for note in diff(base, made_run(2, slower=1.2, in_layer=None)).notes)
