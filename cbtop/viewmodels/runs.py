@@ -207,6 +207,7 @@ def together(runs: Sequence[Run]) -> Run:
         seen=sum(run.seen for run in runs),
         untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
         is_cut=any(run.is_cut for run in runs),
+        failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
     )
 

@@ -1,0 +1,124 @@
+"""`cbtop demo --check`: a whole gate of five processes, whose clocks are made, so that its end is known."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.commands import demo
+from cbtop.compute.demo_model import TINY, write_model
+
+# A process that knows which of five it is, and whose bricks take what they are made to.
+WORKLOAD = """
+import sys
+from pathlib import Path
+from cbtop import BrickProfiler
+
+turns, odd = Path(sys.argv[1]), sys.argv[2]
+turns.write_text(turns.read_text() + "x")
+is_judged = len(turns.read_text()) == 5
+now_ns = 1_000_000
+profiler = BrickProfiler(clock_ns=lambda: now_ns)
+for step in range(40):
+    grown = 1 + step / 10 if is_judged and odd == "drifts" else 1
+    with profiler.step("decode", tokens=1):
+        for layer in range(4):
+            with profiler.layer(layer):
+                for brick, us in (("RmsNorm", 10), ("Attention", 40), ("DownProjection", 80)):
+                    is_planted = is_judged and odd == "slower" and (layer, brick) == (2, "Attention")
+                    with profiler.brick(brick):
+                        now_ns += round(us * 1000 * grown * (1.2 if is_planted else 1 + 0.01 * ((step * 7) % 5)))
+    now_ns += 20_000
+profiler.close("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "said"),
+    [
+        ("no", 0, ""),
+        ("slower", 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
+        ("drifts", 5, "only a change of "),
+    ],
+)
+def test_four_runs_tell_how_runs_scatter_and_the_fifth_is_judged(
+    runtime: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    odd: str,
+    code: int,
+    said: str,
+) -> None:
+    turns = tmp_path / "turns"
+    turns.write_text("")
+    monkeypatch.setattr(demo, "_command", lambda _: [sys.executable, "-c", WORKLOAD, str(turns), odd])
+    assert main(["demo", "--check"]) == code
+    assert turns.read_text() == "x" * 5
+    out, err = capfd.readouterr()
+    assert said in err
+    assert ("all 2 hold" in out) == (code == 0)
+
+
+def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--check", "--serve-only"]) == 2
+    assert "leave out --serve-only" in capsys.readouterr().err
+
+
+# Python imports it at its start: the profiler's clock is a made one, on which the first brick of the fifth process
+# takes thirty readings where the others take one.
+CUSTOMIZED = """
+import os, sys
+from pathlib import Path
+
+if "--serve-only" in sys.orig_argv:
+    from itertools import count
+    from cbtop.profiler.profiler import BrickProfiler
+
+    turns = Path(os.environ["TURNS"])
+    turns.write_text(turns.read_text() + "x")
+    is_slow = len(turns.read_text()) == 5 and os.environ["PLANTED"]
+    ticks = count(1_000_000, 1_000)
+    BrickProfiler.__init__.__kwdefaults__["clock_ns"] = ticks.__next__
+    if is_slow:
+        from cbtop.compute.brick import ComputeBrick
+
+        run = ComputeBrick.__call__
+
+        def ran(self, elements, *calls):
+            usual = self._implementations
+            if self.definition.name == "Embedding":
+                self._implementations = [lambda *given, of=of: [of(*given), *map(next, [ticks] * 30)] for of in usual]
+            run(self, elements, *calls)
+            self._implementations = usual
+
+        ComputeBrick.__call__ = ran
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("planted", "code", "said"), [("", 0, ""), ("yes", 4, "broken [Embedding]")])
+def test_the_demo_itself_is_judged(
+    runtime: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    planted: str,
+    code: int,
+    said: str,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED)
+    turns = tmp_path / "turns"
+    turns.write_text("")
+    for name, value in (("TURNS", str(turns)), ("PLANTED", planted)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    tiny = tmp_path / "tiny.gguf"
+    write_model(tiny, TINY, lambda *_: None)
+    assert main(["demo", "--check", "--steps", "40", "--model", str(tiny), "--guard", "off"]) == code
+    assert turns.read_text() == "x" * 5
+    assert said in capfd.readouterr().err
