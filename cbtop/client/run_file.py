@@ -103,6 +103,7 @@ def _part(part: Part) -> dict[str, Any]:
         "work": list(part.work),
         "wall_us": _figure_out(part.wall_us),
         "inside_us": _figure_out(part.inside_us),
+        "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
         "places": [
             {
                 "brick": None if brick is None else _brick_out(brick),
@@ -175,6 +176,10 @@ def _part_in(document: object) -> Part:
             raise _WrongError("places: the whole step and what lies between bricks are wanted")
     if plain["unit"] not in ("token", "step") or plain["steps"] < 1:
         raise _WrongError("a part: a unit `token` or `step`, and one step or more are wanted")
+    budgets = {}
+    for one in _list(said.get("budgets", []), "budgets", MAX_LISTED):
+        name, category, budget_us = _row(one, "budgets", 3)
+        budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
     if not (wall_us.mean > 0 and inside_us.mean > 0):
         raise _WrongError("wall_us and inside_us: no step takes no time")
@@ -183,6 +188,7 @@ def _part_in(document: object) -> Part:
         wall_us=wall_us,
         inside_us=inside_us,
         places=places,
+        budgets=budgets,
         **plain,
     )
 

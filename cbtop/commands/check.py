@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from cbtop.commands.shared.sarif import Failure, Rule, sarif
 from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
 
 if TYPE_CHECKING:  # they load numpy
+    from cbtop.viewmodels.baseline import Brick
     from cbtop.viewmodels.run_diff import RunDiff
     from cbtop.viewmodels.runs import Run
     from cbtop.viewmodels.thresholds import Judged, Threshold
@@ -48,6 +50,8 @@ BASE and NEW are each {WHERE}. Budgets are TOML:
   attn.p50 = "<=1.05x"
   decode.tokens_per_sec = ">=40"
 
+A budget that a BrickDefinition gives its brick is always judged, beside the rest.
+
 A threshold is broken where all of the interval of what was measured is beyond it: within it, it is `unsure`, and
 passes. Several --baseline, three or more, or one of --learn, tell how runs scatter; where a single one is all there
 is, below 3 % nothing is called a change.
@@ -56,6 +60,7 @@ exit codes: 0 all hold, 1 runtime error, 2 usage, 3 nothing recorded or too few 
 its budget, or a check of a brick failed, 5 not comparable, not to be trusted, or not to be judged
 """
 CHECKS = "checks of bricks"
+CONTRACTS = "contracts"
 DEMO_RUNS = 5
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
 _FAILS = ("broken", "unknown")  # outcomes that are no pass
@@ -68,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what it is compared with; three or more of the same tell how runs scatter",
     )  # fmt: skip
     parser.add_argument("--new", metavar="NEW", help="the run that is judged (default: that of the command after --)")
-    parser.add_argument("--budget", type=Path, metavar="FILE.toml", help="thresholds in its table [budgets]")
+    parser.add_argument(
+        "--budget", action="append", default=[], metavar="FILE.toml|contracts",
+        help="thresholds in its table [budgets]; or how many times as long the contracts of cbtop's own kernels let "
+        "a call take",
+    )  # fmt: skip
     parser.add_argument(
         "--learn", type=count, metavar="N",
         help="run the command after -- so often, and write what was measured to --baseline",
@@ -86,18 +95,19 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.viewmodels.thresholds import parse
 
     thresholds = [parse(text) for text in options.threshold]
-    if options.budget is not None:
-        thresholds += budgets(options.budget)
+    for where in options.budget:
+        thresholds += [] if where == CONTRACTS else budgets(Path(where))
     if options.learn is not None:
         return _learn(options)
     if (options.new is None) == (not options.command):
         raise UsageError("judge what? --new NEW, or a command after --, and not both")
-    needs_base = not thresholds or any(one.is_relative for one in thresholds)
+    by_contract = CONTRACTS in options.budget
+    needs_base = by_contract or not thresholds or any(one.is_relative for one in thresholds)
     if not options.baseline and needs_base:
         raise UsageError("compared with what? --baseline BASE; only thresholds without x need none")
     bases = [one for where in options.baseline for one in runs_of(where, options)]
     news = [_run_of(options)] if options.new is None else runs_of(options.new, options)
-    return gate(bases or news, news, thresholds, options)
+    return gate(bases or news, news, thresholds, options, by_contract=by_contract)
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
@@ -110,12 +120,25 @@ def gate_of_demo(command: Sequence[str], report: str) -> int:
 
 
 def gate(
-    bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Threshold], options: argparse.Namespace
+    bases: Sequence[Run],
+    news: Sequence[Run],
+    thresholds: Sequence[Threshold],
+    options: argparse.Namespace,
+    *,
+    by_contract: bool = False,
 ) -> int:
-    """Judge, print, and raise what the exit code is of."""
+    """Judge, print, and raise what the exit code is of. `by_contract`: also how many times as long calls take."""
     from cbtop.reports.gate import summary
     from cbtop.viewmodels.run_diff import diff_of
-    from cbtop.viewmodels.thresholds import LOSS, Judged, Outcome, default_gate, judge
+    from cbtop.viewmodels.thresholds import (
+        LOSS,
+        Judged,
+        Outcome,
+        default_gate,
+        judge,
+        of_contracts,
+        of_definitions,
+    )
 
     if len(bases) == 2:
         sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
@@ -125,7 +148,10 @@ def gate(
         found_nothing = [Judged("comparable", "", Outcome.UNKNOWN, found.why_not)]
         _write(found_nothing, found, options)
         raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
-    judged = [one for threshold in thresholds for one in judge(threshold, found)] or default_gate(found)
+    judged = [one for threshold in thresholds for one in judge(threshold, found)]
+    if by_contract:
+        judged += of_contracts(found, _bounds(found.now))
+    judged = (judged or default_gate(found)) + of_definitions(found)
     judged += [
         Judged(CHECKS, check, Outcome.BROKEN, "the check failed: it computes something else", check.partition(":")[0])
         for check in found.now.failed_checks
@@ -160,6 +186,28 @@ def budgets(path: Path) -> list[Threshold]:
         raise UsageError(f"{path}: there is no table [budgets] or [tool.cbtop.budgets] in it")
     lines = text.splitlines()
     return [parse(f"{name}{value}", (str(path), _line(lines, name, value))) for name, value in _flat(path, table, ())]
+
+
+def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
+    """How many times as long a call of each brick may take by the contracts of all its kernels, and where they say so.
+
+    Raises UsageError where the contract of no brick says so.
+    """
+    # Numba, and every kernel: half a second.
+    from cbtop.compute.contracts import file_of
+    from cbtop.compute.verification import variants
+
+    contracts = {variant.kernel.name: variant.kernel.contract for variant in variants()}
+    found = {}
+    for brick, names in run.kernels.items():
+        of = [contracts[name] for name in names if name in contracts]
+        bounds = [(one.performance.regression, one) for one in of if one.performance]
+        if names and len(bounds) == len(names):
+            limit, contract = max(bounds, key=lambda one: one[0])
+            found[brick] = limit, (os.path.relpath(file_of(contract.name)), contract.line_of("regression"))
+    if not found:
+        raise UsageError(f"--budget {CONTRACTS}: no brick of {run.name} runs kernels whose contracts give a bound")
+    return found
 
 
 def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -14,13 +14,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.step_blocks import StepBlock, Work
-from cbtop.profiler.brick_stats import name_and_category
+from cbtop.profiler.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
@@ -71,6 +71,7 @@ class Part:
     warm_up: int  # steps at the beginning that are in no figure, for they were slower than those that followed
     inside_us: Figure  # of the steps whose inside was recorded
     places: Mapping[Place, PlaceTimes]  # the whole step is one of them, with all steps, plain ones too
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs for a token, where definitions have one
 
     @property
     def amount(self) -> float:
@@ -168,7 +169,13 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         wall_us=wall,
         inside_us=recorded_us,
         places=found,
+        budgets=_budgets(totals) if is_counted else {},
     )
+
+
+def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
+    known = ((one.name, one.category, one.budget_us_per_token) for one in brick_stats(totals))
+    return {(name, category): budget_us for name, category, budget_us in known if budget_us is not None}
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:

@@ -6,8 +6,8 @@
 #   FIGURE    = p50 (a call; where none is named), p99, or per_token (µs, of a token or a step)
 #   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
 # Rules
-# - A threshold is broken where the whole interval of what was measured lies beyond it. Where a part of it does, that
-#   is said, and breaks nothing.
+# - A threshold is broken where the whole interval of what was measured lies beyond it, and holds where none of it
+#   does. Where a part of it does, that is said, and breaks nothing.
 # - What a clock cannot tell apart is no part of what is sure: an interval reaches a few of its readings further.
 # - What cannot be judged is no pass: it is said, and why.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -24,7 +24,7 @@ from math import inf
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import duration, number, percent
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
 
@@ -142,6 +142,31 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     return [one for part in parts for one in _in_part(threshold, part, found)]
 
 
+def of_definitions(found: RunDiff) -> list[Judged]:
+    """Whether the bricks keep to the budgets that their definitions give them, in µs for a token."""
+    judged = []
+    for part in found.parts:
+        for one in part.bricks:
+            if one.brick and one.now and (budget_us := part.now.budgets.get(one.brick)) is not None:
+                text = f"{one.brick[0]}.per_token<={budget_us:g}us, its budget"
+                threshold = Threshold(text, (one.brick[0],), None, "per_token", "<=", budget_us, "us")
+                judged.append(_of_place(threshold, part, one, 0.0))
+    return judged
+
+
+def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
+    """Whether the calls of each brick take at most so many times as long as before; the file and line say so."""
+    judged = []
+    for part in found.parts:
+        for one in part.bricks:
+            if one.brick in bounds:
+                limit, where = bounds[one.brick]
+                text = f"{one.brick[0]}<={limit:g}x, by contract"
+                threshold = Threshold(text, (one.brick[0],), None, FIGURES[0], "<=", limit, "x", where)
+                judged.append(_of_place(threshold, part, one, _resolution_us(found)))
+    return judged
+
+
 def default_gate(found: RunDiff) -> list[Judged]:
     """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, and no token. Where a change
     would not have been found, that is said instead."""
@@ -199,7 +224,6 @@ def _not_compared(found: RunDiff, phase: str) -> str:
 
 def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[Judged]:
     name, limit = threshold.names[-1], threshold.value
-    resolution_us = max((run.clock_resolution_us or 0.0 for run in (found.base, found.now)), default=0.0)
     if name == RATE:
         before, now = part.units_per_sec
         half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
@@ -219,7 +243,11 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
         return
     places = [part.step] if name == STEP else _places(threshold, part)
     for place in places:
-        yield _of_place(threshold, part, place, resolution_us)
+        yield _of_place(threshold, part, place, _resolution_us(found))
+
+
+def _resolution_us(found: RunDiff) -> float:
+    return max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
 
 
 def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, resolution_us: float) -> Judged:
@@ -253,10 +281,10 @@ def _judged(
     threshold: Threshold, about: str, value: float, half: float, limit: float, said: str, guilty: str = ""
 ) -> Judged:
     holds = _OPERATORS[threshold.sign]
-    best = value - half if threshold.sign.startswith("<") else value + half
-    if holds(value, limit):
+    least, most = value - half, value + half
+    if holds(least, limit) and holds(most, limit):
         outcome = Outcome.HOLDS
-    elif threshold.sign != "==" and holds(best, limit):
+    elif holds(least, limit) or holds(most, limit):
         outcome = Outcome.UNSURE
     else:
         outcome = Outcome.BROKEN

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.daemon.source import Source
+from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol.messages import CheckResult, HostHello, Manifest, SourceCatalog, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter
@@ -39,9 +40,10 @@ def record(
     cached_from: int = 100,
     lose: bool = False,
     fails: bool = False,
+    budget_us: float | None = None,
 ) -> Path:
     """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
-    batch of records is not in the file."""
+    batch of records is not in the file; `budget_us`: what each Attention may take for a token."""
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -53,7 +55,10 @@ def record(
     rng = np.random.default_rng(seed)
     definitions = [
         BrickDefinition(
-            rename if name == "DownProjection" else name, category, kernels=(KernelDefinition(kernel, "made"),)
+            rename if name == "DownProjection" else name,
+            category,
+            kernels=(KernelDefinition(kernel, "made"),),
+            budget=TokenBudget(budget_us) if budget_us and name == "Attention" else None,
         )
         for name, category in BRICKS_US
     ]

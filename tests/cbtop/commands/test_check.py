@@ -33,6 +33,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "short": {"steps": 15},
         "failed": {"seed": 7, "fails": True},
         "single": {"steps": 1},
+        "over its budget": {"seed": 3, "budget_us": 39.0},
+        "within its budget": {"seed": 4, "budget_us": 45.0},
+        "rms_norm": {"kernel": "rms_norm"},
+        "slower rms_norm": {"kernel": "rms_norm", "seed": 2, "slower": 3.0},
         "other model": {"model": "another 4L"},
         "other cache": {"cached_from": 4000},
     }
@@ -139,6 +143,38 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
         budget.write_text(text)
         assert check("--budget", budget, "--new", runs["same"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 µs in each of four layers are 160 of 156, or of 180."""
+    kept = tmp_path / "over.json"
+    assert main(["diff", str(runs["over its budget"]), "--save", str(kept)]) == 0
+    for new in (runs["over its budget"], kept):
+        for thresholds in ((), ("loss==0",)):
+            assert check("--baseline", runs["base"], "--new", new, *thresholds) == 4
+            assert "Attention.per_token<=156us, its budget: broken [Attention]" in capsys.readouterr().err
+    assert check("--baseline", runs["base"], "--new", runs["within its budget"]) == 0
+    assert "holds    Attention.per_token<=180us, its budget" in capsys.readouterr().out
+
+
+def test_contracts_of_kernels_say_how_many_times_as_long_a_call_may_take(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_contract = ("--budget", "contracts", "--baseline", runs["rms_norm"], "--new", runs["slower rms_norm"])
+    assert check(*by_contract, "--format", "json") == 4
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert {one["rule"]: one["outcome"] for one in verdicts} == {
+        "RmsNorm<=1.3x, by contract": "holds",
+        "Attention<=1.3x, by contract": "holds",
+        "DownProjection<=1.3x, by contract": "broken",
+    }
+    assert all(one["where"].endswith("contracts/rms_norm.yaml") for one in verdicts)
+    assert check("--budget", "contracts", "--new", runs["rms_norm"]) == 2
+    assert "compared with what?" in capsys.readouterr().err
+    assert check("--budget", "contracts", "--baseline", runs["base"], "--new", runs["same"]) == 2
+    assert "no brick of same.cbtop runs kernels whose contracts give a bound" in capsys.readouterr().err
 
 
 def test_three_base_runs_tell_how_runs_scatter(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

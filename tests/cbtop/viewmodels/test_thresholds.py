@@ -91,7 +91,8 @@ def test_a_threshold_within_the_noise_is_unsure_and_one_beyond_it_broken() -> No
     for limit, outcome in (
         (ratio - 2 * half, Outcome.BROKEN),
         (ratio - half / 2, Outcome.UNSURE),
-        (ratio + half, Outcome.HOLDS),
+        (ratio + half / 2, Outcome.UNSURE),
+        (ratio + 1.1 * half, Outcome.HOLDS),
     ):
         (judged,) = judge(parse(f"DownProjection<={limit:.6f}x"), found)
         assert judged.outcome is outcome
