@@ -189,7 +189,7 @@ def budgets(path: Path) -> list[Threshold]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """How many times as long a call of each brick may take by the contracts of all its kernels, and where they say so.
+    """How many times as long a call of each brick may take by the contracts of its kernels, and where they say so.
 
     Raises UsageError where the contract of no brick says so.
     """

@@ -159,7 +159,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
     judged = []
     for part in found.parts:
         for one in part.bricks:
-            if one.brick in bounds:
+            if one.brick and one.brick in bounds:
                 limit, where = bounds[one.brick]
                 text = f"{one.brick[0]}<={limit:g}x, by contract"
                 threshold = Threshold(text, (one.brick[0],), None, FIGURES[0], "<=", limit, "x", where)
