@@ -77,6 +77,8 @@ class KernelAttributes:
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # of a thread
+    local_memory_bytes: int | None = None  # of a thread: what no register holds
+    occupancy_percent: int | None = None  # of the threads that a multiprocessor has, how many may run at a time
 
     def __post_init__(self) -> None:
         for field in fields(KernelAttributes):

@@ -17,7 +17,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.definitions import KernelDefinition
 
 BACKEND = "cuda"
-STATIC_SHARED_BYTES, REGISTERS = 1, 4  # CUfunction_attribute
+STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute
 
 
 class Gpu:
@@ -41,6 +41,7 @@ class Gpu:
         self.name: str = found["name"].decode("utf-8", "replace")
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
+        self._most_threads: int = found["maxThreadsPerMultiProcessor"]
         self._process = os.getpid()
         self._modules: dict[tuple[CudaModule, bool], tuple[Any, Compiled]] = {}
         self._functions: dict[tuple[CudaModule, str, bool], Any] = {}
@@ -158,8 +159,17 @@ class Gpu:
                 ptx_hash=self.module(one.module).ptx_hash,
                 static_shared_memory_bytes=ask(STATIC_SHARED_BYTES, function.ptr),
                 registers=ask(REGISTERS, function.ptr),
+                local_memory_bytes=ask(LOCAL_BYTES, function.ptr),
+                occupancy_percent=self._occupancy_percent(function, one),
             )
         return found
+
+    def _occupancy_percent(self, function: Any, one: CudaLaunch) -> int:
+        threads = int(np.prod(one.block))
+        blocks = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+            function.ptr, threads, one.shared_bytes
+        )
+        return round(100 * blocks * threads / self._most_threads)
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
         """One call of a kernel that has a CUDA version."""

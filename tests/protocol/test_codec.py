@@ -68,7 +68,10 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         )
     fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     if kind is KernelAttributes:  # sizes, registers and a hash: from zero on
-        sizes = ("shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash")
+        sizes = (
+            "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",
+            "occupancy_percent",
+        )  # fmt: skip
         fields |= dict.fromkeys(sizes, st.none() | st.integers(0, codec.U64_MAX))
     return st.builds(kind, **fields)
 

@@ -97,7 +97,7 @@ def _figures(node: GraphRow, width: int) -> list[Line]:
 def _attribute(name: str, value: object) -> str:
     if isinstance(value, tuple):
         return "×".join(map(str, value))
-    return f"{value:x}" if name == "ptx_hash" else formatting.number(float(str(value))).removesuffix(".00")
+    return f"{value:016x}" if name == "ptx_hash" else formatting.number(float(str(value))).removesuffix(".00")
 
 
 def _everywhere(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
