@@ -28,6 +28,34 @@ __device__ __forceinline__ void codes_of_4(const uint8_t* plane, int64_t unit, u
     q[0] = a.x & low; q[1] = a.y & low; q[2] = a.z & low; q[3] = a.w & low;
     q[4] = a.x >> 4 & low; q[5] = a.y >> 4 & low; q[6] = a.z >> 4 & low; q[7] = a.w >> 4 & low;
 }
+__device__ __forceinline__ void codes_of_2(const uint8_t* plane, int64_t unit, uint32_t q[8])
+{
+    uint2 a = __ldg((const uint2*)plane + unit);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        q[s] = a.x >> 2 * s & 0x03030303u;
+        q[4 + s] = a.y >> 2 * s & 0x03030303u;
+    }
+}
+// Codes of 4 bits that stand for the sixteen levels of quantization/uneven_levels.py: these.
+__device__ __forceinline__ void levels_of_4(const uint8_t* plane, int64_t unit, uint32_t q[8])
+{
+    const uint32_t level[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+    uint4 a = __ldg((const uint4*)plane + unit);
+    const uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        uint32_t two[2];  // four codes each, the first in the lowest bits: of the eight that a word has every other
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t four = words[g] >> 16 * half, place = four & 0x7777u;
+            uint32_t low = __byte_perm(level[0], level[1], place), high = __byte_perm(level[2], level[3], place);
+            two[half] = __byte_perm(low, high, 0x3210u | (four & 0x8888u) >> 1);
+        }
+        q[g] = __byte_perm(two[0], two[1], 0x6420);
+        q[4 + g] = __byte_perm(two[0], two[1], 0x7531);
+    }
+}
 // `place`: at which bit of a code the plane's bits stand.
 __device__ __forceinline__ void add_codes_of_2(const uint8_t* plane, int64_t unit, int place, uint32_t q[8])
 {
@@ -51,5 +79,15 @@ __device__ __forceinline__ void six_bits(uint32_t a, uint32_t b, uint32_t c, int
     uint32_t low = a >> at & 255, least = b >> at & 255, both = c >> at & 255;
     scale = (float)(s < 4 ? low & 63 : (both & 15) | low >> 6 << 4);
     minimum = (float)(s < 4 ? least & 63 : both >> 4 | least >> 6 << 4);
+}
+// The lines of a unit of blocks that begin with two halves and these 12 bytes.
+__device__ __forceinline__ float4 lines_of_six_bits(const uint8_t* heads, int64_t unit)
+{
+    uint4 head = __ldg((const uint4*)heads + unit / 8);
+    float scale, minimum;
+    six_bits(head.y, head.z, head.w, unit % 8, scale, minimum);
+    scale *= of_half(head.x);
+    minimum *= -of_half(head.x >> 16);
+    return make_float4(scale, minimum, scale, minimum);
 }
 """

@@ -19,6 +19,12 @@ def unpack_five_bits(data: Bytes) -> Bytes:
     return levels
 
 
+def codes_of_five_bits(data: Any) -> Any:
+    """As `unpack_five_bits`, also where the array lies on a GPU."""
+    high = np.stack([data[:, :4] >> bit & 1 for bit in range(8)], axis=2).reshape(len(data), -1)
+    return np.concatenate([data[:, 4:] & 15, data[:, 4:] >> 4], axis=1) | high << 4
+
+
 def pack_five_bits(levels: Bytes) -> Bytes:
     """The other way."""
     high = np.packbits(levels >> 4, axis=1, bitorder="little")

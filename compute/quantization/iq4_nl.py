@@ -17,6 +17,7 @@ import numpy as np
 from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply, splat
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import row_functions
 from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
 
@@ -39,6 +40,24 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply(uneven(weights, row, base + np.uint64(2), part), splat(load_half(weights, row, base)))
 
 
+PLANES = PlaneLayout(
+    (4,),
+    lambda blocks: np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1),
+    ((0, 2),),
+    r"""
+struct IQ4_NL {
+    const uint8_t *low, *heads;
+    __device__ IQ4_NL(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { levels_of_4(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        float scale = of_half(__ldg((const uint16_t*)heads + unit));
+        return make_float4(scale, 0, scale, 0);
+    }
+};
+""",
+)
+
 IQ4_NL = BlockFormat(
     "IQ4_NL",
     20,
@@ -47,4 +66,5 @@ IQ4_NL = BlockFormat(
     _unpack,
     _pack,
     *row_functions("iq4_nl", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

@@ -20,6 +20,7 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply, splat
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import in_units
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
 
@@ -68,6 +69,32 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply(uneven(weights, row, qs, part & np.uint64(1)), splat(scale))
 
 
+def _codes(blocks: Any) -> Any:
+    qs = blocks[:, QS_OFFSET:].reshape(-1, 8, 16)
+    return np.concatenate([qs & 15, qs >> 4], axis=2).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (4,),
+    _codes,
+    ((0, QS_OFFSET),),
+    r"""
+struct IQ4_XS {
+    const uint8_t *low, *heads;
+    __device__ IQ4_XS(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { levels_of_4(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        uint2 head = __ldg((const uint2*)heads + unit / 8);
+        int s = unit % 8;
+        int level = (head.y >> 4 * s & 15) | (head.x >> 16 + 2 * s & 3) << 4;
+        float scale = of_half(head.x) * (float)(level - 32);
+        return make_float4(scale, 0, scale, 0);
+    }
+};
+""",
+)
+
 IQ4_XS = BlockFormat(
     "IQ4_XS",
     23,
@@ -76,4 +103,5 @@ IQ4_XS = BlockFormat(
     _unpack,
     _pack,
     *row_functions("iq4_xs", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

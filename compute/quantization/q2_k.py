@@ -20,6 +20,7 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
 
@@ -58,6 +59,33 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(scale), splat(-minimum))
 
 
+def _codes(blocks: Any) -> Any:
+    qs = blocks[:, QS_OFFSET:D_OFFSET].reshape(-1, 2, 32)
+    return np.stack([qs >> 2 * quarter & 3 for quarter in range(4)], axis=2).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (2,),
+    _codes,
+    ((0, QS_OFFSET), (D_OFFSET, BLOCK_BYTES)),
+    r"""
+struct Q2_K {
+    const uint8_t *low, *levels, *heads;
+    __device__ Q2_K(const uint8_t* planes, int64_t weights)
+        : low(planes), levels(behind(low, weights / 4)), heads(behind(levels, weights / 16)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_2(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        uint32_t head = __ldg((const uint32_t*)heads + unit / 8);
+        uint32_t two = __ldg((const uint16_t*)levels + unit);
+        float d = of_half(head), dmin = -of_half(head >> 16);
+        float first = d * (float)(two & 15), last = d * (float)(two >> 8 & 15);
+        return make_float4(first, dmin * (float)(two >> 4 & 15), last, dmin * (float)(two >> 12));
+    }
+};
+""",
+)
+
 Q2_K = BlockFormat(
     "Q2_K",
     10,
@@ -66,4 +94,5 @@ Q2_K = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q2_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

@@ -30,6 +30,7 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
 
@@ -84,6 +85,43 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(scale), splat(np.float32(-4) * scale))
 
 
+def _codes(blocks: Any) -> Any:
+    qs = blocks[:, QS_OFFSET:SCALES_OFFSET].reshape(-1, 2, 32)
+    low = np.stack([qs >> 2 * quarter & 3 for quarter in range(4)], axis=2).reshape(-1, 8, 32)
+    high = np.stack([blocks[:, :QS_OFFSET] >> s & 1 for s in range(8)], axis=1)
+    return (low | high << 2).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (2, 1),
+    _codes,
+    ((SCALES_OFFSET, D_OFFSET), (D_OFFSET, BLOCK_BYTES)),
+    r"""
+struct Q3_K {
+    const uint8_t *low, *high, *levels, *heads;
+    __device__ Q3_K(const uint8_t* planes, int64_t weights)
+        : low(planes), high(behind(low, weights / 4)), levels(behind(high, weights / 8)),
+          heads(behind(levels, weights / 256 * 12)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const
+    {
+        codes_of_2(low, unit, q);
+        add_codes_of_1(high, unit, 2, q);
+    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        int s = unit % 8;  // scales 2 s and 2 s + 1
+        const uint8_t* block = levels + unit / 8 * 12;
+        uint32_t least = __ldg((const uint16_t*)(block + 2 * s % 8)) >> s / 4 * 4;
+        uint32_t most = __ldg((const uint16_t*)(block + 8 + 2 * s % 4)) >> s / 2 * 2;
+        float d = of_half(__ldg((const uint16_t*)heads + unit / 8));
+        float first = d * (float)((int)(least & 15 | (most & 3) << 4) - 32);
+        float last = d * (float)((int)(least >> 8 & 15 | (most >> 8 & 3) << 4) - 32);
+        return make_float4(first, -4 * first, last, -4 * last);
+    }
+};
+""",
+)
+
 Q3_K = BlockFormat(
     "Q3_K",
     11,
@@ -92,4 +130,5 @@ Q3_K = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q3_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

@@ -18,6 +18,7 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
 
 BLOCK_ELEMENTS = 32
@@ -43,6 +44,24 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(d), splat(np.float32(-8) * d))
 
 
+PLANES = PlaneLayout(
+    (4,),
+    lambda blocks: np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1),
+    ((0, 2),),
+    r"""
+struct Q4_0 {
+    const uint8_t *low, *heads;
+    __device__ Q4_0(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_4(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        float scale = of_half(__ldg((const uint16_t*)heads + unit));
+        return make_float4(scale, -8 * scale, scale, -8 * scale);
+    }
+};
+""",
+)
+
 Q4_0 = BlockFormat(
     "Q4_0",
     2,
@@ -51,4 +70,5 @@ Q4_0 = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q4_0", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

@@ -19,6 +19,7 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
 
 BLOCK_ELEMENTS = 32
@@ -43,6 +44,25 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(nibbles(weights, row, base + np.uint64(4), part)), splat(d), splat(m))
 
 
+PLANES = PlaneLayout(
+    (4,),
+    lambda blocks: np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1),
+    ((0, 4),),
+    r"""
+struct Q4_1 {
+    const uint8_t *low, *heads;
+    __device__ Q4_1(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_4(low, unit, q); }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        uint32_t head = __ldg((const uint32_t*)heads + unit);
+        float scale = of_half(head), minimum = of_half(head >> 16);
+        return make_float4(scale, minimum, scale, minimum);
+    }
+};
+""",
+)
+
 Q4_1 = BlockFormat(
     "Q4_1",
     3,
@@ -51,4 +71,5 @@ Q4_1 = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q4_1", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

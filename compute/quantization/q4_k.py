@@ -165,15 +165,7 @@ struct Q4_K {
     const uint8_t *low, *heads;
     __device__ Q4_K(const uint8_t* planes, int64_t weights) : low(planes), heads(behind(planes, weights / 2)) {}
     __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const { codes_of_4(low, unit, q); }
-    __device__ __forceinline__ float4 scales(int64_t unit) const
-    {
-        uint4 head = __ldg((const uint4*)heads + unit / 8);
-        float scale, minimum;
-        six_bits(head.y, head.z, head.w, unit % 8, scale, minimum);
-        scale *= of_half(head.x);
-        minimum *= -of_half(head.x >> 16);
-        return make_float4(scale, minimum, scale, minimum);
-    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const { return lines_of_six_bits(heads, unit); }
 };
 """,
 )

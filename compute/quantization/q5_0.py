@@ -19,7 +19,8 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, levels_of
-from cbtop.compute.quantization.five_bits import five_bits, pack_five_bits, unpack_five_bits
+from cbtop.compute.quantization.five_bits import codes_of_five_bits, five_bits, pack_five_bits, unpack_five_bits
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import row_functions
 
 BLOCK_ELEMENTS = 32
@@ -44,6 +45,29 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(d), splat(np.float32(-16) * d))
 
 
+PLANES = PlaneLayout(
+    (4, 1),
+    lambda blocks: codes_of_five_bits(blocks[:, 2:]),
+    ((0, 2),),
+    r"""
+struct Q5_0 {
+    const uint8_t *low, *high, *heads;
+    __device__ Q5_0(const uint8_t* planes, int64_t weights)
+        : low(planes), high(behind(low, weights / 2)), heads(behind(high, weights / 8)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const
+    {
+        codes_of_4(low, unit, q);
+        add_codes_of_1(high, unit, 4, q);
+    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        float scale = of_half(__ldg((const uint16_t*)heads + unit));
+        return make_float4(scale, -16 * scale, scale, -16 * scale);
+    }
+};
+""",
+)
+
 Q5_0 = BlockFormat(
     "Q5_0",
     6,
@@ -52,4 +76,5 @@ Q5_0 = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q5_0", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

@@ -20,7 +20,8 @@ from cbtop.compute.jit.compile import jit, load_half
 from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, levels_of
-from cbtop.compute.quantization.five_bits import five_bits, pack_five_bits, unpack_five_bits
+from cbtop.compute.quantization.five_bits import codes_of_five_bits, five_bits, pack_five_bits, unpack_five_bits
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import row_functions
 
 BLOCK_ELEMENTS = 32
@@ -44,6 +45,30 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(five_bits(weights, row, base + np.uint64(4), part)), splat(d), splat(m))
 
 
+PLANES = PlaneLayout(
+    (4, 1),
+    lambda blocks: codes_of_five_bits(blocks[:, 4:]),
+    ((0, 4),),
+    r"""
+struct Q5_1 {
+    const uint8_t *low, *high, *heads;
+    __device__ Q5_1(const uint8_t* planes, int64_t weights)
+        : low(planes), high(behind(low, weights / 2)), heads(behind(high, weights / 8)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const
+    {
+        codes_of_4(low, unit, q);
+        add_codes_of_1(high, unit, 4, q);
+    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const
+    {
+        uint32_t head = __ldg((const uint32_t*)heads + unit);
+        float scale = of_half(head), minimum = of_half(head >> 16);
+        return make_float4(scale, minimum, scale, minimum);
+    }
+};
+""",
+)
+
 Q5_1 = BlockFormat(
     "Q5_1",
     7,
@@ -52,4 +77,5 @@ Q5_1 = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q5_1", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

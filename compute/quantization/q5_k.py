@@ -30,6 +30,7 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
 from cbtop.compute.quantization.six_bits import byte_of, minima_of, pack_six_bits, scales_of, unpack_six_bits
 
@@ -76,6 +77,33 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(scale), splat(-minimum))
 
 
+def _codes(blocks: Any) -> Any:
+    qs = blocks[:, QS_OFFSET:].reshape(-1, 4, 32)
+    low = np.stack([qs & 15, qs >> 4], axis=2).reshape(-1, 8, 32)
+    qh = blocks[:, QH_OFFSET:QS_OFFSET]
+    high = np.stack([qh >> s & 1 for s in range(8)], axis=1)
+    return (low | high << 4).reshape(len(blocks), -1)
+
+
+PLANES = PlaneLayout(
+    (4, 1),
+    _codes,
+    ((0, QH_OFFSET),),
+    r"""
+struct Q5_K {
+    const uint8_t *low, *high, *heads;
+    __device__ Q5_K(const uint8_t* planes, int64_t weights)
+        : low(planes), high(behind(low, weights / 2)), heads(behind(high, weights / 8)) {}
+    __device__ __forceinline__ void codes(int64_t unit, uint32_t q[8]) const
+    {
+        codes_of_4(low, unit, q);
+        add_codes_of_1(high, unit, 4, q);
+    }
+    __device__ __forceinline__ float4 scales(int64_t unit) const { return lines_of_six_bits(heads, unit); }
+};
+""",
+)
+
 Q5_K = BlockFormat(
     "Q5_K",
     13,
@@ -84,4 +112,5 @@ Q5_K = BlockFormat(
     _unpack,
     _pack,
     *row_functions("q5_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
+    planes=PLANES,
 )

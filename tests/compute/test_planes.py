@@ -1,0 +1,180 @@
+"""Planes hold exactly the weights: by their documented layout, and as the CUDA C++ of each format reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.compute.cuda.units import UNITS
+from cbtop.compute.gpu.arguments import planes_of
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat, Bytes
+from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
+
+IN_PLANES = {one.name: one for one in FORMATS.values() if one.planes is not None}
+# Where a block has its scales in binary16; all other bytes may be any.
+HALVES = {
+    "Q8_0": (0,),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q6_K": (208,),
+    "Q5_K": (0, 2),
+    "Q4_K": (0, 2),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+# What of CUDA the structs ask, for a compiler of C++: they run here as they are.
+HOST = r"""
+#include <cstdint>
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct char2 { signed char x, y; };
+struct float4 { float x, y, z, w; };
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <class T> T __ldg(const T* at) { return *at; }
+static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places)
+{
+    uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t found = 0;
+    for (int i = 0; i < 4; i++) found |= (uint32_t)(both >> 8 * (places >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}
+static float of_half(uint16_t bits)
+{
+    _Float16 value;
+    std::memcpy(&value, &bits, 2);
+    return value;
+}
+"""
+READ = r"""
+extern "C" void read_NAME(const uint8_t* planes, int64_t weights, uint32_t* codes, float* scales)
+{
+    const NAME format(planes, weights);
+    for (int64_t unit = 0; unit < weights / 32; unit++) {
+        format.codes(unit, codes + 8 * unit);
+        float4 found = format.scales(unit);
+        std::memcpy(scales + 4 * unit, &found, 16);
+    }
+}
+"""
+
+
+def layout_of(block_format: BlockFormat) -> PlaneLayout:
+    assert block_format.planes is not None
+    return block_format.planes
+
+
+def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
+    """Up to twelve blocks of any bytes, but with scales that are finite."""
+
+    def made(count: int, data: bytes, seed: int) -> Bytes:
+        blocks = np.random.default_rng(seed).integers(0, 256, (count, block_format.block_bytes), np.uint8)
+        blocks[0, : len(data)] = np.frombuffer(data, np.uint8)
+        for place in HALVES[block_format.name]:
+            blocks[:, place + 1] &= 0xBF  # below 2
+        return blocks
+
+    some_bytes = st.binary(max_size=block_format.block_bytes)
+    return st.builds(made, st.integers(1, 12), some_bytes, st.integers(0, 1 << 32))
+
+
+def aligned(data: Bytes) -> Bytes:
+    """A copy that begins where memory of a GPU would."""
+    space = np.zeros(len(data) + ALIGNED, np.uint8)
+    begin = -space.ctypes.data % ALIGNED
+    space[begin : begin + len(data)] = data
+    return space[begin : begin + len(data)]
+
+
+def unpacked(plane: Bytes, bits: int) -> Bytes:
+    """What the units of a plane of codes hold of them, uint8 (units, 32): as planes.py has it, bit by bit."""
+    units = plane.reshape(-1, UNIT * bits // 8)
+    codes = np.zeros((len(units), UNIT), np.uint8)
+    for weight in range(UNIT):
+        byte, shift = {
+            8: (weight, 0),
+            4: (weight % 16, weight // 16 * 4),
+            2: (weight // 16 * 4 + weight % 4, weight % 16 // 4 * 2),
+            1: (weight % 4, weight // 4),
+        }[bits]
+        codes[:, weight] = units[:, byte] >> shift & (1 << bits) - 1
+    return codes
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The structs of all formats, compiled for this machine."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the structs with")
+    at: Path = tmp_path_factory.mktemp("structs")
+    bodies = [layout_of(one).source + READ.replace("NAME", one.name) for one in IN_PLANES.values()]
+    (at / "structs.cpp").write_text(HOST + UNITS + "".join(bodies))
+    command = [compiler, "-std=c++17", "-w", "-O1", "-shared", "-fPIC", "-o", "structs.so", "structs.cpp"]
+    if subprocess.run(command, cwd=at, capture_output=True, check=False).returncode:
+        command.insert(1, "-Wfatal-errors")
+        pytest.fail(subprocess.run(command, cwd=at, capture_output=True, text=True, check=False).stderr)
+    library = ctypes.CDLL(str(at / "structs.so"))
+    return lambda name: library[f"read_{name}"]
+
+
+@pytest.mark.parametrize("block_format", IN_PLANES.values(), ids=IN_PLANES)
+@given(data=st.data())
+def test_planes_hold_the_codes_and_kept_bytes_as_they_are_documented(
+    block_format: BlockFormat, data: st.DataObject
+) -> None:
+    blocks = data.draw(blocks_of(block_format))
+    layout, planes = layout_of(block_format), planes_of(block_format, blocks)
+    codes, at, shift = (
+        np.zeros((blocks.size // block_format.block_bytes, block_format.block_elements), np.uint8),
+        0,
+        0,
+    )
+    sizes = list(layout.sizes(len(blocks), block_format.block_elements))
+    for bits, size in zip(layout.bits, sizes, strict=False):
+        codes |= unpacked(planes[at : at + size], bits).reshape(codes.shape) << shift
+        at, shift = at + size + -size % ALIGNED, shift + bits
+    assert np.array_equal(codes, layout.codes(blocks))
+    for (begin, end), size in zip(layout.kept, sizes[len(layout.bits) :], strict=True):
+        assert np.array_equal(planes[at : at + size].reshape(len(blocks), -1), blocks[:, begin:end])
+        at += size + -size % ALIGNED
+    assert at == len(planes)
+
+
+@pytest.mark.parametrize("block_format", IN_PLANES.values(), ids=IN_PLANES)
+@given(data=st.data())
+def test_scale_times_code_and_offset_as_cuda_reads_them_are_the_weights(
+    readers: Callable[[str], Any], block_format: BlockFormat, data: st.DataObject
+) -> None:
+    blocks = data.draw(blocks_of(block_format))
+    planes = aligned(planes_of(block_format, blocks))
+    units = len(blocks) * block_format.block_elements // UNIT
+    codes, scales = np.zeros((units, UNIT), np.int8), np.zeros((units, 4), np.float32)
+    pointers = [ctypes.c_void_p(one.ctypes.data) for one in (planes, codes, scales)]
+    readers(block_format.name)(pointers[0], ctypes.c_int64(units * UNIT), *pointers[1:])
+    scale, offset = scales[:, 0::2].astype(np.float64), scales[:, 1::2].astype(np.float64)
+    halves = codes.reshape(units, 2, 16)
+    expected = block_format.unpack(blocks).reshape(units, 2, 16)
+    products = scale[..., None] * halves
+    off = np.abs(products + offset[..., None] - expected)
+    assert (off <= 2e-7 * (np.abs(products) + np.abs(offset[..., None]))).all()
+
+
+def test_all_formats_of_blocks_are_in_planes() -> None:
+    assert set(IN_PLANES) == {one.name for one in FORMATS.values() if one.block_elements > 1} == set(HALVES)
