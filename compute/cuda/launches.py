@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+EACH = 256  # threads of a block where each has a number of its own
 WARP = 32  # threads that run one instruction (CUDA C++ Programming Guide, "SIMT architecture")
 
 Dimensions = tuple[int, int, int]
@@ -42,7 +43,8 @@ class LibraryCall:
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
     """`launches(*arguments)`: what a call with the arguments of the kernel is, in order; arrays among them lie on the
-    device, a `start` is an int32 (1,) there. It computes nothing, and asks of arrays only their shapes.
+    device; `start`, `position` and `sequence` are int32 (1,) there, which a graph that runs again reads anew. It
+    computes nothing, and asks of arrays only their shapes and types.
 
     `modules` are those that a launch may be of.
     """
@@ -54,6 +56,11 @@ class CudaKernel:
 def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:
     """A grid of so many blocks, each of so many threads."""
     return (blocks, 1, 1), (threads, 1, 1)
+
+
+def of_each(numbers: int) -> tuple[Dimensions, Dimensions]:
+    """A thread for each of so many."""
+    return line(-(-numbers // EACH), EACH)
 
 
 def whole_warps(threads: int, most: int = 1024) -> int:

@@ -8,23 +8,33 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.jit.halves import from_bits
+from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.interleaved import rows_of
 
+POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device, where a graph that runs again finds others
+
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """What the Numba version takes as the CUDA version takes it: matrices in planes, `start` an array."""
+    """What the Numba version takes as the CUDA version takes it: matrices in planes, plain caches, POSITIONS arrays."""
     names = kernel.contract.arguments
     is_interleaved = any(isinstance(one, Int8Scratch) for one in arguments)
     found: list[Any] = []
     for at, (name, one) in enumerate(zip(names, arguments, strict=True)):
         if name.endswith("weights") and one.dtype == np.uint8:
             found.append(device.array(planes_of(FORMATS[arguments[at - 1]], one, is_interleaved=is_interleaved)))
-        elif name == "start":
+        elif name in POSITIONS:
             found.append(device.array(np.array([one], np.int32)))
+        elif name == "k_cache":
+            found.extend(_plain_on_device(one, arguments[at + 1], device))
+        elif name == "v_cache":
+            pass  # beside its keys
+        elif name == "scratch" and kernel.contract.name == "attention":
+            found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
         elif is_dataclass(one) and not isinstance(one, type):
             arrays = {field.name: getattr(one, field.name) for field in fields(one)}
             moved = {key: device.array(value) for key, value in arrays.items() if isinstance(value, np.ndarray)}
@@ -39,7 +49,24 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
     moved = on_device(kernel, arguments, gpu)
     gpu.run(kernel, *moved)
     for place in kernel.outputs:
-        arguments[place][...] = gpu.host(moved[place])
+        found, out = gpu.host(moved[place]), arguments[place]
+        if kernel.contract.arguments[place] == "k_cache":
+            attention.keys_of(out)[...] = from_bits(found)
+        elif kernel.contract.arguments[place] == "v_cache":
+            out[..., : found.shape[2]] = found
+        else:
+            out[...] = found
+
+
+def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
+    """Caches of attention's `empty_caches` as `plain_caches` has them."""
+    kv_heads, context, _ = v_cache.shape
+    head_dim = k_cache.shape[2]
+    plain = attention.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)
+    keys = np.ascontiguousarray(attention.keys_of(k_cache)).view(k_cache.dtype)
+    for to, values in zip(plain, (keys, v_cache[..., :head_dim]), strict=True):
+        to[...] = device.array(np.ascontiguousarray(values))
+    return plain
 
 
 def planes_of(block_format: BlockFormat, weights: Bytes, *, is_interleaved: bool = False) -> Bytes:

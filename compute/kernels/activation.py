@@ -2,6 +2,7 @@
 
 reference    NumPy, float64
 numba        one vectorised pass with its own exponential (3.2-3.9x of NumPy)
+cuda         a thread a number
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -75,6 +77,49 @@ def geglu_work() -> KernelWork:
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
-SWIGLU = Kernel("swiglu", reference, swiglu, work, (2,), contract("swiglu"), _examples, by_token=(0, 1, 2))
-GEGLU = Kernel("geglu", geglu_reference, geglu, geglu_work, (2,), contract("geglu"), _examples, by_token=(0, 1, 2))
+# Of a gate, for other sources too.
+GATES = r"""
+__device__ __forceinline__ float silu(float gate) { return gate / (1 + expf(-gate)); }
+__device__ __forceinline__ float gelu(float gate)
+{
+    const float linear = 1.5957692f, cubic = 0.071354814f;  // LINEAR and CUBIC
+    return gate / (1 + expf(-gate * (linear + cubic * gate * gate)));
+}
+"""
+CUDA = CudaModule(
+    "activation",
+    GATES
+    + "".join(
+        f"""
+KERNEL {name}(const float* gate, const float* up, float* out, int64_t size STAMP)
+{{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = {function}(gate[i]) * up[i];
+    LEAVE
+}}
+"""
+        for name, function in (("swiglu", "silu"), ("geglu", "gelu"))
+    ),
+)
+
+
+def _cuda(entry: str) -> CudaKernel:
+    """A thread for each output."""
+
+    def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
+        return (CudaLaunch(CUDA, entry, *of_each(out.size), (gate, up, out, np.int64(out.size))),)
+
+    return CudaKernel((CUDA,), launches)
+
+
+def _kernel(name: str, reference: Any, implementation: Any, work: Any) -> Kernel:
+    rows, out = (0, 1, 2), (2,)
+    return Kernel(
+        name, reference, implementation, work, out, contract(name), _examples, by_token=rows, cuda=_cuda(name)
+    )
+
+
+SWIGLU = _kernel("swiglu", reference, swiglu, work)
+GEGLU = _kernel("geglu", geglu_reference, geglu, geglu_work)
 ACTIVATIONS: Mapping[Activation, Kernel] = {"silu": SWIGLU, "gelu": GEGLU}

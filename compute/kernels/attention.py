@@ -5,8 +5,11 @@ numba        64 positions at a time with a running maximum and sum (Milakov and 
              2021), so that no buffer grows with the context. Four rows, each a token's head, share every reading of
              keys and values: the heads of a group, and in a prompt its tokens. Of one or two that are left, and with
              AVX-512 of all, each reads twice as much at a time. One thread, or some groups for each.
+cuda         a few rows: flash decoding (Dao et al. 2023), the context in as many pieces as fill the GPU, which the
+             block that comes last brings together; many: a block for 64. Both by tensor cores (cuda/attention.py)
 
-Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come.
+Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come,
+and on a GPU keys too.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda import attention as cuda
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
 from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
 from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.jit.exponential import (
@@ -58,7 +63,8 @@ def reference(
 
     Of a token only the last `window` positions are seen, its own among them; 0: all. Scores s become
     cap * tanh(s / cap); 0: they stay as they are.
-    q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` makes them; `scratch` is not used.
+    q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` or `plain_caches` makes them;
+    `scratch` is not used.
     A group of heads shares a key head (Ainslie et al. 2023).
     """
     head_dim = k_cache.shape[2]
@@ -84,7 +90,7 @@ def positions_seen(start: int, tokens: int, window: int) -> int:
 def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int, cap: float) -> Any:
     """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1): 0 outside of its
     window."""
-    kv_heads, _, head_dim, _ = k_cache.shape
+    kv_heads, _, head_dim = k_cache.shape[:3]
     first = first_seen(position, window)
     keys = keys_of(k_cache)[:, first : position + 1].astype(np.float64)
     queries = q.reshape(kv_heads, -1, head_dim).astype(np.float64)
@@ -102,21 +108,35 @@ def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tupl
     for the bits of float16.
     """
     positions = -(-context // POSITIONS) * POSITIONS
-    padded = -(-head_dim // LANES) * LANES
     keys = np.zeros((kv_heads, positions // LANES, head_dim, LANES), dtype)
-    return keys, np.zeros((kv_heads, positions, padded), dtype)
+    return keys, np.zeros((kv_heads, positions, padded(head_dim)), dtype)
+
+
+def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: Any = np.zeros) -> tuple[Any, Any]:
+    """Keys and values as a GPU has them, both (kv_heads, context, head_dim), made by `zeros`.
+
+    They are views: behind each position lie zeros up to a multiple of 16 numbers, so that whole vectors are read.
+    """
+    keys, values = (zeros((kv_heads, context, padded(head_dim)), dtype)[..., :head_dim] for _ in range(2))
+    return keys, values
+
+
+def padded(head_dim: int) -> int:
+    """Numbers that a position takes in a cache: whole vectors."""
+    return -(-head_dim // LANES) * LANES
 
 
 def keys_of(k_cache: Any) -> Any:
     """The keys as (kv_heads, positions, head_dim), of float16 or float32."""
+    if k_cache.ndim == 3:
+        return from_bits(k_cache)
     kv_heads, _, head_dim, _ = k_cache.shape
     return from_bits(k_cache).transpose(0, 1, 3, 2).reshape(kv_heads, -1, head_dim)
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
     """float32 (threads * 64, columns): of each row its weights, output, query, and running maximum and sum."""
-    padded = -(-head_dim // LANES) * LANES
-    return np.zeros((threads * MAX_ROWS, POSITIONS + 2 * padded + 2), np.float32)
+    return np.zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2), np.float32)
 
 
 @jit
@@ -465,6 +485,81 @@ def attention(
         together(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, chunks)
 
 
+LARGEST_HEAD = 256  # of a GPU's
+LARGEST_OF_MANY = 128  # more are too many registers for 16 rows a warp
+
+
+def _entry(name: str, numbers: str, call: str, scratch: str = "float* scratch, ") -> str:
+    return f"""
+KERNEL {name}(const float* q, const {numbers}* keys, const {numbers}* values, const int* start, float scale,
+    int window, float cap, float* out, {scratch}int tokens, int heads, int kv_heads, int head_dim, int stride,
+    int context STAMP)
+{{
+    ENTER
+    const Sizes sizes = {{tokens, heads, kv_heads, head_dim, stride, context}};
+    {call}(q, keys, values, start, Scores(scale, cap), window, out, {"scratch, " if scratch else ""}sizes);
+    LEAVE
+}}
+"""
+
+
+FEW_OF_HALVES = CudaModule(
+    "attention_few_f16",
+    cuda.ATTENTION
+    + cuda.FEW
+    + cuda.TENSOR_CORES
+    + cuda.FEW_OF_HALVES
+    + _entry("few_64", "uint16_t", "attend_few<2, 64>")
+    + _entry("few_128", "uint16_t", "attend_few<4, 128>")
+    + _entry("few_256", "uint16_t", "attend_few<8, 128>"),
+)
+FEW_OF_FLOATS = CudaModule(
+    "attention_few_f32",
+    cuda.ATTENTION
+    + cuda.FEW
+    + cuda.FEW_OF_FLOATS
+    + _entry("few_128", "float", "attend_few<1>")
+    + _entry("few_256", "float", "attend_few<2>"),
+)
+MANY_OF_HALVES = CudaModule(
+    "attention_many_f16",
+    cuda.ATTENTION
+    + cuda.TENSOR_CORES
+    + cuda.MANY_OF_HALVES
+    + _entry("many_64", "uint16_t", "attend_many<64>", scratch="")
+    + _entry("many_128", "uint16_t", "attend_many<128>", scratch=""),
+)
+
+
+def scratch_shape(multiprocessors: int) -> tuple[int, int]:
+    """Of the scratch of the CUDA version, float32, zeros before the first call, for a GPU of so many multiprocessors:
+    counters, and what as many blocks leave for the one that comes last. Calls may share it one after the other.
+    """
+    return multiprocessors + 1, cuda.SLOT
+
+
+def launches(
+    q: Any, k_cache: Any, v_cache: Any, start: Any, scale: float, window: int, cap: float, out: Any, scratch: Any
+) -> tuple[CudaLaunch, ...]:
+    """One, of caches of `plain_caches` and a scratch of `scratch_shape`. Raises ValueError for heads above 256."""
+    (tokens, columns), (kv_heads, context, head_dim) = q.shape, k_cache.shape
+    if head_dim > LARGEST_HEAD:
+        raise ValueError(f"heads are of {head_dim} numbers; on a GPU at most {LARGEST_HEAD} are wanted")
+    heads, is_half = columns // head_dim, k_cache.dtype == np.uint16
+    rows = tokens * (heads // kv_heads)
+    sizes = [np.int32(one) for one in (tokens, heads, kv_heads, head_dim, padded(head_dim), context)]
+    first = q, k_cache, v_cache, start, np.float32(scale), np.int32(window), np.float32(cap), out
+    if is_half and head_dim <= LARGEST_OF_MANY and rows >= cuda.MANY_ROWS:
+        grid, block = (kv_heads, -(-rows // cuda.MANY_ROWS), 1), (cuda.MANY_THREADS, 1, 1)
+        entry = "many_64" if head_dim <= 64 else "many_128"
+        return (CudaLaunch(MANY_OF_HALVES, entry, grid, block, (*first, *sizes)),)
+    units, parts = kv_heads * -(-rows // cuda.ROWS), -(-padded(head_dim) // cuda.OUTPUTS)
+    pieces = max((scratch.shape[0] - 1) // (units * parts), 1)
+    entry = "few_256" if parts > 1 else "few_64" if is_half and head_dim <= 64 else "few_128"
+    module, block = FEW_OF_HALVES if is_half else FEW_OF_FLOATS, (cuda.FEW_THREADS, 1, 1)
+    return (CudaLaunch(module, entry, (pieces, units, parts), block, (*first, scratch, *sizes)),)
+
+
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
     """Elements are heads x positions, summed over the tokens. A key and its value, of `cache_bytes` a number, are
     read once for the heads that share them."""
@@ -503,6 +598,7 @@ def kernel_for(
         examples=_examples(tokens, threads, dtype, slides, cap),
         parallel=True,
         by_token=(0, 7),
+        cuda=CudaKernel((FEW_OF_HALVES, FEW_OF_FLOATS, MANY_OF_HALVES), launches),
     )
 
 

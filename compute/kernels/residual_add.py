@@ -2,6 +2,7 @@
 
 reference    NumPy
 numba        the same speed; without NumPy's call overhead on a row of one token
+cuda         a thread a number
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -29,6 +31,25 @@ def residual_add(x: Any, delta: Any) -> None:
             x[t, i] += delta[t, i]
 
 
+CUDA = CudaModule(
+    "residual_add",
+    r"""
+KERNEL residual_add(float* x, const float* delta, int64_t size STAMP)
+{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) x[i] += delta[i];
+    LEAVE
+}
+""",
+)
+
+
+def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
+    """A thread for each number."""
+    return (CudaLaunch(CUDA, "residual_add", *of_each(x.size), (x, delta, np.int64(x.size))),)
+
+
 def work() -> KernelWork:
     """Elements are outputs; two readings, one writing."""
     return KernelWork(flops_per_element=1.0, bytes_per_element=3.0 * FLOAT_BYTES)
@@ -39,5 +60,13 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 RESIDUAL_ADD = Kernel(
-    "residual_add", reference, residual_add, work, (0,), contract("residual_add"), _examples, by_token=(0, 1)
+    "residual_add",
+    reference,
+    residual_add,
+    work,
+    (0,),
+    contract("residual_add"),
+    _examples,
+    by_token=(0, 1),
+    cuda=CudaKernel((CUDA,), launches),
 )

@@ -2,6 +2,7 @@
 
 reference    NumPy, float64
 numba        in place; angles come from a table made once a model: no sine on the decode path (4-6x of NumPy)
+cuda         a thread a pair; the position is read on the device, so that a graph runs at any
 
 Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
 """
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -52,6 +54,39 @@ def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
                 x[t, first + stride * i + gap] = a * sin + b * cos
 
 
+CUDA = CudaModule(
+    "rope",
+    r"""
+KERNEL rope(float* x, const int* start, const float* table, int columns, int head_dim, int positions, int pairs,
+    int neox, int64_t size STAMP)
+{
+    ENTER
+    const int64_t each = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (each < size) {
+        const int pair = (int)(each % pairs), of_token = columns / head_dim;
+        const int64_t head = each / pairs, token = head / of_token;
+        const int64_t angle = (*start + token) * pairs + pair;
+        const float cos = table[angle], sin = table[(int64_t)positions * pairs + angle];
+        float* first = x + head * head_dim + (neox ? pair : 2 * pair);
+        float* second = first + (neox ? pairs : 1);
+        const float a = *first, b = *second;
+        *first = a * cos - b * sin;
+        *second = a * sin + b * cos;
+    }
+    LEAVE
+}
+""",
+)
+
+
+def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple[CudaLaunch, ...]:
+    """A thread for each pair of each head."""
+    (tokens, columns), (_, positions, pairs) = x.shape, table.shape
+    size = tokens * (columns // head_dim) * pairs
+    sizes = (np.int32(one) for one in (columns, head_dim, positions, pairs, neox))
+    return (CudaLaunch(CUDA, "rope", *of_each(size), (x, start, table, *sizes, np.int64(size))),)
+
+
 def work() -> KernelWork:
     """Elements are rotated values. A pair takes 4 multiplications and 2 additions, and reads two angles."""
     return KernelWork(flops_per_element=3.0, bytes_per_element=3.0 * FLOAT_BYTES)
@@ -66,7 +101,10 @@ def _examples(neox: bool) -> Any:
     return examples
 
 
-ROPE_NORMAL = Kernel(
-    "rope_normal", reference, rope, work, (0,), contract("rope"), _examples(neox=False), by_token=(0,)
-)
-ROPE_NEOX = Kernel("rope_neox", reference, rope, work, (0,), contract("rope"), _examples(neox=True), by_token=(0,))
+def _kernel(name: str, neox: bool) -> Kernel:
+    cuda = CudaKernel((CUDA,), launches)
+    return Kernel(name, reference, rope, work, (0,), contract("rope"), _examples(neox), by_token=(0,), cuda=cuda)
+
+
+ROPE_NORMAL = _kernel("rope_normal", neox=False)
+ROPE_NEOX = _kernel("rope_neox", neox=True)

@@ -2,6 +2,7 @@
 
 reference    NumPy, float64
 numba        one vectorised pass with its own hyperbolic tangent
+cuda         a thread a number
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import TANGENT_FLOPS, tangent
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -30,6 +32,25 @@ def soft_cap(x: Any, cap: float, out: Any) -> None:
             out[t, i] = largest * tangent(np.float32(x[t, i] * inverse))
 
 
+CUDA = CudaModule(
+    "soft_cap",
+    r"""
+KERNEL soft_cap(const float* x, float cap, float* out, int64_t size STAMP)
+{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = cap * tanhf(x[i] / cap);
+    LEAVE
+}
+""",
+)
+
+
+def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
+    """A thread for each output."""
+    return (CudaLaunch(CUDA, "soft_cap", *of_each(x.size), (x, np.float32(cap), out, np.int64(x.size))),)
+
+
 def work() -> KernelWork:
     """Elements are outputs; one reading, one writing."""
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
@@ -39,4 +60,14 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return 20 * floats(rng, 3, size), 15.0, np.zeros((3, size), np.float32)
 
 
-SOFT_CAP = Kernel("soft_cap", reference, soft_cap, work, (2,), contract("soft_cap"), _examples, by_token=(0, 2))
+SOFT_CAP = Kernel(
+    "soft_cap",
+    reference,
+    soft_cap,
+    work,
+    (2,),
+    contract("soft_cap"),
+    _examples,
+    by_token=(0, 2),
+    cuda=CudaKernel((CUDA,), launches),
+)

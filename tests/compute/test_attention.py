@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbtop.compute.kernels.attention import (
+    CACHE_TYPES,
     attention,
     empty_caches,
     first_seen,
+    keys_of,
+    plain_caches,
     positions_seen,
     reference,
     scratch_for,
 )
 from cbtop.compute.kernels.base import floats
+from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 
 
 @settings(max_examples=60)
@@ -104,3 +109,20 @@ def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     sound, other = np.split(out[0], 2)
     assert np.isfinite(sound).all()
     assert np.isnan(other).all()
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+@pytest.mark.parametrize("head_dim", [7, 32])
+def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head_dim: int) -> None:
+    rng, kv_heads, start, tokens = np.random.default_rng(head_dim), 2, 21, 5
+    caches, plain = (make(kv_heads, 128, head_dim, CACHE_TYPES[name]) for make in (empty_caches, plain_caches))
+    k, v = floats(rng, start + tokens, kv_heads * head_dim), floats(rng, start + tokens, kv_heads * head_dim)
+    q = floats(rng, tokens, 3 * kv_heads * head_dim)
+    outs = np.empty_like(q), np.zeros_like(q)
+    for (keys, values), out in zip((caches, plain), outs, strict=True):
+        kv_write_reference(k, v, 0, keys, values)
+        reference(q, keys, values, start, head_dim**-0.5, 9, 0.0, out, None)
+    np.testing.assert_array_equal(keys_of(caches[0]), keys_of(plain[0]))
+    np.testing.assert_array_equal(caches[1][..., :head_dim], plain[1])
+    assert plain[0].strides[1] % 16 == plain[1].strides[1] % 16 == 0
+    np.testing.assert_array_equal(*outs)
