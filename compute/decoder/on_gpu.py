@@ -110,7 +110,7 @@ class GpuMachine:
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Parts of a split context, before they are one."""
-        return attention.device_scratch(self.gpu, model.heads, model.kv_heads, model.head_dim, context)
+        return self.gpu.zeros(attention.scratch_shape(self.gpu.multiprocessors), np.float32)
 
     def scratch(self, columns: int) -> Any:
         """The CUDA versions need none."""

@@ -139,7 +139,7 @@ def _numba_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[str, str,
 
 def _cuda_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[Any, ...]]:
     if kernel.cuda is None:
-        raise ComputeError(f"{kernel.name} runs on no GPU yet: give --backend cpu")
+        raise ComputeError(f"{kernel.name} runs on no GPU yet: take --backend cpu")
     code = kernel.cuda.launches.__code__
     for one in kernel.cuda.launches(*call):
         if isinstance(one, CudaLaunch):

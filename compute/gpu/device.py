@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from cbtop.compute.cuda.compiler import Compiled, compiled
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.planes import PlaneLayout
@@ -169,10 +170,21 @@ class Gpu:
         blocks = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
             function.ptr, threads, one.shared_bytes
         )
-        return round(100 * blocks * threads / self._most_threads)
+        return round(100 * int(blocks) * threads / self._most_threads)
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
         """One call of a kernel that has a CUDA version."""
-        assert kernel.cuda is not None
-        for one in kernel.cuda.launches(*arguments):
+        for one in launches_of(kernel, arguments):
             self.launch(one)
+
+
+def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:
+    """What a call launches: of what is fused and has no CUDA version, its parts in a row. ComputeError where one of
+    these has none."""
+    if kernel.cuda is not None:
+        yield from kernel.cuda.launches(*arguments)
+        return
+    if kernel.parts is None:
+        raise ComputeError(f"{kernel.name} runs on no GPU yet: take --backend cpu")
+    for part, call in kernel.parts(arguments):
+        yield from launches_of(part, call)

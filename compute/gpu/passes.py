@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.gpu.device import BACKEND, Gpu
+from cbtop.compute.gpu.device import BACKEND, Gpu, launches_of
 from cbtop.compute.kernels.base import Arguments
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
@@ -61,9 +61,7 @@ class LaunchedPass:
     def run(self, brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
         """Launch the kernels of a brick."""
         for kernel, arguments in zip(brick.kernels, calls, strict=True):
-            if kernel.cuda is None:
-                raise ComputeError(f"{kernel.name} runs on no GPU yet: run the model with --backend cpu")
-            for one in kernel.cuda.launches(*arguments):
+            for one in launches_of(kernel, arguments):
                 if isinstance(one, CudaLaunch):
                     what = self._gpu.definition(one)
                     self._launch_stamped(one) if self._stamps is not None else self._gpu.launch(one)
