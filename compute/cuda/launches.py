@@ -40,6 +40,9 @@ class LibraryCall:
     call: Callable[[], object]
 
 
+Launch = CudaLaunch | LibraryCall
+
+
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
     """`launches(*arguments)`: what a call with the arguments of the kernel is, in order; arrays among them lie on the
@@ -50,7 +53,7 @@ class CudaKernel:
     """
 
     modules: tuple[CudaModule, ...]
-    launches: Callable[..., Sequence[CudaLaunch | LibraryCall]]
+    launches: Callable[..., Sequence[Launch]]
 
 
 def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:

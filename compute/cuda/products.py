@@ -1,27 +1,64 @@
-"""CUDA C++ of products with int8 activations: a block has rows of a matrix, and its threads the units of these."""
+"""CUDA C++ of products: a block has rows of a matrix, and its threads the units of these.
+
+Activations are int8, as quantize_rows leaves them, or float32 as they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.cuda.launches import Dimensions, whole_warps
+from cbtop.compute.cuda.units import UNITS
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.planes import UNIT
+
 # A thread reads one unit of each of ROWS rows, so that as many loads are under way, and what it has of the
 # activations it uses ROWS times. dp4a: four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
+# A byte becomes a float32 as the low byte of one whose step is 1: quicker than a conversion, of which an SM does few.
 PRODUCTS = r"""
-struct Activations {  // of quantize_rows
+struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
     const float* factors;    // (tokens, columns / 8): of each unit its scale, and this times minus sums of codes
 };
+struct Floats {
+    const float* values;     // (tokens, columns)
+};
+struct Matrix {
+    const uint8_t* planes;
+    const float* bias;       // or null
+    float* out;              // (tokens, rows)
+    int rows;
+};
 
-// sums[r][t] = row first + r . token first_token + t, of all columns, in every thread of the first warp
-template <class Format, int ROWS, int TOKENS>
-__device__ __forceinline__ void multiply(
-    const Format& weights, Activations x, int rows, int columns, int tokens, int first, int first_token,
-    float (&sums)[ROWS][TOKENS])
+// What a block's threads share, in float4: sums of its warps; for weights in units and float32 activations a unit of
+// these for each thread, 4 floats apart, so that eight threads read 16 bytes each from all banks.
+const int SPACE_OF_SUMS = 32, SPACE_OF_UNITS = 128 * 9;
+
+__device__ __forceinline__ float4 as_floats(uint32_t word)
 {
-    __shared__ float partial[32][ROWS * TOKENS];
+    word ^= 0x80808080u;
+    const float zero = 8388736.0f;  // 2^23 + 128
+    return make_float4(
+        __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440)) - zero,
+        __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7441)) - zero,
+        __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7442)) - zero,
+        __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7443)) - zero);
+}
+__device__ __forceinline__ float dot(float4 a, float4 b, float sum)
+{
+    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
+}
+
+// sums[r][t] += what this thread has of row first + r . token first_token + t
+template <class Format, int ROWS, int TOKENS>
+__device__ __forceinline__ void accumulate(
+    const Format& weights, Int8 x, int rows, int columns, int tokens, int first, int first_token, float4*,
+    float (*sums)[TOKENS])
+{
     const int units = columns / 32;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) sums[r][t] = 0;
     for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
         uint32_t q[ROWS][8];
         float4 s[ROWS];
@@ -50,13 +87,114 @@ __device__ __forceinline__ void multiply(
             }
         }
     }
+}
+
+// A unit of float32 is too far from the next for threads to read one each: they go through `space`, SPACE_OF_UNITS.
+template <class Format, int ROWS, int TOKENS>
+__device__ __forceinline__ void accumulate_units(
+    const Format& weights, Floats x, int rows, int columns, int tokens, int first, int first_token, float4* space,
+    float (*sums)[TOKENS])
+{
+    const int units = columns / 32;
+    for (int begin = 0; begin < units; begin += blockDim.x) {
+        const int count = min((int)blockDim.x, units - begin), unit = begin + min((int)threadIdx.x, count - 1);
+        const bool is_mine = threadIdx.x < count;
+        uint32_t q[ROWS][8];
+        float4 s[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            int64_t at = (int64_t)min(first + r, rows - 1) * units + unit;
+            weights.codes(at, q[r]);
+            s[r] = weights.scales(at);
+        }
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            int64_t token = min(first_token + t, tokens - 1);
+            const float4* from = (const float4*)(x.values + token * columns + begin * 32);
+            __syncthreads();
+            for (int i = threadIdx.x; i < count * 8; i += blockDim.x) space[i + i / 8] = __ldg(from + i);
+            __syncthreads();
+            if (is_mine) {
+                float part[2][ROWS] = {}, total[2] = {};
+                const float4 one = make_float4(1, 1, 1, 1);
+#pragma unroll
+                for (int g = 0; g < 8; g++) {
+                    float4 v = space[threadIdx.x * 9 + g];
+                    total[g / 4] = dot(one, v, total[g / 4]);
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) part[g / 4][r] = dot(as_floats(q[r][g]), v, part[g / 4][r]);
+                }
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    sums[r][t] += s[r].x * part[0][r] + s[r].y * total[0] + (s[r].z * part[1][r] + s[r].w * total[1]);
+            }
+        }
+    }
+}
+
+// Of weights that are floats themselves: 16 bytes at a time, where rows are of as many.
+template <class Format, int ROWS, int TOKENS>
+__device__ __forceinline__ void accumulate_floats(
+    const Format& weights, Floats x, int rows, int columns, int tokens, int first, int first_token,
+    float (*sums)[TOKENS])
+{
+    const int N = Format::IN_16_BYTES;
+    if (columns % N == 0) {
+        for (int i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            float w[ROWS][N];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) weights.load((int64_t)min(first + r, rows - 1) * columns + i, w[r]);
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                int64_t token = min(first_token + t, tokens - 1);
+                const float4* at = (const float4*)(x.values + token * columns + i);
+#pragma unroll
+                for (int n = 0; n < N; n += 4) {
+                    float4 v = __ldg(at + n / 4);
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++)
+                        sums[r][t] = dot(make_float4(w[r][n], w[r][n + 1], w[r][n + 2], w[r][n + 3]), v, sums[r][t]);
+                }
+            }
+        }
+    } else {
+        for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+            float w[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) w[r] = weights.one((int64_t)min(first + r, rows - 1) * columns + i);
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                float v = __ldg(x.values + (int64_t)min(first_token + t, tokens - 1) * columns + i);
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) sums[r][t] = fmaf(w[r], v, sums[r][t]);
+            }
+        }
+    }
+}
+
+template <class Format, int ROWS, int TOKENS>
+__device__ __forceinline__ void accumulate(
+    const Format& weights, Floats x, int rows, int columns, int tokens, int first, int first_token, float4* space,
+    float (*sums)[TOKENS])
+{
+    if constexpr (__is_base_of(OfFloats, Format))
+        accumulate_floats<Format, ROWS, TOKENS>(weights, x, rows, columns, tokens, first, first_token, sums);
+    else
+        accumulate_units<Format, ROWS, TOKENS>(weights, x, rows, columns, tokens, first, first_token, space, sums);
+}
+
+// The sums of a block: every thread of the first warp has them then.
+template <int ROWS, int TOKENS>
+__device__ __forceinline__ void add_up(float (&sums)[ROWS][TOKENS], float* space)
+{
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             float sum = warp_sum(sums[r][t]);
-            if (lane == 0) partial[warp][r * TOKENS + t] = sum;
+            if (lane == 0) space[warp * ROWS * TOKENS + r * TOKENS + t] = sum;
         }
     __syncthreads();
     if (warp == 0) {
@@ -65,28 +203,119 @@ __device__ __forceinline__ void multiply(
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
                 sums[r][t] = 0;
-                for (int w = 0; w < blockDim.x / 32; w++) sums[r][t] += partial[w][r * TOKENS + t];
+                for (int w = 0; w < blockDim.x / 32; w++) sums[r][t] += space[w * ROWS * TOKENS + r * TOKENS + t];
             }
     }
 }
 
-template <class Format, int ROWS, int TOKENS>
+// Rows first to first + ROWS - 1 of a product, of tokens blockIdx.y * TOKENS to as many more.
+template <class Format, int ROWS, int TOKENS, class X>
 __device__ __forceinline__ void write_product(
-    const uint8_t* planes, const float* bias, int biased, Activations x, float* out, int rows, int columns,
-    int tokens)
+    Matrix matrix, X x, int columns, int tokens, int first, float4* space)
 {
-    float sums[ROWS][TOKENS];
-    const int first = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
-    multiply(Format(planes, (int64_t)rows * columns), x, rows, columns, tokens, first, first_token, sums);
+    const int first_token = blockIdx.y * TOKENS;
+    float sums[ROWS][TOKENS] = {};
+    accumulate<Format, ROWS, TOKENS>(
+        Format(matrix.planes, (int64_t)matrix.rows * columns), x, matrix.rows, columns, tokens, first, first_token,
+        space, sums);
+    add_up(sums, (float*)space);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                if (first + r < rows && first_token + t < tokens) {
-                    float sum = sums[r][t] + (biased ? bias[first + r] : 0.0f);
-                    out[(int64_t)(first_token + t) * rows + first + r] = sum;
+                if (first + r < matrix.rows && first_token + t < tokens) {
+                    int64_t at = (int64_t)(first_token + t) * matrix.rows + first + r;
+                    matrix.out[at] = sums[r][t] + (matrix.bias ? matrix.bias[first + r] : 0.0f);
+                }
+    }
+}
+
+// Of two matrices of as many rows, and `out` = SwiGLU of both products.
+template <class Gate, class Up, int ROWS, int TOKENS, class X>
+__device__ __forceinline__ void write_gated(
+    Matrix gate, Matrix up, float* out, X x, int columns, int tokens, int first, float4* space)
+{
+    const int first_token = blockIdx.y * TOKENS;
+    const int64_t size = (int64_t)gate.rows * columns;
+    float sums[2 * ROWS][TOKENS] = {};
+    accumulate<Gate, ROWS, TOKENS>(
+        Gate(gate.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums);
+    accumulate<Up, ROWS, TOKENS>(
+        Up(up.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums + ROWS);
+    add_up(sums, (float*)space);
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++)
+                if (first + r < gate.rows && first_token + t < tokens) {
+                    int64_t at = (int64_t)(first_token + t) * gate.rows + first + r;
+                    float g = sums[r][t] + (gate.bias ? gate.bias[first + r] : 0.0f);
+                    float u = sums[ROWS + r][t] + (up.bias ? up.bias[first + r] : 0.0f);
+                    gate.out[at] = g;
+                    up.out[at] = u;
+                    out[at] = g / (1 + expf(-g)) * u;
                 }
     }
 }
 """
+
+TOKENS = (1, 2, 4, 8)  # that share a reading of weights, an entry each
+# Threads of a block: a row of 112 units is read quickest by 64, one of 592 by 128 (H100; 2.1 and 2.2 TB/s of Q4_K).
+FEW_UNITS, FEW_THREADS, MOST_THREADS = 256, 64, 128
+
+# What an entry takes of activations, and as which of the structs it hands them on.
+INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
+FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
+
+
+def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
+    """The whole of a module whose entries multiply by matrices of these formats."""
+    structs = {one.name: one.planes.source for one in formats if one.planes is not None}
+    return UNITS + "".join(structs.values()) + PRODUCTS + "".join(entries)
+
+
+def rows_of_a_block(tokens: int, is_int8: bool) -> int:
+    """That are multiplied by so many tokens at a time."""
+    return 1 if is_int8 else max(4 // tokens, 1) if tokens < 4 else 2
+
+
+def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
+    """The memory that the threads of a block share."""
+    in_units = not is_int8 and any(one.block_elements > 1 for one in formats)
+    return f"__shared__ float4 space[{'SPACE_OF_UNITS' if in_units else 'SPACE_OF_SUMS'}];"
+
+
+def together(tokens: int) -> int:
+    """Of TOKENS how many a launch of so many takes."""
+    return next((some for some in TOKENS if some >= tokens), max(TOKENS))
+
+
+def threads_for(columns: int) -> int:
+    """Of a block whose rows have so many columns."""
+    units = -(-columns // UNIT)
+    return whole_warps(units, FEW_THREADS if units <= FEW_UNITS else MOST_THREADS)
+
+
+def grid_of(rows: int, tokens: int, is_int8: bool) -> Dimensions:
+    """The blocks of a launch for so many rows and tokens."""
+    at_once = together(tokens)
+    return -(-rows // rows_of_a_block(at_once, is_int8)), -(-tokens // at_once), 1
+
+
+def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:
+    """What an entry takes of a matrix and its product: `matrix_parameters`."""
+    return weights, bias, np.int32(bias.size > 0), out, np.int32(out.shape[1])
+
+
+def matrix_parameters(name: str) -> str:
+    """Of a matrix and its product, out (tokens, rows)."""
+    return (
+        f"const uint8_t* {name}_weights, const float* {name}_bias, int {name}_biased, float* {name}, int {name}_rows"
+    )
+
+
+def matrix(name: str) -> str:
+    """The struct of these."""
+    return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"

@@ -1,14 +1,22 @@
 """CUDA C++ that reads units of 32 weights from planes (quantization/planes.py).
 
-The struct of a format has
+The struct of a format of blocks has
     NAME(const uint8_t* planes, int64_t weights)       of a matrix of so many weights
     void codes(int64_t unit, uint32_t q[8]) const      signed bytes: weight 4 g + b is byte b of q[g]
     float4 scales(int64_t unit) const                  weight = x * code + y of the first 16, z * code + w of the last
+
+That of one of floats, whose one plane are the rows as they are, is an OfFloats and has
+    NAME(const uint8_t* planes, int64_t weights)
+    IN_16_BYTES, a constant                            weights of
+    void load(int64_t weight, float w[IN_16_BYTES]) const    as many, where 16 bytes begin
+    float one(int64_t weight) const
 """
 
 from __future__ import annotations
 
 UNITS = r"""
+struct OfFloats {};
+
 // The plane behind one of `bytes`.
 __device__ __forceinline__ const uint8_t* behind(const uint8_t* plane, int64_t bytes)
 {
@@ -89,5 +97,21 @@ __device__ __forceinline__ float4 lines_of_six_bits(const uint8_t* heads, int64_
     scale *= of_half(head.x);
     minimum *= -of_half(head.x >> 16);
     return make_float4(scale, minimum, scale, minimum);
+}
+// Weights 8 `part` to 8 `part` + 7 of a unit.
+template <class Format>
+__device__ __forceinline__ void eight_weights(const Format& format, int64_t unit, int part, float w[8])
+{
+    uint32_t q[8];
+    format.codes(unit, q);
+    float4 s = format.scales(unit);
+    uint32_t a = part & 1 ? part & 2 ? q[6] : q[2] : part & 2 ? q[4] : q[0];
+    uint32_t b = part & 1 ? part & 2 ? q[7] : q[3] : part & 2 ? q[5] : q[1];
+    float scale = part & 2 ? s.z : s.x, offset = part & 2 ? s.w : s.y;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = scale * (float)(int8_t)(a >> 8 * i) + offset;
+        w[4 + i] = scale * (float)(int8_t)(b >> 8 * i) + offset;
+    }
 }
 """

@@ -11,6 +11,8 @@ from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.embedding import INTERLEAVED_EMBEDDING
+from cbtop.compute.kernels.linear_bf16 import CudaScratch, TileScratch
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
@@ -22,7 +24,8 @@ POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device, where
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
     """What the Numba version takes as the CUDA version takes it: matrices in planes, plain caches, POSITIONS arrays."""
     names = kernel.contract.arguments
-    is_interleaved = any(isinstance(one, Int8Scratch) for one in arguments)
+    of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)
+    is_interleaved = of_interleaved or kernel is INTERLEAVED_EMBEDDING
     found: list[Any] = []
     for at, (name, one) in enumerate(zip(names, arguments, strict=True)):
         if name.endswith("weights") and one.dtype == np.uint8:
@@ -35,13 +38,24 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
             pass  # beside its keys
         elif name == "scratch" and kernel.contract.name == "attention":
             found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
+        elif isinstance(one, TileScratch):
+            found.append(_scratch(arguments, device))
         elif is_dataclass(one) and not isinstance(one, type):
             arrays = {field.name: getattr(one, field.name) for field in fields(one)}
             moved = {key: device.array(value) for key, value in arrays.items() if isinstance(value, np.ndarray)}
+            if getattr(one, "tiles", None) is not None:
+                moved["tiles"] = _scratch(arguments, device)
             found.append(replace(one, **moved))
         else:
             found.append(device.array(one) if isinstance(one, np.ndarray) else one)
     return tuple(found)
+
+
+def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
+    """For products in bfloat16 of all matrices among `arguments`, whose weights are of more than four bits."""
+    weights = max(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
+    x = max(one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32)
+    return CudaScratch(device.zeros(x, np.uint16), device.zeros(weights, np.uint16))
 
 
 def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:

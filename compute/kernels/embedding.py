@@ -2,19 +2,24 @@
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format, straight into the output
+cuda         of planes, eight weights a thread
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
+from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.quantization import FORMATS, known
-from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, rows_of
 from cbtop.compute.quantization.q6_k import Q6_K
@@ -54,6 +59,65 @@ def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> N
         _scale(out, np.float32(scale))
 
 
+OF_BLOCKS = r"""
+        float w[8];
+        eight_weights(NAME(planes, weights), (row * columns + column) / 32, column % 32 / 8, w);
+        float4* to = (float4*)(out + (int64_t)blockIdx.y * columns + column);
+        to[0] = make_float4(scale * w[0], scale * w[1], scale * w[2], scale * w[3]);
+        to[1] = make_float4(scale * w[4], scale * w[5], scale * w[6], scale * w[7]);
+"""
+OF_FLOATS = r"""
+        out[(int64_t)blockIdx.y * columns + column] = scale * NAME(planes, weights).one(row * columns + column);
+"""
+ENTRY = r"""
+KERNEL embedding_BITS(
+    const uint8_t* planes, int64_t weights, const INTEGER* tokens, float scale, float* out, int columns STAMP)
+{
+    ENTER
+    const int column = (blockIdx.x * blockDim.x + threadIdx.x) * TOGETHER;
+    const int64_t row = tokens[blockIdx.y];
+    if (column < columns) {BODY    }
+    LEAVE
+}
+"""
+CUDA_THREADS = 128
+
+
+def _together(block_format: BlockFormat) -> int:
+    """The weights that a thread has."""
+    return 8 if block_format.block_elements > 1 else 1
+
+
+def _module(block_format: BlockFormat) -> CudaModule:
+    assert block_format.planes is not None
+    body = (OF_BLOCKS if block_format.block_elements > 1 else OF_FLOATS).replace("NAME", block_format.name)
+    entry = ENTRY.replace("BODY", body).replace("TOGETHER", str(_together(block_format)))
+    entries = [entry.replace("BITS", bits).replace("INTEGER", of) for bits, of in (("32", "int"), ("64", "int64_t"))]
+    source = UNITS + block_format.planes.source + "".join(entries)
+    return CudaModule(f"embedding_{block_format.name.lower()}", source)
+
+
+MODULES = {code: _module(one) for code, one in FORMATS.items()}
+
+
+@cache
+def _weights_in(code: int, size_bytes: int) -> int:
+    """Of a matrix whose planes are of so many bytes."""
+    one = FORMATS[code]
+    assert one.planes is not None
+    return one.planes.blocks_in(size_bytes, one.block_elements) * one.block_elements
+
+
+def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Sequence[CudaLaunch]:
+    """A row of blocks for each token, of int32 or int64."""
+    count, columns = out.shape
+    blocks = -(-columns // (CUDA_THREADS * _together(FORMATS[code])))
+    entry = f"embedding_{8 * tokens.dtype.itemsize}"
+    size = np.int64(_weights_in(code, weights.size))
+    arguments = weights, size, tokens, np.float32(scale), out, np.int32(columns)
+    return (CudaLaunch(MODULES[code], entry, (blocks, count, 1), (CUDA_THREADS, 1, 1), arguments),)
+
+
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
     """Elements are outputs, tokens x hidden; a multiplication each by a block's scale, and by that of all."""
     return KernelWork(
@@ -88,6 +152,7 @@ def _interleaved_examples(rng: np.random.Generator, size: int) -> Arguments:
     return Q6_K.code, matrix.data, tokens, _scale_of(size), np.zeros((size, matrix.columns), np.float32)
 
 
+CUDA = CudaKernel(tuple(MODULES.values()), launches)
 INTERLEAVED_EMBEDDING = Kernel(
     "interleaved_embedding",
     interleaved_reference,
@@ -97,5 +162,8 @@ INTERLEAVED_EMBEDDING = Kernel(
     contract("embedding"),
     _interleaved_examples,
     by_token=(2, 4),
+    cuda=CUDA,
 )
-EMBEDDING = Kernel("embedding", reference, embedding, work, (4,), contract("embedding"), _examples, by_token=(2, 4))
+EMBEDDING = Kernel(
+    "embedding", reference, embedding, work, (4,), contract("embedding"), _examples, by_token=(2, 4), cuda=CUDA
+)

@@ -9,15 +9,35 @@ numba        what the products need of the activations is made once (int8: their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.kernels import activation, linear, linear_int8
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch
+from cbtop.compute.cuda.products import (
+    FLOATS,
+    FLOATS_PARAMETERS,
+    INT8,
+    INT8_PARAMETERS,
+    TOKENS,
+    grid_of,
+    matrix,
+    matrix_arguments,
+    matrix_parameters,
+    rows_of_a_block,
+    source_of,
+    space_of,
+    threads_for,
+    together,
+)
+from cbtop.compute.kernels import activation, linear, linear_bf16, linear_int8
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part
 from cbtop.compute.kernels.linear_int8 import Int8Scratch, prepared
 from cbtop.compute.kernels.products import multiply_gated
+from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
+from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.interleaved import Matrix
 
@@ -47,6 +67,66 @@ def gated(
         out,
         threads,
     )
+
+
+def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
+    rows = rows_of_a_block(tokens, is_int8)
+    parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
+    formats = [FORMATS[code] for code in codes]
+    return f"""
+KERNEL gated_{tokens}({matrix_parameters("gate")},
+    {matrix_parameters("up")},
+    float* out, {parameters}, int columns, int tokens STAMP)
+{{
+    ENTER
+    {space_of(formats, is_int8)}
+    write_gated<{", ".join(one.name for one in formats)}, {rows}, {tokens}>(
+        {matrix("gate")}, {matrix("up")},
+        out, {x}, columns, tokens, blockIdx.x * {rows}, space);
+    LEAVE
+}}
+"""
+
+
+@cache
+def module_of(codes: tuple[int, int], is_int8: bool) -> CudaModule:
+    """The CUDA C++ for gate and up of these formats; an entry each for 1, 2, 4 and 8 tokens."""
+    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
+    name = "_".join(FORMATS[code].name.lower() for code in codes)
+    entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
+    return CudaModule(f"gated{'_int8' * is_int8}_{name}", source_of(formats, entries))
+
+
+def launches(
+    gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
+    up: Any, out: Any, scratch: Any,
+) -> Sequence[Launch]:  # fmt: skip
+    """One, behind the codes of activations where these are int8; with tiles two products of many tokens and
+    SwiGLU."""
+    matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
+    if linear_int8.takes_tiles(x, scratch):
+        assert activation.SWIGLU.cuda is not None
+        return *linear_bf16.launches_of_several(matrices, x, scratch.tiles), *activation.SWIGLU.cuda.launches(
+            gate, up, out
+        )
+    (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
+    arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
+    activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
+    before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
+    one = CudaLaunch(
+        module_of((gate_code, up_code), is_int8),
+        f"gated_{together(tokens)}",
+        grid_of(out.shape[1], tokens, is_int8),
+        (threads_for(columns), 1, 1),
+        (*arguments, out, *activations, np.int32(columns), np.int32(tokens)),
+    )
+    return *before, one
+
+
+def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
+    """The CUDA version for weights of two formats."""
+    many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
+    return CudaKernel((*(QUANTIZE,) * is_int8, module_of(codes, is_int8), *many), launches)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
@@ -102,6 +182,7 @@ def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8:
         parallel=True,
         parts=parts,
         by_token=(6, 7, 8, 9),
+        cuda=cuda_for((codes[0], codes[1]), is_int8),
     )
 
 

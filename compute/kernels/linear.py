@@ -4,15 +4,32 @@ reference    dequantises all of W: the meaning, 10-100x slower
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
              More tokens: one row at a time is dequantised into a scratch row that stays in L1 and meets all
              tokens, four at a time. One thread or a chunk of rows for each.
+cuda         some rows a block, of planes (quantization/planes.py); eight tokens share a reading of weights
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
+from cbtop.compute.cuda.products import (
+    FLOATS,
+    FLOATS_PARAMETERS,
+    TOKENS,
+    grid_of,
+    matrix,
+    matrix_arguments,
+    matrix_parameters,
+    rows_of_a_block,
+    source_of,
+    space_of,
+    threads_for,
+    together,
+)
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, check_floats, floats
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
@@ -103,12 +120,41 @@ def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -
     multiply_one(ROWS_OF[code], weights, bias, x, scratch, out, scratch.shape[0])
 
 
-def work(matrix: Matrix, has_bias: bool) -> KernelWork:
+def _entry(block_format: BlockFormat, tokens: int) -> str:
+    name, rows = block_format.name, rows_of_a_block(tokens, is_int8=False)
+    return f"""
+KERNEL linear_{tokens}({matrix_parameters("out")}, {FLOATS_PARAMETERS}, int columns, int tokens STAMP)
+{{
+    ENTER
+    {space_of([block_format], is_int8=False)}
+    write_product<{name}, {rows}, {tokens}>({matrix("out")}, {FLOATS}, columns, tokens, blockIdx.x * {rows}, space);
+    LEAVE
+}}
+"""
+
+
+def _module(block_format: BlockFormat) -> CudaModule:
+    entries = [_entry(block_format, tokens) for tokens in TOKENS]
+    return CudaModule(f"linear_{block_format.name.lower()}", source_of([block_format], entries))
+
+
+MODULES = {code: _module(one) for code, one in FORMATS.items()}
+
+
+def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
+    """One, of up to eight tokens at a time; `scratch` is not needed."""
+    tokens, columns = x.shape
+    arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
+    grid, block = grid_of(out.shape[1], tokens, is_int8=False), (threads_for(columns), 1, 1)
+    return (CudaLaunch(MODULES[code], f"linear_{together(tokens)}", grid, block, arguments),)
+
+
+def work(weights: Matrix, has_bias: bool) -> KernelWork:
     """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
     return KernelWork(
-        flops_per_element=2.0 * matrix.columns + has_bias,
-        bytes_per_call=matrix.size_bytes + has_bias * matrix.rows * FLOAT_BYTES,
-        bytes_per_element=FLOAT_BYTES + FLOAT_BYTES * matrix.columns / matrix.rows,
+        flops_per_element=2.0 * weights.columns + has_bias,
+        bytes_per_call=weights.size_bytes + has_bias * weights.rows * FLOAT_BYTES,
+        bytes_per_element=FLOAT_BYTES + FLOAT_BYTES * weights.columns / weights.rows,
     )
 
 
@@ -145,6 +191,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         narrow=narrow,
         parallel=True,
         by_token=(3, 4),
+        cuda=CudaKernel((MODULES[block_format.code],), launches),
     )
 
 

@@ -5,19 +5,23 @@ numba        AMX: of 32 rows a stretch of columns is dequantised into tiles, whi
              multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are in the weights, so that sums need
              none. One thread, or some groups of rows for each. 2.9x of linear_int8's speed with 32 tokens, 4.5x with
              64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
+cuda         x is rounded, W dequantised into scratch, and cuBLAS multiplies the two
 
 Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.gemm import bf16_product
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch, line
+from cbtop.compute.cuda.units import UNITS as UNITS_OF_PLANES
 from cbtop.compute.jit.bytes64 import column_pairs, from_tile, row_pairs
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
@@ -84,6 +88,15 @@ class TileScratch:
             _on_pages(np.uint32, -(-tokens // TOKENS), columns // 2 * TOKENS),
             _on_pages(np.float32, threads, 2 * PANEL + 4 * WORDS),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CudaScratch:
+    """What a product on a GPU writes into, bfloat16 as uint16: `x` (tokens * columns or more,) and `weights` (rows *
+    columns or more,): one for all matrices of a decoder has room for the largest of them."""
+
+    x: Any
+    weights: Any
 
 
 def _on_pages(dtype: Any, rows: int, columns: int) -> Any:
@@ -349,6 +362,90 @@ def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: T
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 
 
+ROUND = CudaModule(
+    "linear_bf16",
+    r"""
+KERNEL round_rows(const float* x, uint16_t* out, int64_t pairs STAMP)
+{
+    ENTER
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < pairs) {
+        float2 two = __ldg((const float2*)x + at);
+        ((uint32_t*)out)[at] = to_bf16(two.x) | (uint32_t)to_bf16(two.y) << 16;
+    }
+    LEAVE
+}
+
+KERNEL add_bias(const float* bias, float* out, int rows, int64_t size STAMP)
+{
+    ENTER
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < size) out[at] += bias[at % rows];
+    LEAVE
+}
+""",
+)
+DEQUANTIZE = r"""
+// A thread has eight weights, 16 bytes of what is written.
+KERNEL dequantize(const uint8_t* planes, uint16_t* out, int64_t weights STAMP)
+{
+    ENTER
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < weights / 8) {
+        float w[8];
+        eight_weights(NAME(planes, weights), at / 4, at % 4, w);
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) pairs[i] = to_bf16(w[2 * i]) | (uint32_t)to_bf16(w[2 * i + 1]) << 16;
+        ((uint4*)out)[at] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    LEAVE
+}
+"""
+CUDA_THREADS = 256  # of a block
+
+
+def _module(block_format: BlockFormat) -> CudaModule:
+    assert block_format.planes is not None
+    entry = DEQUANTIZE.replace("NAME", block_format.name)
+    source = UNITS_OF_PLANES + block_format.planes.source + entry
+    return CudaModule(f"dequantize_{block_format.name.lower()}", source)
+
+
+MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
+
+
+def _launch(module: CudaModule, entry: str, threads: int, *arguments: Any) -> CudaLaunch:
+    return CudaLaunch(module, entry, *line(-(-threads // CUDA_THREADS), CUDA_THREADS), arguments)
+
+
+CudaMatrix = tuple[int, Any, Any, Any]  # format, planes, bias and out (tokens, rows)
+
+
+def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
+    """Of each matrix its product with the same activations, in turn: they share the scratch."""
+    columns = x.shape[1]
+    found: list[Launch] = [_launch(ROUND, "round_rows", x.size // 2, x, scratch.x, np.int64(x.size // 2))]
+    for code, weights, bias, out in matrices:
+        rows = out.shape[1]
+        size = np.int64(rows * columns)
+        found.append(_launch(MODULES[code], "dequantize", int(size) // 8, weights, scratch.weights, size))
+        found.append(bf16_product(scratch.weights, scratch.x, out, columns))
+        if bias.size:
+            found.append(_launch(ROUND, "add_bias", out.size, bias, out, np.int32(rows), np.int64(out.size)))
+    return found
+
+
+def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: CudaScratch) -> Sequence[Launch]:
+    """Activations and weights as bfloat16, their product, and the bias where there is one."""
+    return launches_of_several([(code, weights, bias, out)], x, scratch)
+
+
+def cuda_modules(code: int) -> tuple[CudaModule, ...]:
+    """Those that `launches` may be of."""
+    return ROUND, MODULES[code]
+
+
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[..., Arguments]:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)  # the largest is more than a stretch
@@ -375,6 +472,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_t
         narrow=narrow,
         parallel=True,
         by_token=(3, 4),
+        cuda=CudaKernel(cuda_modules(block_format.code), launches),
     )
 
 

@@ -19,9 +19,20 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, whole_warps
-from cbtop.compute.cuda.products import PRODUCTS
-from cbtop.compute.cuda.units import UNITS as UNITS_OF_PLANES
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch
+from cbtop.compute.cuda.products import (
+    INT8,
+    INT8_PARAMETERS,
+    TOKENS,
+    grid_of,
+    matrix,
+    matrix_arguments,
+    matrix_parameters,
+    source_of,
+    space_of,
+    threads_for,
+    together,
+)
 from cbtop.compute.jit.bytes64 import add_products, splat_int
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
@@ -65,12 +76,12 @@ U = np.uint64
 @dataclass(frozen=True, slots=True)
 class Int8Scratch:
     """Where a product puts its activations: codes and factors of `quantize_rows`; its threads; and, where the
-    processor has tiles, what products of many tokens need."""
+    processor has tiles, a TileScratch for products of many tokens; on a GPU a CudaScratch, or None."""
 
     codes: Any
     factors: Any
     threads: int
-    tiles: TileScratch | None
+    tiles: Any
 
     @classmethod
     def of(cls, tokens: int, columns: int, threads: int) -> Int8Scratch:
@@ -258,53 +269,58 @@ def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: I
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
 
-TOKENS = (1, 2, 4, 8)  # that share a reading of weights, an entry each
-# Threads of a block: a row of 112 units is read quickest by 64, one of 592 by 128 (H100; 2.1 and 2.2 TB/s of Q4_K).
-FEW_UNITS, FEW_THREADS, MOST_THREADS = 256, 64, 128
-
-
 def _entry(name: str, tokens: int) -> str:
     return f"""
-KERNEL linear_{tokens}(const uint8_t* weights, const float* bias, int biased, const uint8_t* codes,
-    const float* factors, float* out, int rows, int columns, int tokens STAMP)
+KERNEL linear_{tokens}({matrix_parameters("out")}, {INT8_PARAMETERS}, int columns, int tokens STAMP)
 {{
     ENTER
-    write_product<{name}, 1, {tokens}>(weights, bias, biased, {{codes, factors}}, out, rows, columns, tokens);
+    {space_of([], is_int8=True)}
+    write_product<{name}, 1, {tokens}>({matrix("out")}, {INT8}, columns, tokens, blockIdx.x, space);
     LEAVE
 }}
 """
 
 
-def _module(block_format: BlockFormat) -> CudaModule | None:
-    if block_format.planes is None:
-        return None
-    entries = "".join(_entry(block_format.name, tokens) for tokens in TOKENS)
-    source = UNITS_OF_PLANES + block_format.planes.source + PRODUCTS + entries
-    return CudaModule(f"linear_int8_{block_format.name.lower()}", source)
+def _module(block_format: BlockFormat) -> CudaModule:
+    entries = [_entry(block_format.name, tokens) for tokens in TOKENS]
+    return CudaModule(f"linear_int8_{block_format.name.lower()}", source_of([block_format], entries))
 
 
-MODULES = {code: module for code, one in FORMATS.items() if (module := _module(one)) is not None}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
 
 
-def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[CudaLaunch]:
-    """Codes of the activations, then the product, up to eight tokens at a time."""
-    (tokens, columns), rows = x.shape, out.shape[1]
-    together = next((some for some in TOKENS if some >= tokens), max(TOKENS))
-    grid = rows, -(-tokens // together), 1
-    sizes = np.int32(rows), np.int32(columns), np.int32(tokens)
-    arguments = weights, bias, np.int32(bias.size > 0), scratch.codes, scratch.factors, out, *sizes
-    units = columns // BLOCK
-    block = whole_warps(units, FEW_THREADS if units <= FEW_UNITS else MOST_THREADS), 1, 1
+def takes_tiles(x: Any, scratch: Any) -> bool:
+    """Whether a product of these is one of linear_bf16."""
+    return isinstance(scratch, Int8Scratch) and scratch.tiles is not None and len(x) >= crossovers().bf16_tokens
+
+
+def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
+    """Codes of the activations, then the product, up to eight tokens at a time; or as `linear_bf16`."""
+    tokens, columns = x.shape
+    if takes_tiles(x, scratch):
+        return linear_bf16.launches(code, weights, bias, x, out, scratch.tiles)
+    arguments = (
+        *matrix_arguments(weights, bias, out),
+        scratch.codes,
+        scratch.factors,
+        np.int32(columns),
+        np.int32(tokens),
+    )
     return (
         *quantize_launches(x, scratch.codes, scratch.factors),
-        CudaLaunch(MODULES[code], f"linear_{together}", grid, block, arguments),
+        CudaLaunch(
+            MODULES[code],
+            f"linear_{together(tokens)}",
+            grid_of(out.shape[1], tokens, is_int8=True),
+            (threads_for(columns), 1, 1),
+            arguments,
+        ),
     )
 
 
-def cuda_for(code: int) -> CudaKernel | None:
+def cuda_for(code: int) -> CudaKernel:
     """The CUDA version for weights of a format."""
-    module = MODULES.get(code)
-    return None if module is None else CudaKernel((QUANTIZE, module), launches)
+    return CudaKernel((QUANTIZE, MODULES[code], *linear_bf16.cuda_modules(code)), launches)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:

@@ -9,15 +9,35 @@ numba        what they need of the activations is made once (int8: their codes),
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.kernels import linear, linear_int8
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch
+from cbtop.compute.cuda.products import (
+    FLOATS,
+    FLOATS_PARAMETERS,
+    INT8,
+    INT8_PARAMETERS,
+    TOKENS,
+    grid_of,
+    matrix,
+    matrix_arguments,
+    matrix_parameters,
+    rows_of_a_block,
+    source_of,
+    space_of,
+    threads_for,
+    together,
+)
+from cbtop.compute.kernels import linear, linear_bf16, linear_int8
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part
 from cbtop.compute.kernels.linear_int8 import Int8Scratch, prepared
 from cbtop.compute.kernels.products import multiply_three
+from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
+from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
@@ -47,6 +67,78 @@ def qkv(
         beside,
         threads,
     )
+
+
+def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
+    rows = rows_of_a_block(tokens, is_int8)
+    parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
+    formats, cases = [FORMATS[code] for code in dict.fromkeys(codes)], ""
+    for block_format in formats:
+        places = [str(place) for place, code in enumerate(codes) if code == block_format.code]
+        cases += f"""
+    if ({" || ".join(f"part == {place}" for place in places)})
+        write_product<{block_format.name}, {rows}, {tokens}>(matrix, {x}, columns, tokens, block * {rows}, space);"""
+    return f"""
+KERNEL qkv_{tokens}({matrix_parameters("q")},
+    {matrix_parameters("k")},
+    {matrix_parameters("v")},
+    {parameters}, int columns, int tokens STAMP)
+{{
+    ENTER
+    {space_of(formats, is_int8)}
+    const Matrix all[3] = {{{matrix("q")}, {matrix("k")}, {matrix("v")}}};
+    Matrix matrix = all[0];
+    int block = blockIdx.x, part = 0;
+#pragma unroll
+    for (int next = 1; next < 3; next++) {{
+        int blocks = (all[next - 1].rows + {rows - 1}) / {rows};
+        if (part == next - 1 && block >= blocks) {{
+            block -= blocks;
+            matrix = all[next];
+            part = next;
+        }}
+    }}{cases}
+    LEAVE
+}}
+"""
+
+
+@cache
+def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
+    """The CUDA C++ for queries, keys and values of these formats; an entry each for 1, 2, 4 and 8 tokens."""
+    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
+    name = "_".join(FORMATS[code].name.lower() for code in codes)
+    entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
+    return CudaModule(f"qkv{'_int8' * is_int8}_{name}", source_of(formats, entries))
+
+
+def launches(
+    q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
+    v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
+) -> Sequence[Launch]:  # fmt: skip
+    """One, behind the codes of activations where these are int8; with tiles three products of many tokens."""
+    matrices = (q_code, q_weights, q_bias, q), (k_code, k_weights, k_bias, k), (v_code, v_weights, v_bias, v)
+    if linear_int8.takes_tiles(x, scratch):
+        return linear_bf16.launches_of_several(matrices, x, scratch.tiles)
+    (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
+    blocks = [grid_of(out.shape[1], tokens, is_int8) for *_, out in matrices]
+    arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
+    activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
+    before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
+    one = CudaLaunch(
+        module_of((q_code, k_code, v_code), is_int8),
+        f"qkv_{together(tokens)}",
+        (sum(grid[0] for grid in blocks), blocks[0][1], 1),
+        (threads_for(columns), 1, 1),
+        (*arguments, *activations, np.int32(columns), np.int32(tokens)),
+    )
+    return *before, one
+
+
+def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
+    """The CUDA version for weights of three formats."""
+    many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
+    return CudaKernel((*(QUANTIZE,) * is_int8, module_of(codes, is_int8), *many), launches)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
@@ -105,6 +197,7 @@ def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8:
         parallel=True,
         parts=parts,
         by_token=(9, 10, 11, 12),
+        cuda=cuda_for((codes[0], codes[1], codes[2]), is_int8),
     )
 
 

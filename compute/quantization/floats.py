@@ -24,6 +24,7 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.planes import PlaneLayout
 
 # Bytes that are asked for before they are needed. Of reading, F16 and BF16: an Emerald Rapids Xeon, with VNNI, is
 # at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC without is at 0.63 with 4 KiB and at 0.85 with 1 KiB.
@@ -127,6 +128,63 @@ def dequantize_row_bf16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
         out[out_row, i] = _bfloat_to_float(values[i])
 
 
-F32 = BlockFormat("F32", 0, 1, 4, _unpack_f32, _pack_f32, dequantize_row_f32, dot_row_f32, largest=math.inf)
-F16 = BlockFormat("F16", 1, 1, 2, of_halves, halves_of, dequantize_row_f16, dot_row_f16)
-BF16 = BlockFormat("BF16", 30, 1, 2, _unpack_bf16, _pack_bf16, dequantize_row_bf16, dot_row_bf16, largest=math.inf)
+PLANES_F32 = PlaneLayout(
+    (),
+    None,
+    ((0, 4),),
+    r"""
+struct F32 : OfFloats {
+    static const int IN_16_BYTES = 4;
+    const float* rows;
+    __device__ F32(const uint8_t* planes, int64_t) : rows((const float*)planes) {}
+    __device__ __forceinline__ void load(int64_t weight, float w[4]) const
+    {
+        float4 a = __ldg((const float4*)(rows + weight));
+        w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w;
+    }
+    __device__ __forceinline__ float one(int64_t weight) const { return __ldg(rows + weight); }
+};
+""",
+)
+
+
+def _of_16_bits(name: str, to_float: str) -> PlaneLayout:
+    source = r"""
+struct NAME : OfFloats {
+    static const int IN_16_BYTES = 8;
+    const uint16_t* rows;
+    __device__ NAME(const uint8_t* planes, int64_t) : rows((const uint16_t*)planes) {}
+    __device__ __forceinline__ void load(int64_t weight, float w[8]) const
+    {
+        uint4 a = __ldg((const uint4*)(rows + weight));
+        const uint32_t pairs[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            w[2 * i] = TO_FLOAT(pairs[i]);
+            w[2 * i + 1] = TO_FLOAT(pairs[i] >> 16);
+        }
+    }
+    __device__ __forceinline__ float one(int64_t weight) const { return TO_FLOAT(__ldg(rows + weight)); }
+};
+"""
+    return PlaneLayout((), None, ((0, 2),), source.replace("NAME", name).replace("TO_FLOAT", to_float))
+
+
+PLANES_F16, PLANES_BF16 = _of_16_bits("F16", "of_half"), _of_16_bits("BF16", "of_bf16")
+
+F32 = BlockFormat(
+    "F32", 0, 1, 4, _unpack_f32, _pack_f32, dequantize_row_f32, dot_row_f32, largest=math.inf, planes=PLANES_F32
+)
+F16 = BlockFormat("F16", 1, 1, 2, of_halves, halves_of, dequantize_row_f16, dot_row_f16, planes=PLANES_F16)
+BF16 = BlockFormat(
+    "BF16",
+    30,
+    1,
+    2,
+    _unpack_bf16,
+    _pack_bf16,
+    dequantize_row_bf16,
+    dot_row_bf16,
+    largest=math.inf,
+    planes=PLANES_BF16,
+)

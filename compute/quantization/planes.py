@@ -27,10 +27,12 @@ Array = Any  # NumPy's, or CuPy's: what is written here runs where the array lie
 class PlaneLayout:
     """`codes` takes uint8 (blocks, block_bytes) and gives uint8 (blocks, block_elements), of which `bits` are used:
     the low ones first, as (4, 1) of five. `kept` are the bytes of a block, from and up to, that each have a plane as
-    they are. `source` is CUDA C++ of the format's struct, as `cuda.units` has it."""
+    they are. `source` is CUDA C++ of the format's struct, as `cuda.units` has it.
+
+    Of a format of floats there are no codes, and the one plane are the rows as they are."""
 
     bits: tuple[int, ...]
-    codes: Callable[[Array], Array]
+    codes: Callable[[Array], Array] | None
     kept: tuple[tuple[int, int], ...]
     source: str
 
@@ -45,10 +47,21 @@ class PlaneLayout:
         """Of all planes."""
         return sum(size + -size % ALIGNED for size in self.sizes(blocks, block_elements))
 
+    def blocks_in(self, size_bytes: int, block_elements: int) -> int:
+        """The most blocks whose planes are of so many bytes. Of any number that is they begin at the same places."""
+        low, high = 0, size_bytes + 1  # a block has a byte at least
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.size_bytes(middle, block_elements) <= size_bytes:
+                low = middle
+            else:
+                high = middle
+        return low
+
     def fill(self, blocks: Array, out: Array) -> None:
         """The planes of uint8 (blocks, block_bytes) into uint8 (size_bytes,)."""
-        codes = self.codes(blocks)
-        units, shift, parts = codes.reshape(-1, UNIT), 0, []
+        shift, parts = 0, []
+        units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)
         for bits in self.bits:
             parts.append(_PACKED[bits](units >> shift if shift else units))
             shift += bits

@@ -20,7 +20,7 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
 
-IN_PLANES = {one.name: one for one in FORMATS.values() if one.planes is not None}
+IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
 # Where a block has its scales in binary16; all other bytes may be any.
 HALVES = {
     "Q8_0": (0,),
@@ -150,6 +150,7 @@ def test_planes_hold_the_codes_and_kept_bytes_as_they_are_documented(
     for bits, size in zip(layout.bits, sizes, strict=False):
         codes |= unpacked(planes[at : at + size], bits).reshape(codes.shape) << shift
         at, shift = at + size + -size % ALIGNED, shift + bits
+    assert layout.codes is not None
     assert np.array_equal(codes, layout.codes(blocks))
     for (begin, end), size in zip(layout.kept, sizes[len(layout.bits) :], strict=True):
         assert np.array_equal(planes[at : at + size].reshape(len(blocks), -1), blocks[:, begin:end])
@@ -176,5 +177,25 @@ def test_scale_times_code_and_offset_as_cuda_reads_them_are_the_weights(
     assert (off <= 2e-7 * (np.abs(products) + np.abs(offset[..., None]))).all()
 
 
-def test_all_formats_of_blocks_are_in_planes() -> None:
-    assert set(IN_PLANES) == {one.name for one in FORMATS.values() if one.block_elements > 1} == set(HALVES)
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_of_floats_the_plane_are_the_rows_as_they_are(name: str) -> None:
+    (block_format,) = (one for one in FORMATS.values() if one.name == name)
+    rows = block_format.quantize(np.random.default_rng(1).standard_normal((3, 7), dtype=np.float32))
+    planes = planes_of(block_format, rows)
+    assert planes[: rows.size].tobytes() == rows.tobytes()
+    assert len(planes) == ALIGNED
+
+
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+@given(blocks=st.integers(1, 1 << 40))
+def test_from_the_size_of_all_planes_it_is_known_where_each_begins(block_format: BlockFormat, blocks: int) -> None:
+    layout, elements = layout_of(block_format), block_format.block_elements
+    found = layout.blocks_in(layout.size_bytes(blocks, elements), elements)
+    assert found >= blocks
+    assert [-(-size // ALIGNED) for size in layout.sizes(found, elements)] == [
+        -(-size // ALIGNED) for size in layout.sizes(blocks, elements)
+    ]
+
+
+def test_every_format_is_tried_with_scales_that_are_finite() -> None:
+    assert set(IN_PLANES) == set(HALVES)
