@@ -1,8 +1,8 @@
 """CUDA C++ of attention: a few rows over a context taken apart, and many rows by tensor cores.
 
 A row is a head of a token; those of a group, and of several tokens, share every reading of keys and values. Numbers
-of a cache in float16 are multiplied as they are. What they are multiplied by (queries, and the weights of the softmax)
-is float32, taken apart in two float16 whose sum it is to 2^-24: two products instead of one, added in float32.
+of a cache in float16 are multiplied as they are. What they are multiplied by (queries, and the softmax's weights) is
+float32, taken apart in two float16 whose sum it is to 2^-24: two products instead of one, added in float32.
 """
 
 from __future__ import annotations

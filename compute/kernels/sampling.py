@@ -2,6 +2,8 @@
 
 reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
 numba        the same scan without leaving compiled code's buffers; one scan that keeps the few likeliest in order
+cuda         all blocks look for the largest; the last of top_k, of top_p and the token that is drawn are found digit
+             by digit, as a radix sort would, each in one pass over the logits (cuda/sampling.py)
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda import sampling as cuda
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, line
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -103,9 +107,66 @@ def drawn(
     out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
 
 
+CUDA = CudaModule("sampling", cuda.SAMPLING)  # keeps what is between launches: one call at a time
+GRID = line(cuda.BLOCKS, cuda.THREADS)
+
+
+def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
+    """One for each token."""
+    tokens, vocabulary = logits.shape
+    return tuple(
+        CudaLaunch(CUDA, "greedy", *GRID, (logits, out, np.int32(vocabulary), np.int32(row))) for row in range(tokens)
+    )
+
+
+def drawn_launches(
+    logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: Any, sequence: Any, out: Any
+) -> tuple[CudaLaunch, ...]:
+    """The largest, then a launch for each digit of what is looked for: 6, and 3 more each for a top_k and a top_p."""
+    vocabulary = logits.shape[1]
+    first = logits, np.int32(vocabulary)
+    heated = *first, np.float64(temperature)
+    found = [CudaLaunch(CUDA, "find_largest", *GRID, first)]
+    is_of_all = True
+
+    def passes(entry: str, digits: Any, *bound: Any) -> None:
+        nonlocal is_of_all
+        for shift, width in digits:
+            is_first = is_of_all and shift == digits[0][0]
+            arguments = *heated, np.int32(is_first), *bound, np.int32(shift), np.int32(width)
+            found.append(CudaLaunch(CUDA, entry, *GRID, arguments))
+        is_of_all = False
+
+    if 0 < top_k < vocabulary:
+        passes("find_last", cuda.DIGITS[: cuda.OF_LOGIT], np.int32(top_k), np.float64(1))
+    if top_p < 1:
+        passes("find_last", cuda.DIGITS[: cuda.OF_LOGIT], np.int32(0), np.float64(top_p))
+    passes("draw", cuda.DIGITS, np.uint64(seed), position, sequence, out)
+    return tuple(found)
+
+
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 1, 3 * size), 0.8, min(size, 40), 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 
-GREEDY = Kernel("greedy", reference, greedy, work, (1,), contract("greedy"), _examples, by_token=(0, 1))
-DRAWN = Kernel("drawn", drawn_reference, drawn, work, (7,), contract("drawn"), _drawn_examples)
+GREEDY = Kernel(
+    "greedy",
+    reference,
+    greedy,
+    work,
+    (1,),
+    contract("greedy"),
+    _examples,
+    by_token=(0, 1),
+    cuda=CudaKernel((CUDA,), launches),
+)
+DRAWN = Kernel(
+    "drawn",
+    drawn_reference,
+    drawn,
+    work,
+    (7,),
+    contract("drawn"),
+    _drawn_examples,
+    cuda=CudaKernel((CUDA,), drawn_launches),
+)
