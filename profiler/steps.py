@@ -20,7 +20,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -177,9 +177,7 @@ class Steps:
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
         """Record what ran in `root` at `keys`, defined where it is new."""
-        scope = root
-        for key in keys:
-            scope = scope.children.get(key) or self.scopes.define(scope, key)
+        scope = _scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
@@ -200,6 +198,30 @@ class Steps:
         root = self._root
         position.lane, position.held, position.recording = 0, None, True
         self.path.enter(position, root, 0)
+
+
+class AlikeParts:
+    """What runs in every step of some that are alike: of each part its keys from the step down. Its places are looked
+    up once in a step of each name."""
+
+    __slots__ = ("_known", "keys")
+
+    def __init__(self, keys: Sequence[tuple[Hashable, ...]]) -> None:
+        self.keys = keys
+        self._known: dict[int, tuple[Scope, list[Scope]]] = {}
+
+    def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
+        """Where each part stands in that step, defined where it is new."""
+        known = self._known.get(id(step))
+        if known is None or known[0] is not step:
+            known = self._known[id(step)] = step, [_scope_of(step, keys, scopes) for keys in self.keys]
+        return known[1]
+
+
+def _scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
+    for key in keys:
+        scope = scope.children.get(key) or scopes.define(scope, key)
+    return scope
 
 
 Inside = tuple[Any, Any, int]  # the scope that a step lay in, its position, and the lane of that
@@ -361,6 +383,33 @@ class Step:
                 steps.emit(ended.scope, keys, began_ns, ended_ns, elements, self._lane or 0)
                 if isinstance(ended.end, int):
                     ended.end = HostTime(max(ended.end, ended_ns))
+            if not self._waits:
+                self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
+                self._ended = self._lane = None
+                path.step_ended()
+                steps.flush()
+        except Exception as error:  # noqa: BLE001 - as in __enter__
+            self._ended = self._lane = None
+            steps.give_up(error)
+
+    def told_alike(self, parts: AlikeParts, times: Iterable[tuple[int, int]], elements: Iterable[int]) -> None:
+        """As `told`, of parts whose places were looked up before: when each began and ended, and its elements."""
+        ended = self._ended
+        if not isinstance(ended, Ended):  # the places are those of a step that has its name
+            keys = zip(parts.keys, times, elements, strict=True)
+            self.told([(key, begun, until, count) for key, (begun, until), count in keys])
+            return
+        self._waits -= 1
+        steps, path = self._steps, self._steps.path
+        try:
+            emit, lane, last_ns = path.emit, self._lane or 0, 0
+            scopes = parts.scopes_in(ended.scope, steps.scopes)
+            for scope, (began_ns, ended_ns), count in zip(scopes, times, elements, strict=True):
+                emit(scope, None, began_ns, ended_ns, count, lane)
+                if ended_ns > last_ns:
+                    last_ns = ended_ns
+            if isinstance(ended.end, int):
+                ended.end = HostTime(max(ended.end, last_ns))
             if not self._waits:
                 self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
                 self._ended = self._lane = None

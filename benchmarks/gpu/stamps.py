@@ -39,7 +39,7 @@ def stamped_and_told(decoder: GpuDecoder, gpu: Gpu, cupti: TorchsCupti) -> list[
         cupti.finalize()
     own = [one.what.name for one in ran.launched if isinstance(one.what, KernelDefinition)]
     told = [(name, one.end_ns - one.start_ns) for name, one in named if name in own]
-    assert [name for name, _ in told] == own, "CUPTI has other kernels than were launched"
+    assert [name for name, _ in told] == own, f"CUPTI has other kernels than were launched: {named[:20]} {own[:20]}"
     times = gpu.host(stamps[: len(own)]).astype("i8")
     return [(name, int(end - begin), ns) for (begin, end), (name, ns) in zip(times, told, strict=True)]
 

@@ -20,11 +20,12 @@ from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
+from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gpu.checks import checked
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
-from cbtop.compute.gpu.passes import STAMPS, Launched, LaunchedPass, parts_of
+from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
@@ -72,9 +73,13 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
 def _matrices_of(model: Model) -> Iterator[DeviceMatrix]:
     yield from (model.embedding, model.lm_head)  # type: ignore[misc]
     for layer in model.layers:
-        for field in fields(layer):
-            if isinstance(one := getattr(layer, field.name), Projection):
-                yield one.weight  # type: ignore[misc]
+        yield from _products_of(layer)
+
+
+def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
+    for field in fields(layer):
+        if isinstance(one := getattr(layer, field.name), Projection):
+            yield one.weight  # type: ignore[misc]
 
 
 class GpuMachine:
@@ -86,10 +91,12 @@ class GpuMachine:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        # A token and a position beside each other, so that one copy brings both.
-        self.sent = gpu.pinned((2,), np.int64)
-        self.inputs = gpu.zeros((2,), np.int64)
-        self.token, self.start = self.inputs[:1], self.inputs[1:].view(np.int32)[:1]
+        # Beside each other, so that one copy brings all: a token, where it stands, the position behind it, and the
+        # number of the sequence, which a draw is by.
+        self.sent = gpu.pinned((4,), np.int64)
+        self.inputs = gpu.zeros((4,), np.int64)
+        self.token = self.inputs[:1]
+        self.start, self.end, self.sequence = (self.inputs[at : at + 1].view(np.int32)[:1] for at in (1, 2, 3))
         self.takes_inputs = False  # the token and position of a pass are there already
 
     def check(self) -> None:
@@ -118,10 +125,10 @@ class GpuMachine:
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
         """Codes and factors of activations; with room for a matrix in bfloat16, for products of many tokens."""
-        codes, factors = (
-            self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
-        )
-        return Int8Scratch(codes, factors, 1, None)
+        codes, factors = self.gpu.zeros((tokens, columns), "u1"), self.gpu.zeros((tokens, columns // 8), "f4")
+        largest = max(one.rows * one.columns for layer in model.layers for one in _products_of(layer))
+        many = CudaScratch(*(self.gpu.zeros((size,), np.uint16) for size in (tokens * columns, largest)))
+        return Int8Scratch(codes, factors, 1, many)
 
     def put(self, array: Any, values: Sequence[int]) -> None:
         """By a copy of its own."""
@@ -140,7 +147,7 @@ class _Graph:
     """A captured pass of one token, with what it launches; `stamps`: where a copy of them lies once it has run."""
 
     graph: Any
-    launched: list[Launched]
+    parts: PassParts
     stamps: NDArray[np.uint64] | None
 
 
@@ -172,7 +179,7 @@ class GpuDecoder(Decoder):
         self._graphs: dict[bool, _Graph] = {}
         self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
         self._times: LaunchTimes | None = None
-        self._untold: tuple[Step, list[Launched], NDArray[np.uint64], Elements] | None = None
+        self._untold: tuple[Step, PassParts, NDArray[np.uint64], Elements] | None = None
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
@@ -215,19 +222,28 @@ class GpuDecoder(Decoder):
         """As Decoder's, a copy on the host."""
         return self._gpu.host(self._space.logits)[0]
 
+    def _choice(self, space: Workspace) -> Arguments:
+        if self._sampling.is_greedy:
+            return super()._choice(space)
+        how, on = self._sampling, self._on
+        if not on.takes_inputs:
+            on.end.fill(self.position)
+            on.sequence.fill(self._sequence)
+        return space.logits, how.temperature, how.top_k, how.top_p, how.seed, on.end, on.sequence, space.choice
+
     def _replayed(self, token: int, step: Step) -> int:
         is_recorded = self._profiler.recording
         graph = self._graphs.get(is_recorded)
         if graph is None:
             graph = self._graphs[is_recorded] = self._captured(is_stamped=is_recorded)
         start = self.position
-        self._on.sent[:] = token, start
+        self._on.sent[:] = token, start, start + 1, self._sequence
         graph.graph.launch(self._stream)
         self.tell()  # while the device works
         self._stream.synchronize()
         self.position = start + 1
         if graph.stamps is not None:
-            self._hold(step, graph.launched, graph.stamps, self._elements_at(start))
+            self._hold(step, graph.parts, graph.stamps, self._elements_at(start))
         return int(self._chosen[0])
 
     def _captured(self, *, is_stamped: bool) -> _Graph:
@@ -246,7 +262,7 @@ class GpuDecoder(Decoder):
                 captured = self._stream.end_capture()
                 self.position = start
         captured.upload(self._stream)
-        return _Graph(captured, ran.launched, stamps)
+        return _Graph(captured, PassParts(ran.launched), stamps)
 
     def _pass_of_one(self, ran: LaunchedPass) -> None:
         self._on.takes_inputs = True
@@ -272,7 +288,7 @@ class GpuDecoder(Decoder):
             self.position = start
             raise
         if stamps is not None:
-            self._hold(step, ran.launched, stamps, {})
+            self._hold(step, PassParts(ran.launched), stamps, {})
         return int(self._chosen[0])
 
     def _copy_stamps(self, count: int) -> NDArray[np.uint64]:
@@ -282,9 +298,9 @@ class GpuDecoder(Decoder):
 
     # --- what a recorded step has told ------------------------------------------------------------------------------
 
-    def _hold(self, step: Step, launched: list[Launched], stamps: NDArray[np.uint64], elements: Elements) -> None:
+    def _hold(self, step: Step, parts: PassParts, stamps: NDArray[np.uint64], elements: Elements) -> None:
         step.wait()
-        self._untold = step, launched, stamps.copy(), elements
+        self._untold = step, parts, stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
         """Of the bricks of a token's pass those that grow with its position."""
@@ -298,8 +314,11 @@ class GpuDecoder(Decoder):
         """Hand on what the last recorded step has told."""
         if self._untold is None:
             return
-        (step, launched, stamps, elements), self._untold = self._untold, None
+        (step, parts, stamps, elements), self._untold = self._untold, None
         if self._times is None:
             self._times = LaunchTimes()
-        times = self._times.host_ns(stamps.tolist())
-        step.told(None if times is None else parts_of(launched, times, elements))
+        offset_ns = self._times.offset_ns(int(stamps[0, 0]))
+        if offset_ns is None or (stamps[:, 0] > stamps[:, 1]).any():  # a launch that has not ended did not run
+            step.told(None)
+        else:
+            step.told_alike(parts.alike, parts.times(stamps, offset_ns), parts.elements(elements))

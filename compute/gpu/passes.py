@@ -6,7 +6,7 @@ A kernel of ours stamps itself (cuda/prelude.py). What a library launches, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +22,7 @@ from cbtop.compute.gpu.device import BACKEND, Gpu, launches_of
 from cbtop.compute.kernels.base import Arguments
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
-from cbtop.profiler.held_steps import Part
+from cbtop.profiler.steps import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
 STAMPS = 2  # of a launch: when it began and when it ended, in ns of %globaltimer
@@ -101,21 +101,53 @@ class LaunchedPass:
         self._gpu.mark(MARK, slot + 8)
 
 
-def parts_of(
-    launched: Sequence[Launched], times: Sequence[tuple[int, int]], elements: Mapping[ComputeBrick, int]
-) -> Iterator[Part]:
-    """What ran in a step: each launch, behind those of a brick the brick, behind its bricks the layer. A brick runs
-    from its first launch's begin to its last one's end; `elements`, where they are others than those noted."""
-    for layer, in_layer in groupby(zip(launched, times, strict=True), key=lambda one: one[0].layer):
-        outside = () if layer is None else ((NodeKind.LAYER, layer),)
-        runs = [(brick, [*same]) for brick, same in groupby(in_layer, key=lambda one: one[0].brick)]
-        for brick, same in runs:
-            keys = outside if brick is None else (*outside, brick.definition)
-            for one, (begun_ns, ended_ns) in same:
-                yield (*keys, one.what), begun_ns, ended_ns, 1
-            if brick is not None:
-                count = elements.get(brick, same[0][0].elements)
-                yield keys, same[0][1][0], max(ended_ns for _, (_, ended_ns) in same), count
-        if layer is not None:
-            last = max(ended_ns for _, same in runs for _, (_, ended_ns) in same)
-            yield outside, runs[0][1][0][1][0], last, 1
+class PassParts:
+    """What of a pass is recorded, in order: each launch, behind those of a brick the brick, behind its bricks the
+    layer. A brick runs from its first launch's begin to its last one's end, a layer from its first brick's to its
+    last one's."""
+
+    def __init__(self, launched: Sequence[Launched]) -> None:
+        keys: list[tuple[Hashable, ...]] = []
+        ends: list[tuple[int, int]] = []  # of each part: from which to which launch it goes
+        self.bricks: list[ComputeBrick | None] = []  # of each part, where it is one
+        self._elements: list[int] = []
+
+        def add(key: tuple[Hashable, ...], first: int, end: int, brick: ComputeBrick | None, elements: int) -> None:
+            keys.append(key)
+            ends.append((first, end))
+            self.bricks.append(brick)
+            self._elements.append(elements)
+
+        at = 0
+        for layer, in_layer in groupby(launched, key=lambda one: one.layer):
+            outside = () if layer is None else ((NodeKind.LAYER, layer),)
+            first = at
+            for brick, same in groupby(in_layer, key=lambda one: one.brick):
+                inside = outside if brick is None else (*outside, brick.definition)
+                begun = at
+                for one in same:
+                    add((*inside, one.what), at, at + 1, None, 1)
+                    at += 1
+                if brick is not None:
+                    add(inside, begun, at, brick, one.elements)
+            if layer is not None:
+                add(outside, first, at, None, 1)
+        self.alike = AlikeParts(keys)
+        self._ends = ends
+
+    def times(self, stamps: Times, offset_ns: int) -> list[tuple[int, int]]:
+        """When each part began and ended; `stamps` of the launches, which differ from the host's clock by so much."""
+        begun, ended = stamps[:, 0].tolist(), stamps[:, 1].tolist()
+        return [
+            (begun[first] + offset_ns, (ended[first] if end - first == 1 else max(ended[first:end])) + offset_ns)
+            for first, end in self._ends
+        ]
+
+    def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:
+        """Of each part; `others`: of bricks that have others than were noted when they were launched."""
+        if not others:
+            return self._elements
+        return [
+            noted if brick is None else others.get(brick, noted)
+            for brick, noted in zip(self.bricks, self._elements, strict=True)
+        ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import CudaDriver
 
@@ -14,20 +12,13 @@ class LaunchTimes:
     def __init__(self) -> None:
         self._device = Device(CudaDriver())
 
-    def host_ns(self, stamps: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
-        """Begin and end of each launch of a step, by its device's stamps; None while both clocks were never read, and
-        where a launch ended before it began: it did not run.
-
-        A step is so short that both clocks go alike in it: an hour apart in a day would be 30 ns in a millisecond.
+    def offset_ns(self, device_ns: int) -> int | None:
+        """How far the host's clock is ahead of the device's when that shows `device_ns`; None where both were never
+        read. In a step both go alike: by 24 in a million, which were measured, a millisecond is 24 ns longer.
         """
         self._device.look_at_clocks()
         time = self._device.time
-        if time.last is None or not stamps:
-            return None
-        first = stamps[0][0]
-        offset = time.host_ns(first) - first
-        found = [(begun + offset, ended + offset) for begun, ended in stamps]
-        return None if any([ended < begun for begun, ended in found]) else found
+        return None if time.last is None else time.host_ns(device_ns) - device_ns
 
     def close(self) -> None:
         """Leave nothing on the device."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick
-from cbtop.compute.gpu.passes import Launched, parts_of
+from cbtop.compute.gpu.passes import Launched, PassParts
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.profiler import BrickProfiler
@@ -31,22 +33,24 @@ def test_a_brick_runs_from_its_first_launch_to_its_last_and_a_layer_from_its_fir
         Launched(product, 0, 20, kernel("linear_1")),
         Launched(head, None, 30, kernel("linear_1")),
     ]
-    times = [(0, 5), (10, 20), (30, 35), (40, 90), (100, 150)]
+    parts = PassParts(launched)
+    stamps = np.array([(0, 5), (10, 20), (30, 35), (40, 90), (100, 150)], np.uint64)
     layer = (NodeKind.LAYER, 0)
-    assert [*parts_of(launched, times, {})] == [
-        ((copy,), 0, 5, 1),
-        ((layer, norm.definition, kernel("rms_norm")), 10, 20, 1),
-        ((layer, norm.definition), 10, 20, 10),
-        ((layer, product.definition, kernel("quantize_rows")), 30, 35, 1),
-        ((layer, product.definition, kernel("linear_1")), 40, 90, 1),
-        ((layer, product.definition), 30, 90, 20),
-        ((layer,), 10, 90, 1),
-        ((head.definition, kernel("linear_1")), 100, 150, 1),
-        ((head.definition,), 100, 150, 30),
+    assert [*zip(parts.alike.keys, parts.times(stamps, 1000), parts.elements({}), strict=True)] == [
+        ((copy,), (1000, 1005), 1),
+        ((layer, norm.definition, kernel("rms_norm")), (1010, 1020), 1),
+        ((layer, norm.definition), (1010, 1020), 10),
+        ((layer, product.definition, kernel("quantize_rows")), (1030, 1035), 1),
+        ((layer, product.definition, kernel("linear_1")), (1040, 1090), 1),
+        ((layer, product.definition), (1030, 1090), 20),
+        ((layer,), (1010, 1090), 1),
+        ((head.definition, kernel("linear_1")), (1100, 1150), 1),
+        ((head.definition,), (1100, 1150), 30),
     ]
 
 
 def test_elements_that_are_given_count_and_not_those_noted_when_a_graph_was_captured() -> None:
     one = brick(brick_specs.ATTENTION)
-    parts = [*parts_of([Launched(one, 3, 7, kernel("attention"))], [(1, 2)], {one: 99})]
-    assert parts[1] == (((NodeKind.LAYER, 3), one.definition), 1, 2, 99)
+    parts = PassParts([Launched(one, 3, 7, kernel("attention"))])
+    assert parts.elements({one: 99}) == [1, 99, 1]
+    assert parts.elements({}) == [1, 7, 1]
