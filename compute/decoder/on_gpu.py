@@ -28,6 +28,7 @@ from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.settings import GREEDY, Sampling

@@ -22,7 +22,7 @@ POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device, where
 
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """What the Numba version takes as the CUDA version does: planes of matrices, plain caches, POSITIONS as arrays."""
+    """What the Numba version takes as the CUDA version does: planes, plain caches, POSITIONS as arrays."""
     names = kernel.contract.arguments
     of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)
     is_interleaved = of_interleaved or kernel is INTERLEAVED_EMBEDDING

@@ -1,4 +1,4 @@
-"""The decoder on a GPU beside the one on the CPU and a float64 pass: launch by launch, as a captured graph, recorded."""
+"""The decoder on a GPU beside a float64 pass: launch by launch, as a captured graph, and recorded."""
 
 from __future__ import annotations
 
