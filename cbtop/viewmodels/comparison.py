@@ -71,10 +71,19 @@ class Comparison:
     @property
     def worst_layer(self) -> PlaceChange | None:
         """The layer that has become slower by most, beyond noise; of a longer cache, the one with the worst brick."""
-        slower = [one for one in self.changes if one.brick is None and _is_slower(one)]
+        slower = self._slower_layers
         if not self.is_same_cache:
             slower = [one for one in self.slower if one.layer is not None]
         return max(slower, key=lambda one: one.change.delta, default=None)
+
+    @property
+    def slower_layers(self) -> int:
+        """How many layers have become slower beyond noise, for whatever reason."""
+        return len(self._slower_layers)
+
+    @property
+    def _slower_layers(self) -> list[PlaceChange]:
+        return [one for one in self.changes if one.brick is None and _is_slower(one)]
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:

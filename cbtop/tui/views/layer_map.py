@@ -126,7 +126,12 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     worst = baseline.worst_layer
     head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
     if worst is None or worst.layer is None:
-        return [(*head, (f"no layer is slower than in {clean(formatting.baseline(baseline))}, beyond noise", "dim"))]
+        then, count = clean(formatting.baseline(baseline)), baseline.slower_layers
+        none = f"no layer is slower than in {then}, beyond noise"
+        all_alike = (
+            f"{count} of {len(baseline.layers)} layers are slower than in {then}, as a longer cache makes them"
+        )
+        return [(*head, (all_alike if count else none, "dim"))]
     unit, change = f"µs/{baseline.unit}", worst.change
     more = f"{formatting.number(change.delta)} ± {formatting.number(change.half)} {unit}"
     inside = next((one for one in baseline.slower if one.layer == worst.layer), None)

@@ -40,7 +40,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """The layer with most of it, where it is slower in several."""
+    """The layer with more of it than any other; none has half of it, else it would be that layer's."""
     if worst.layer is not None:
         return ""
     cells = [
@@ -51,7 +51,7 @@ def _most_in(found: Comparison, worst: PlaceChange) -> str:
     if not cells:
         return ""
     most = max(cells, key=lambda one: one.change.delta)
-    return f", most of it in {most.layer} (+{number(most.change.delta)} ± {number(most.change.half)})"
+    return f", the most in {most.layer} (+{number(most.change.delta)} ± {number(most.change.half)})"
 
 
 def _subject(view: SourceView, worst: PlaceChange) -> Subject:

@@ -28,7 +28,7 @@ def test_a_slower_brick_changes_its_cell_its_layer_and_itself() -> None:
     assert found.bricks[DOWN].delta == pytest.approx(240, abs=150)
     assert [one.name for one in found.slower] == ["DownProjection in Layer 5"]
     assert found.worst_layer is not None
-    assert found.worst_layer.layer == "Layer 5"
+    assert (found.worst_layer.layer, found.slower_layers) == ("Layer 5", 1)
     assert (found.why_not, found.notes, found.unit) == ("", (), "token")
 
 
@@ -118,7 +118,7 @@ def test_that_attention_takes_longer_for_a_longer_cache_is_shown_and_no_regressi
     assert attention.percent == pytest.approx(50, abs=3)
     assert attention.is_beyond_noise
     assert found.slower == []
-    assert found.worst_layer is None
+    assert (found.worst_layer, found.slower_layers) == (None, 8)
 
 
 def test_with_the_same_cache_it_is_one(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_attention_of_one_layer_alone_is_slower_whatever_the_cache(tmp_path: Pat
     assert (more.value, more.unit) == (pytest.approx(IN_LAYERS["AttentionScore"] / 2, rel=0.05), "µs/token")
 
 
-def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_most_of_it(tmp_path: Path) -> None:
+def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_the_most_of_it(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "now").mkdir()
     now = run(tmp_path / "now", Decoding(down_factor=1.1, cell_factor={(6, "DownProjection"): 1.2}))
     now.baselines = run(tmp_path / "base", Decoding(seed=1)).snapshots()
     (verdict,) = now.one().verdicts
     assert verdict.sentence.startswith("DownProjection is 1,2")
-    assert ", most of it in Layer 6 (+3" in verdict.sentence
+    assert ", the most in Layer 6 (+3" in verdict.sentence
     assert (verdict.about.kind, verdict.about.name) == (About.BRICK, "DownProjection")
     assert verdict.gain_tokens_per_sec is not None
     assert verdict.gain_tokens_per_sec == pytest.approx(40.9 * 1_250 / 25_400, rel=0.1)

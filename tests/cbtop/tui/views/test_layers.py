@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from textual.pilot import Pilot
@@ -97,3 +99,15 @@ async def test_the_layer_that_is_slower_than_the_baseline_by_most_is_marked_and_
         text = await opened(pilot, "right", "down")
         assert "Layer 5 · DownProjection  " in text
         assert "Δ +22.2 %" in text
+
+
+async def test_that_all_layers_are_slower_is_said_where_a_longer_cache_may_be_why() -> None:
+    found = samples.COMPARED.baseline
+    assert found is not None
+    wholes = tuple(one for one in found.changes if one.brick is None or one.layer is None)
+    source = replace(samples.COMPARED, baseline=replace(found, changes=wholes, is_same_cache=False))
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        text = await opened(pilot)
+    assert "no layer is slower" not in text
+    assert re.search(r"Δ \(derived\) 1 of 8 layers are slower than in .*, as a longer cache makes them", text)
