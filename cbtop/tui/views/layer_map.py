@@ -128,9 +128,7 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     if worst is None or worst.layer is None:
         then, count = clean(formatting.baseline(baseline)), baseline.slower_layers
         none = f"no layer is slower than in {then}, beyond noise"
-        all_alike = (
-            f"{count} of {len(baseline.layers)} layers are slower than in {then}, as a longer cache makes them"
-        )
+        all_alike = f"{count} of {len(baseline.layers)} layers are slower, as a longer cache makes them"
         return [(*head, (all_alike if count else none, "dim"))]
     unit, change = f"µs/{baseline.unit}", worst.change
     more = f"{formatting.number(change.delta)} ± {formatting.number(change.half)} {unit}"
