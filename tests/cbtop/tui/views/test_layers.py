@@ -109,4 +109,4 @@ async def test_that_all_layers_are_slower_is_said_where_a_longer_cache_may_be_wh
     async with app.run_test(size=(80, 24)) as pilot:
         text = await opened(pilot)
     assert "no layer is slower" not in text
-    assert "Δ (derived) 1 of 8 layers are slower, as a longer cache makes them" in text
+    assert "Δ (derived) 1 of 10 layers are slower, as a longer cache makes them" in text
