@@ -7,8 +7,7 @@
 # - That is looked after only when a directory is made: kernels are compiled then, which takes a minute anyway. To use
 #   one that is there costs 30 µs.
 # - In a directory files go that no process has loaded or written for UNUSED_S: those of functions as they were once.
-#   An index is touched as it is loaded, and stands for the code beside it. That is looked after once a process, when
-#   it has compiled something.
+#   A file is touched as it is loaded. That is looked after once a process, when it has compiled something.
 # - A directory that is there and cannot be written to, such as that of a container's image, is copied for the process
 #   (2 MB): what it lacks is compiled beside what it has, where Numba would refuse all of it.
 # - No error of the file system goes on to the caller. Without a directory kernels are compiled at each start.
@@ -26,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 UNUSED_S = 30 * 24 * 3600
-INDEX, CODE = ".nbi", ".nbc"  # Numba's names: base.nbi, base.NUMBER.nbc
+CODE = ".nbc"  # what a compiled function's file ends with
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
 _IN_USE: list[int] = []  # descriptors, which hold the locks: the process's end closes them
@@ -102,15 +101,10 @@ def remove_unused_files(directory: Path, now_s: float) -> None:
         return
     _LOOKED_AFTER.add(directory)
     with suppress(OSError), os.scandir(directory) as entries:
-        old = {entry.name for entry in entries if entry.is_file() and now_s - entry.stat().st_mtime > UNUSED_S}
-        in_use = {path.stem for path in directory.glob(f"*{INDEX}") if path.name not in old}
-        for name in old:
-            base = name.removesuffix(INDEX)
-            if name.endswith(CODE):
-                base = name.removesuffix(CODE).rpartition(".")[0]
-            if base not in in_use:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
                 with suppress(OSError):  # another's, or gone already: whoever looks for it compiles
-                    (directory / name).unlink()
+                    os.unlink(entry)
 
 
 def _remove(directory: Path) -> None:

@@ -107,6 +107,7 @@ tens = jit(copy_of(_plain, "tens", NUMBER=20))
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
     """Imports a kernel and its helper as a new process would, their cache in a directory of the test."""
+    (tmp_path / "cache").mkdir()
     monkeypatch.setattr(compiling, "NUMBA_CACHE", tmp_path / "cache")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -173,7 +174,8 @@ def test_what_is_loaded_is_in_use_and_what_was_not_for_long_goes_once_something_
 ) -> None:
     cache = tmp_path / "cache"
     called(imported(HELPER, KERNEL))
-    for file in (*cache.iterdir(), *(cache / f"gone-0.py311{end}" for end in (".nbi", ".1.nbc", ".nbi.tmp.0"))):
+    gone = ("gone-0.py311.0.nbc", ".gone.nbc.0", "of-numba-itself.nbi")
+    for file in (*cache.iterdir(), *(cache / name for name in gone)):
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
     loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
@@ -182,7 +184,7 @@ def test_what_is_loaded_is_in_use_and_what_was_not_for_long_goes_once_something_
     kernel_cache._LOOKED_AFTER.discard(cache)
     kernel_cache.remove_unused_files(cache, time.time())
     assert {file.name for file in cache.iterdir()} == loaded
-    old = cache / "old.nbi"
+    old = cache / "old.nbc"
     old.touch()
     os.utime(old, (0, 0))
     kernel_cache.remove_unused_files(cache, time.time())  # once a process

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from llvmlite import binding
 
-from cbtop.compute.memory import available_bytes, on_huge_pages
+from cbtop.compute.jit.function_cache import LLVM
+from cbtop.compute.memory import available_bytes, give_back_code, on_huge_pages
 
 MEMINFO = "MemTotal:       16384 kB\nMemFree:         100 kB\nMemAvailable:    8000 kB\n"
 GIB = 1 << 30
@@ -86,3 +89,22 @@ def test_memory_is_zeros_of_this_process_alone_also_where_there_are_no_huge_page
             assert line.split()[1] == "rw-p"  # shared memory would hardly ever be on huge pages
             return
     raise AssertionError("it lies nowhere")
+
+
+def resident_code_kib(library: str) -> int:
+    found = re.findall(rf"r-xp .*/{library}\n(?:\w+:.*\n)*?Rss: +(\d+)", Path("/proc/self/smaps").read_text())
+    return sum(map(int, found))
+
+
+def test_code_that_is_given_back_is_mapped_no_more_and_runs_again() -> None:
+    text = "define i32 @f() {\n  ret i32 7\n}"
+    assert "ret i32 7" in str(binding.parse_assembly(text))
+    assert resident_code_kib(LLVM) > 0
+    give_back_code(LLVM)
+    assert resident_code_kib(LLVM) == 0
+    assert "ret i32 7" in str(binding.parse_assembly(text))
+    assert resident_code_kib(LLVM) > 0
+
+
+def test_of_a_library_that_is_not_there_nothing_is_given_back() -> None:
+    give_back_code("libnobody.so")
