@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.compute.gguf_header import aligned
+from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_writer import written_header
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.floats import F32
@@ -79,10 +80,16 @@ class _Tensor:
 
 
 def demo_model(progress: Progress) -> Path:
-    """The path of the demo model, which is written first where it is not there yet."""
+    """The path of the demo model, which is written first where it is not there yet. ModelError where it cannot be."""
     path = cache_dir() / f"demo-{DEMO.architecture}-v{FORMAT_VERSION}.gguf"
-    if not path.exists():
-        write_model(path, DEMO, progress)
+    try:
+        if not path.exists():
+            write_model(path, DEMO, progress)
+    except OSError as error:  # without a name where the disk is full: whoever prints it would blame stdout
+        raise ModelError(
+            f"{path} cannot be written ({error.strerror}), the demo's model of 82 MB; give another directory as "
+            "XDG_CACHE_HOME, or a model of your own"
+        ) from error
     return path
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from cbtop.compute import demo_model
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.demo_model import DEMO, TINY, write_model
+from cbtop.compute.errors import ModelError
 from cbtop.protocol.cache import cache_dir
 
 
@@ -48,6 +52,33 @@ def test_it_is_written_once_into_the_cache(tmp_path: Path, monkeypatch: pytest.M
     calls.clear()
     assert demo_model.demo_model(lambda text, fraction: calls.append(text)) == path
     assert calls == []
+
+
+WITHOUT_ROOM = """
+import resource
+from cbtop.compute import demo_model
+demo_model.DEMO = demo_model.TINY
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+try:
+    demo_model.demo_model(lambda text, fraction: None)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_disk_that_takes_no_more_is_named_with_the_way_out(tmp_path: Path) -> None:
+    variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    said = subprocess.check_output([sys.executable, "-c", WITHOUT_ROOM], env=variables, text=True)
+    assert said.startswith(f"ModelError {tmp_path / 'cbtop' / 'demo-'}")
+    assert "cannot be written (File too large), the demo's model of 82 MB; give another directory as" in said
+    assert list((tmp_path / "cbtop").glob("demo-*")) == []
+
+
+def test_a_cache_that_is_no_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cbtop").write_text("mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match="cbtop/demo-.* cannot be written"):
+        demo_model.demo_model(silent)
 
 
 def test_the_mix_is_that_of_q4_k_m(model_files: dict[str, Path]) -> None:
