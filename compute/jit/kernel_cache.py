@@ -10,6 +10,8 @@
 #   A file is touched as it is loaded. That is looked after once a process, when it has compiled something.
 # - A directory that is there and cannot be written to, such as that of a container's image, is copied for the process
 #   (2 MB): what it lacks is compiled beside what it has, where Numba would refuse all of it.
+# - What is in a directory is run. One is used where it, and what it lies in, belong to this user, to root, or to who
+#   owns our sources, and no other user may write there; where it lies, a sticky bit (/tmp) is enough.
 # - No error of the file system goes on to the caller. Without a directory kernels are compiled at each start.
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -34,11 +37,14 @@ _IN_USE: list[int] = []  # descriptors, which hold the locks: the process's end 
 def use_directory(root: Path, digest: str) -> Path | None:
     """The directory for `digest` (16 hexadecimal digits) in `root`, made where it is not there; None without one."""
     directory = root / f"numba-{digest}"
-    if directory.is_dir() and not os.access(directory, os.W_OK):
-        return _copied(directory)
     try:
+        if directory.is_dir() and not os.access(directory, os.W_OK):
+            return _copied(directory) if _is_believed(directory) else None
         is_new = not directory.is_dir()
-        directory.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if not _is_believed(directory):
+            return None
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
@@ -54,6 +60,17 @@ def use_directory(root: Path, digest: str) -> Path | None:
     if is_new:
         remove_unused(root, time.time())
     return directory
+
+
+def _is_believed(directory: Path) -> bool:
+    owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
+    for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
+        status = place.stat()
+        is_own_group = status.st_gid == os.getegid()  # a user's own, where files are made for it to write to
+        others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
+        if status.st_uid not in owners or (others and not status.st_mode & is_enough):
+            return False
+    return True
 
 
 def _copied(directory: Path) -> Path | None:

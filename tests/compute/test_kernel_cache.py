@@ -103,3 +103,47 @@ def test_one_that_is_full_and_read_only_is_used_by_a_copy_that_ends_with_the_pro
     assert Path(used).parent == tmp_path
     assert sorted(Path(name).name for name in found.split()) == ["kernel.nbc", "kernel.nbc", "new.nbc"]
     assert [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))] == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "mode_of_root", "is_used"),
+    [
+        (0o700, 0o755, True),
+        (0o755, 0o1777, True),
+        (0o777, 0o700, False),
+        (0o702, 0o700, False),
+        (0o700, 0o777, False),
+    ],
+)
+def test_what_others_may_write_to_is_not_run(tmp_path: Path, mode: int, mode_of_root: int, is_used: bool) -> None:
+    directory = tmp_path / f"numba-{OURS}"
+    directory.mkdir()
+    directory.chmod(mode)
+    tmp_path.chmod(mode_of_root)
+    assert use_directory(tmp_path, OURS) == (directory if is_used else None)
+
+
+def test_a_group_of_others_may_not_write_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / f"numba-{OURS}"
+    directory.mkdir()
+    directory.chmod(0o770)
+    assert use_directory(tmp_path, OURS) == directory
+    monkeypatch.setattr(os, "getegid", lambda: directory.stat().st_gid + 1)
+    assert use_directory(tmp_path, OURS) is None
+
+
+@pytest.mark.parametrize("can_write", [True, False])
+def test_what_another_user_owns_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_write: bool) -> None:
+    directory = tmp_path / f"numba-{OURS}"
+    directory.mkdir()
+    found = os.stat
+
+    def owned_by_another(path: object, **options: bool) -> os.stat_result:
+        status = found(path, **options)  # type: ignore[arg-type]
+        if Path(str(path)) != directory:
+            return status
+        return os.stat_result((*status[:4], 12_345, *status[5:]), {"st_mtime_ns": status.st_mtime_ns})
+
+    monkeypatch.setattr(os, "stat", owned_by_another)
+    monkeypatch.setattr(os, "access", lambda path, mode: can_write)
+    assert use_directory(tmp_path, OURS) is None
