@@ -56,6 +56,21 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_baseline.py",
     ),
     "cbtop.viewmodels.noise": ("tests/cbtop/viewmodels/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
+    "cbtop.viewmodels.runs": (
+        "tests/cbtop/viewmodels/test_run_diff.py",
+        "tests/cbtop/commands/test_diff.py",
+        "tests/cbtop/client/test_run_file.py",
+        "tests/cbtop/viewmodels/test_gate_power.py",
+    ),
+    "cbtop.viewmodels.run_diff": (
+        "tests/cbtop/viewmodels/test_run_diff.py",
+        "tests/cbtop/viewmodels/test_thresholds.py",
+        "tests/cbtop/commands/test_diff.py",
+    ),
+    "cbtop.viewmodels.thresholds": (
+        "tests/cbtop/viewmodels/test_thresholds.py",
+        "tests/cbtop/commands/test_check.py",
+    ),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.

@@ -24,6 +24,7 @@ examples:
   cbtop diff base.cbtop --save base.json         a few hundred kB to keep beside the code
   cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
   cbtop diff base.json new.cbtop --format folded | flamegraph.pl > diff.svg
+  cbtop diff base.json new.cbtop --format speedscope > diff.speedscope.json    open it at speedscope.app
 
 Steps are compared in blocks of 4 or more, of which five are needed: 20 steps of a phase. An interval is so wide that
 in 99 of 100 comparisons of the same chance moves nothing out of it. To fail a job by it: cbtop check.
@@ -31,7 +32,7 @@ in 99 of 100 comparisons of the same chance moves nothing out of it. To fail a j
 exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable or not to be
 trusted
 """
-FORMAT_NAMES = ("text", "markdown", "json", "folded")
+FORMAT_NAMES = ("text", "markdown", "json", "folded", "speedscope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What has changed from one run to another, as text, Markdown, JSON and folded stacks."""
+"""What has changed from one run to another, as text, Markdown, JSON, folded stacks and for speedscope."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from cbtop.exporters.differential import DiffStack, folded, speedscope
 from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 from cbtop.viewmodels.noise import CONFIDENCE, Change
@@ -61,7 +62,12 @@ def diff_json(found: RunDiff) -> str:
 
 def diff_folded(found: RunDiff) -> str:
     """`phase;layer;brick before now` in ns for a unit, as differential flame graphs are drawn of."""
-    return "\n".join(line for part in found.parts for line in _folded(part))
+    return folded(_stacks(found))
+
+
+def diff_speedscope(found: RunDiff) -> str:
+    """The same for speedscope, as profiles of both runs, of what was added, and of what was saved."""
+    return speedscope(_stacks(found), f"{found.base.name} → {found.now.name}")
 
 
 def diff_fields(found: RunDiff) -> dict[str, Any]:
@@ -244,7 +250,12 @@ def _power(part: PartDiff) -> str:
     return f"found {FOUND:.0%} of the time: a change of {' and of '.join(said)} (median of these)"
 
 
-def _folded(part: PartDiff) -> Iterator[str]:
+def _stacks(found: RunDiff) -> list[DiffStack]:
+    """What every place took of its own, for a unit: the parts that were recorded of a step."""
+    return [stack for part in found.parts for stack in _stacks_of(part)]
+
+
+def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
     in_layers: dict[object, list[float]] = {}
     for place in part.cells:
         times = [side.time.mean if side else 0.0 for side in (place.before, place.now)]
@@ -258,9 +269,10 @@ def _folded(part: PartDiff) -> Iterator[str]:
             yield _stack(part.phase, None, place, left)
 
 
-def _stack(phase: str, layer: str | None, place: PlaceDiff, times: list[float]) -> str:
-    names = [name.replace(";", ",") for name in (phase, layer, place.brick[0] if place.brick else None) if name]
-    return f"{';'.join(names)} {' '.join(str(max(0, round(us * 1e3))) for us in times)}"
+def _stack(phase: str, layer: str | None, place: PlaceDiff, times: list[float]) -> DiffStack:
+    names = tuple(name for name in (phase, layer, place.brick[0] if place.brick else None) if name)
+    before_ns, now_ns = (max(0, round(1e3 * time)) for time in times)
+    return DiffStack(names, before_ns, now_ns)
 
 
 def _ratio(one: Change) -> str:
@@ -296,4 +308,5 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
     "markdown": diff_markdown,
     "json": diff_json,
     "folded": diff_folded,
+    "speedscope": diff_speedscope,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cbtop.cli import main
+from cbtop.exporters.differential import DiffStack, folded
 from tests.cbtop.made_runs_on_disk import record
 
 
@@ -145,6 +146,35 @@ def test_folded_stacks_add_up_to_the_recorded_part_of_a_step(
     rows = [line.rsplit(" ", 2) for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows if int(row[2]) - int(row[1]) > 5_000] == ["decode;Layer 2;DownProjection"]
     assert sum(int(before) for _, before, _ in rows) == pytest.approx(4 * 130_000 + 4 * 500, rel=0.01)
+
+
+def test_speedscope_has_both_runs_what_was_added_and_what_was_saved_of_the_same_frames(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["slower"], "--format", "speedscope") == 0
+    document = json.loads(capsys.readouterr().out)
+    frames = [frame["name"] for frame in document["shared"]["frames"]]
+    assert {"decode", "Layer 2", "DownProjection"} < set(frames)
+    took = {}
+    for profile in document["profiles"]:
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert (profile["startValue"], profile["endValue"]) == (0, sum(profile["weights"]))
+        named = {tuple(frames[at] for at in sample): ns for sample, ns in zip(*_columns(profile), strict=True)}
+        took[profile["name"]] = named
+    assert set(took) == {"before", "now", "longer than before", "shorter than before"}
+    worst = max(took["longer than before"], key=lambda stack: took["longer than before"][stack])
+    assert worst == ("decode", "Layer 2", "DownProjection")
+    for stack, before_ns in took["before"].items():
+        more, less = took["longer than before"][stack], took["shorter than before"][stack]
+        assert (before_ns + more - less, min(more, less)) == (took["now"][stack], 0)
+
+
+def _columns(profile: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
+    return profile["samples"], profile["weights"]
+
+
+def test_a_name_with_a_semicolon_is_one_frame() -> None:
+    assert folded([DiffStack(("decode", "a;b 5"), 1, 2)]) == "decode;a,b 5 1 2"
 
 
 def test_what_is_no_run_says_what_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,56 @@
+"""Two runs as stacks with what each took then and now: for differential flame graphs, and for speedscope."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cbtop.exporters.speedscope import SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class DiffStack:
+    """A place, from the outermost name to the innermost, and its own ns then and now."""
+
+    names: tuple[str, ...]
+    before_ns: int
+    now_ns: int
+
+
+# Speedscope draws no differences: what was added and what was saved are profiles of their own, beside both runs.
+_PROFILES: dict[str, Callable[[DiffStack], int]] = {
+    "before": lambda one: one.before_ns,
+    "now": lambda one: one.now_ns,
+    "longer than before": lambda one: max(0, one.now_ns - one.before_ns),
+    "shorter than before": lambda one: max(0, one.before_ns - one.now_ns),
+}
+
+
+def folded(stacks: Sequence[DiffStack]) -> str:
+    """`phase;layer;brick before now`, a line each, as `flamegraph.pl` draws differences of."""
+    return "\n".join(
+        f"{';'.join(name.replace(';', ',') for name in one.names)} {one.before_ns} {one.now_ns}" for one in stacks
+    )
+
+
+def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
+    """A file of four sampled profiles of the same frames: before, now, what became longer, and what shorter."""
+    frames: dict[str, int] = {}
+    samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]
+    profiles = []
+    for name, weight in _PROFILES.items():
+        weights = [weight(one) for one in stacks]
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": name,
+                "unit": "nanoseconds",
+                "startValue": 0,
+                "endValue": sum(weights),
+                "samples": samples,
+                "weights": weights,
+            }
+        )
+    shared = {"frames": [{"name": name} for name in frames]}
+    return json.dumps({"$schema": SCHEMA, "exporter": "cbtop", "name": title, "shared": shared, "profiles": profiles})
