@@ -91,6 +91,8 @@ def _run(run: Run) -> dict[str, Any]:
         "seen": run.seen,
         "untrusted": run.untrusted,
         "is_cut": run.is_cut,
+        "gpu_clock_mhz": run.gpu_clock_mhz,
+        "host_busy_percent": run.host_busy_percent,
         "failed_checks": list(run.failed_checks),
         "too_short": [[one.phase, one.steps, one.needed] for one in run.too_short],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
@@ -152,6 +154,8 @@ def _decoded(document: object) -> Run:
         seen=_whole(said.get("seen"), "seen"),
         untrusted=_text(said.get("untrusted"), "untrusted"),
         is_cut=said.get("is_cut") is True,
+        gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
+        host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),

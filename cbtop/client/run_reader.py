@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from cbtop.client.feed import Seen, gpus_of
 from cbtop.client.replay import ReplayFeed
@@ -14,10 +15,10 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import RecordBatch
+from cbtop.protocol.messages import Device, DeviceSample, RecordBatch
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
-from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.baseline import surroundings_of
 from cbtop.viewmodels.noise import MIN_BLOCKS
 from cbtop.viewmodels.runs import Part, Run, TooShort, kernels_of, part_of
@@ -27,13 +28,20 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 
 @dataclass(slots=True)
 class _Read:
-    """A process whose records are read."""
+    """A process whose records are read; of each sample of a device that it was on, or of the host's processors, when
+    it was taken and what it said."""
 
     seen: Seen
     blocks: StepBlocks
     tally: RecordTally
     first_ns: int | None = None
     last_ns: int = 0
+    gpus: list[tuple[int, Device]] = field(default_factory=list)
+    host: list[tuple[int, Device]] = field(default_factory=list)
+
+    def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
+        """Those taken while steps were recorded: an idle device has another clock."""
+        return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
     @property
     def record(self) -> SourceRecord:
@@ -70,11 +78,14 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
     """Hand over the records of each process; gives how many frames could not be understood."""
     refused = 0
-    for frame in reader.frames(wanted=(FrameKind.RECORDS,)):
+    for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:
             for message in frame.messages():
                 if isinstance(message, RecordBatch) and (source := read.get(message.source)):
                     _take(source, message)
+                elif isinstance(message, DeviceSample):
+                    for each in read.values():
+                        _take_sample(each, message)
         except DecodeError:
             refused += 1
     return refused
@@ -94,6 +105,22 @@ def _take(source: _Read, message: RecordBatch) -> None:
     source.blocks.take(batch)
 
 
+def _take_sample(source: _Read, sample: DeviceSample) -> None:
+    hello = source.record.hello
+    if hello is None or hello.pid_namespace != sample.pid_namespace:
+        return
+    for device in sample.devices:
+        if device.kind is DeviceKind.CPU:
+            source.host.append((sample.monotonic_ns, device))
+        elif any((one.pid, one.process_start) == (hello.pid, hello.process_start) for one in device.processes):
+            source.gpus.append((sample.monotonic_ns, device))
+
+
+def _usual(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
     parts: list[Part] = []
@@ -105,13 +132,18 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
             too_short.append(TooShort(display_name(table[work.step]), source.blocks.count_of(work), needed))
         else:
             parts.append(part)
+    by_index = sorted({(one.index, one.uuid, one.name) for _, one in source.gpus})
+    gpus = [of_name for _, _, of_name in by_index]
     hello, state, tally = record.hello, record.state, source.tally
     faulty = state is not None and state.state is SourceStatus.FAULTY
     lost = tally.dropped + tally.missed
     return Run(
         name=name,
         key=record.key,
-        surroundings=surroundings_of(record, gpus_of(source.seen)),
+        # What the last sample says is of a process that may have ended by then.
+        surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
+        gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
+        host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),
         clock_resolution_us=hello.clock_resolution_ns / 1e3 if hello and hello.clock_resolution_ns else None,
         covers_s=(source.last_ns - (source.first_ns or source.last_ns)) / 1e9,
         parts=tuple(parts),

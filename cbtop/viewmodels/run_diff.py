@@ -22,6 +22,8 @@ from cbtop.viewmodels.runs import MIN_LEARNED, WHOLE_STEP, Part, Place, PlaceTim
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # so often a change is found that is called findable
+ALIKE_CLOCK = 0.03  # of a GPU: less than what passes for a change
+ALIKE_LOAD_POINTS = 15  # of the time of all processors
 ALIKE_RATIOS = 0.05  # of bricks that a whole machine makes longer
 ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
 _STEP_AND_RATE = 2  # figures of a whole part that are looked at together
@@ -199,6 +201,7 @@ def diff(
     if why_not:
         return RunDiff(base, now, why_not)
     notes = [*differences(base.surroundings, now.surroundings)]
+    notes += [note for note in (_other_clock(base, now), _other_load(base, now)) if note]
     notes += [
         f"{run.name} was never closed: what came after its last frame is not in it"
         for run in (base, now)
@@ -424,7 +427,25 @@ def _other_machine(base: Run, now: Run) -> str:
     for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
             return f"another {what}: {other or 'none'}, the baseline has {was or 'none'}"
-    return ""
+    return _other_clock(base, now)
+
+
+def _other_clock(base: Run, now: Run) -> str:
+    """That a GPU ran on another clock; empty where it did not, or that is not known."""
+    if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
+        return ""
+    if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
+        return ""
+    return f"another GPU clock: {count(now.gpu_clock_mhz)} MHz, of the baseline {count(base.gpu_clock_mhz)}"
+
+
+def _other_load(base: Run, now: Run) -> str:
+    """That the processors were busier, or less; empty where they were not, or that is not known."""
+    if base.host_busy_percent is None or now.host_busy_percent is None:
+        return ""
+    if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
+        return ""
+    return f"processors busy {percent(now.host_busy_percent)} of the time, were {percent(base.host_busy_percent)}"
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:

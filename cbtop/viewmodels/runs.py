@@ -110,6 +110,8 @@ class Run:
     untrusted: str = ""  # why nothing in it can be trusted
     is_cut: bool = False  # its recording was never closed: whoever wrote it was killed, writes on, or it was cut off
     failed_checks: tuple[str, ...] = ()
+    gpu_clock_mhz: float | None = None  # of its GPUs while it ran, median
+    host_busy_percent: float | None = None  # of the time of all processors, by whatever ran there, median
     runs: int = 1  # that it is the mean of
 
     @property
@@ -214,6 +216,8 @@ def together(runs: Sequence[Run]) -> Run:
         seen=sum(run.seen for run in runs),
         untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
         is_cut=any(run.is_cut for run in runs),
+        gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
+        host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
     )

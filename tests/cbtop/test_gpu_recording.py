@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.replay import ReplayFeed
+from cbtop.client.run_reader import runs_in
 from cbtop.reports import DEVICES, REPORTS
 from cbtop.reports.text import SECTIONS
 from cbtop.tui.app import CbtopApp
@@ -68,3 +69,11 @@ def test_no_rate_is_made_of_what_waited_for_the_host(view: SourceView) -> None:
     assert "LmHead" in placed
     assert not [name for name in placed if "launch-bound" in name]
     assert all(0 < (brick.percent_of_roof or 1) <= 100 for brick in view.roofline.points)
+
+
+def test_a_run_knows_the_gpu_it_was_on_and_the_clock_while_it_ran() -> None:
+    """Idle it has 345 MHz, before the first step and after the last."""
+    (run,) = runs_in(RECORDED)
+    assert run.surroundings.devices == ("NVIDIA H100 80GB HBM3",)
+    assert run.gpu_clock_mhz == 1980
+    assert run.host_busy_percent == pytest.approx(6.6, abs=1)

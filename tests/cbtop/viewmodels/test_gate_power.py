@@ -59,6 +59,16 @@ def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(na
     assert (found.named, found.wrong) == (2, 0)
 
 
+def test_where_a_clock_drifts_the_gate_never_says_that_all_is_well() -> None:
+    """It does not find ten percent there, and says so: neither rule passes as if it had been looked at."""
+    noise = MACHINES["a drifting clock"]
+    for at, slower in enumerate((1.0, 1.1, 1.0, 1.1)):
+        judged = default_gate(diff(made_run(2 * at, noise), made_run(2 * at + 1, noise, slower=slower)))
+        bricks = judged[0]
+        assert bricks.outcome in (Outcome.UNSURE, Outcome.UNKNOWN, Outcome.BROKEN)
+        assert bricks.outcome is Outcome.BROKEN or "would have been found" in bricks.said
+
+
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
     """Where the clock drifts, or less was recorded, that is more."""
     findable = {}

@@ -102,3 +102,26 @@ def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
     shuffled = rng.permutation(wave)
     (without,) = figures((100 + noise + shuffled)[:, None], np.ones(60))
     assert with_wave.error > 1.5 * without.error
+
+
+def test_another_gpu_clock_is_another_machine_where_recordings_carry_it() -> None:
+    base, now = (replace(made_run(seed), gpu_clock_mhz=clock) for seed, clock in ((1, 1980.0), (2, 1410.0)))
+    said = "another GPU clock: 1,410 MHz, of the baseline 1,980"
+    assert diff(base, now).why_not == said
+    assert said in diff(base, now, anyway=True).notes
+    for unknown in (replace(now, gpu_clock_mhz=None), replace(now, gpu_clock_mhz=1950.0)):
+        assert diff(base, unknown).why_not == ""
+
+
+def test_a_busier_machine_is_said_beside_what_changed() -> None:
+    base, now = (replace(made_run(seed), host_busy_percent=busy) for seed, busy in ((1, 55.0), (2, 99.0)))
+    assert "processors busy 99.0 % of the time, were 55.0 %" in diff(base, now).notes
+    assert not diff(base, replace(now, host_busy_percent=60.0)).notes
+
+
+def test_runs_taken_together_forget_no_clock_no_cut_and_no_failed_check() -> None:
+    runs = [replace(made_run(seed), gpu_clock_mhz=1000.0 * seed) for seed in (1, 2, 3)]
+    assert together(runs).gpu_clock_mhz == 2000
+    assert together([*runs[:2], replace(runs[2], gpu_clock_mhz=None)]).gpu_clock_mhz is None
+    odd = together([*runs[:2], replace(runs[2], is_cut=True, failed_checks=("RmsNorm: finite",))])
+    assert (odd.is_cut, odd.failed_checks) == (True, ("RmsNorm: finite",))
