@@ -60,17 +60,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_run_diff.py",
         "tests/cbtop/commands/test_diff.py",
         "tests/cbtop/client/test_run_file.py",
-        "tests/cbtop/viewmodels/test_gate_power.py",
     ),
     "cbtop.viewmodels.run_diff": (
         "tests/cbtop/viewmodels/test_run_diff.py",
         "tests/cbtop/viewmodels/test_thresholds.py",
         "tests/cbtop/commands/test_diff.py",
     ),
-    "cbtop.viewmodels.thresholds": (
-        "tests/cbtop/viewmodels/test_thresholds.py",
-        "tests/cbtop/commands/test_check.py",
-    ),
+    "cbtop.viewmodels.thresholds": ("tests/cbtop/viewmodels/test_thresholds.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.

@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.run_diff import diff
+from cbtop.units import number
+from cbtop.viewmodels.baseline import BETWEEN_BRICKS
+from cbtop.viewmodels.noise import Figure, change
+from cbtop.viewmodels.run_diff import RunDiff, diff
 from cbtop.viewmodels.runs import Run, TooShort
-from cbtop.viewmodels.thresholds import Judged, Outcome, default_gate, judge, parse
+from cbtop.viewmodels.thresholds import (
+    Judged,
+    Outcome,
+    default_gate,
+    judge,
+    of_contracts,
+    of_definitions,
+    parse,
+)
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 
@@ -130,6 +141,7 @@ def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
     return found
 
 
+PLANTED = "DownProjection in Layer 4"
 STEADY = Noise(pauses=0)
 BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"
 
@@ -213,3 +225,106 @@ def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them()
     (note,) = [note for note in diff(base, now).notes if "every brick" in note]
     assert note.startswith("decode: every brick takes 1.2")
     assert not any("every brick" in note for note in diff(base, made_run(2, slower=1.2, in_layer=None)).notes)
+
+
+def judged_as(found: RunDiff, text: str) -> Judged:
+    (one,) = judge(parse(text), found)
+    return one
+
+
+def test_a_rate_is_judged_as_it_is_and_times_the_baseline_with_the_interval_of_its_time() -> None:
+    found = diff(made_run(1, STEADY), made_run(2, STEADY))
+    (part,) = found.parts
+    before, now = part.units_per_sec
+    half = change(Figure(0.0, 0.0, part.now.wall_us.blocks), part.now.wall_us, 1).half / part.now.wall_us.mean * now
+    for off, outcome in ((1.1, Outcome.HOLDS), (0.5, Outcome.UNSURE), (-0.5, Outcome.UNSURE), (-1.1, Outcome.BROKEN)):
+        assert judged_as(found, f"tokens_per_sec>={now - off * half}").outcome is outcome
+        relative = now / before - off * part.wall.half / part.wall.before * now / before
+        assert judged_as(found, f"decode.tokens_per_sec>={relative}x").outcome is outcome
+    assert judged_as(found, "tokens_per_sec>=1x").said == f"{number(before)} → {number(now)}/s"
+    assert judged_as(found, "tokens_per_sec>=1e6").guilty == ""
+
+
+def test_what_is_unattributed_is_the_share_of_a_step_in_no_brick_and_in_no_gap_of_a_layer() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    whole_us, places = part.inside_us.mean, dict(part.places)
+    assert judged_as(diff(base, now), "unattributed<=0.5%").outcome is Outcome.HOLDS
+    between = places[BETWEEN_BRICKS, None]
+    time = replace(between.time, mean=between.time.mean + 0.05 * whole_us, error=0.001 * whole_us)
+    places[BETWEEN_BRICKS, None] = replace(between, time=time)
+    found = diff(base, replace(now, parts=(replace(part, places=places),)))
+    half = 100 * change(Figure(0.0, 0.0, time.blocks), time, 1).half / whole_us
+    share = float(judged_as(found, "unattributed<=1%").said.split()[0])
+    assert share == pytest.approx(5, abs=0.01)
+    for off, outcome in ((1.1, Outcome.HOLDS), (0.9, Outcome.UNSURE), (-0.9, Outcome.UNSURE), (-1.1, Outcome.BROKEN)):
+        assert judged_as(found, f"unattributed<={5 + off * half}%").outcome is outcome
+
+
+def test_losses_are_judged_as_a_share_of_the_records() -> None:
+    now = replace(made_run(2), lost=5, seen=1000)
+    found = diff(made_run(1), now, may_lack_records=True)
+    for text, outcome in (("loss==0", Outcome.BROKEN), ("loss<=0.5%", Outcome.HOLDS), ("loss<0.5%", Outcome.BROKEN)):
+        assert judged_as(found, text).outcome is outcome
+
+
+def test_a_layer_is_named_by_its_number_or_its_name_and_a_category_is_all_of_its_bricks() -> None:
+    found = diff(made_run(1), made_run(2, slower=1.2))
+    for text in ("DownProjection@4<=1.1x", "down@Layer 4.p50<=1.1x", "decode.ffn@4<=1.1x", "mlp@layer4<=1.1x"):
+        one = judged_as(found, text)
+        assert (one.outcome, one.guilty) == (Outcome.BROKEN, PLANTED)
+    for text, names in (("attn<=9x", ["Attention", "QkvProjection"]), ("step<=9x", ["step"])):
+        assert sorted(one.about.partition(": ")[2] for one in judge(parse(text), found)) == names
+    (whole,) = judge(parse("DownProjection.per_token<=1.01x"), found)
+    assert (whole.outcome, whole.guilty) == (
+        Outcome.BROKEN,
+        f"DownProjection, most in {PLANTED.partition(' in ')[2]}",
+    )
+
+
+def test_an_interval_of_a_call_reaches_two_readings_of_the_clock_further() -> None:
+    base, now = (replace(made_run(seed, STEADY), clock_resolution_us=1.0) for seed in (1, 2))
+    found = diff(base, now)
+    (part,) = found.parts
+    (norm,) = [one for one in part.bricks if one.name == "RmsNorm"]
+    assert norm.now
+    assert norm.now.p50
+    half = change(Figure(0.0, 0.0, norm.now.p50.blocks), norm.now.p50, 1).half + 2.0
+    for off, outcome in (
+        (1.05, Outcome.HOLDS),
+        (0.95, Outcome.UNSURE),
+        (-0.95, Outcome.UNSURE),
+        (-1.05, Outcome.BROKEN),
+    ):
+        assert judged_as(found, f"RmsNorm<={norm.now.p50.mean + off * half}us").outcome is outcome
+    assert norm.change
+    relative = norm.change.half / norm.change.before + 2.0 / norm.p50.before  # type: ignore[union-attr]
+    for off, outcome in ((1.05, Outcome.HOLDS), (0.95, Outcome.UNSURE), (-1.05, Outcome.BROKEN)):
+        limit = norm.change.now / norm.change.before + off * relative
+        assert judged_as(found, f"RmsNorm<={limit}x").outcome is outcome
+
+
+def test_what_has_made_a_step_longer_though_no_brick_has_is_named() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    wall = replace(part.wall_us, mean=1.2 * part.wall_us.mean, median_us=1.2 * (part.wall_us.median_us or 0))
+    found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+    assert (found[RATE].outcome, found[RATE].guilty) == (Outcome.BROKEN, "between steps")
+    assert found[BRICKS].outcome is Outcome.HOLDS
+
+
+def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contracts_of_a_call() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY, slower=1.5, in_layer=None)
+    (part,) = now.parts
+    down, norm = ("DownProjection", BrickCategory.FFN), ("RmsNorm", BrickCategory.NORM)
+    now = replace(now, parts=(replace(part, budgets={down: 6 * 240 * 1.4, norm: 6 * 20 * 1.4}),))
+    of = {one.rule: one.outcome for one in of_definitions(diff(base, now))}
+    assert of == {
+        "DownProjection.per_token<=2016us, its budget": Outcome.BROKEN,
+        "RmsNorm.per_token<=168us, its budget": Outcome.HOLDS,
+    }
+    found = of_contracts(diff(base, now), {down: (1.4, ("a.yaml", 3)), norm: (1.4, ("b.yaml", 4))})
+    assert {(one.rule, one.outcome, one.where) for one in found} == {
+        ("DownProjection<=1.4x, by contract", Outcome.BROKEN, ("a.yaml", 3)),
+        ("RmsNorm<=1.4x, by contract", Outcome.HOLDS, ("b.yaml", 4)),
+    }
