@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.gpu.device import Gpu
-from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.embedding import INTERLEAVED_EMBEDDING
@@ -65,7 +64,8 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
     for place in kernel.outputs:
         found, out = gpu.host(moved[place]), arguments[place]
         if kernel.contract.arguments[place] == "k_cache":
-            attention.keys_of(out)[...] = from_bits(found)
+            kv_heads, _, head_dim, lanes = out.shape
+            out[...] = found.reshape(kv_heads, -1, lanes, head_dim).transpose(0, 1, 3, 2)
         elif kernel.contract.arguments[place] == "v_cache":
             out[..., : found.shape[2]] = found
         else:
