@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cbtop.compute.gguf_header import aligned
 from cbtop.compute.errors import ModelError
+from cbtop.compute.gguf_header import aligned
 from cbtop.compute.gguf_writer import written_header
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.floats import F32

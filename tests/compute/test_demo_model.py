@@ -77,7 +77,7 @@ def test_a_disk_that_takes_no_more_is_named_with_the_way_out(tmp_path: Path) -> 
 def test_a_cache_that_is_no_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cbtop").write_text("mine")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ModelError, match="cbtop/demo-.* cannot be written"):
+    with pytest.raises(ModelError, match=r"cbtop/demo-.* cannot be written"):
         demo_model.demo_model(silent)
 
 
