@@ -233,12 +233,11 @@ class GpuDecoder(Decoder):
         return space.logits, how.temperature, how.top_k, how.top_p, how.seed, on.end, on.sequence, space.choice
 
     def _replayed(self, token: int, step: Step) -> int:
-        is_recorded = self._profiler.recording
-        graph = self._graphs.get(is_recorded)
-        if graph is None:
-            graph = self._graphs[is_recorded] = self._captured(is_stamped=is_recorded)
-        start = self.position
+        is_recorded, start = self._profiler.recording, self.position
         self._on.sent[:] = token, start, start + 1, self._sequence
+        graph = self._graphs.get(is_recorded)
+        if graph is None:  # for which the pass runs once: what it writes into the cache is the same
+            graph = self._graphs[is_recorded] = self._captured(is_stamped=is_recorded)
         graph.graph.launch(self._stream)
         self.tell()  # while the device works
         self._stream.synchronize()
