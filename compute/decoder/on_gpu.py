@@ -181,6 +181,7 @@ class GpuDecoder(Decoder):
         self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
         self._times: LaunchTimes | None = None
         self._untold: tuple[Step, PassParts, NDArray[np.uint64], Elements] | None = None
+        gpu.synchronize()  # what was written so far was so on another stream
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""

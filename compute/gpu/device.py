@@ -58,6 +58,10 @@ class Gpu:
         if os.getpid() != self._process:
             raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
 
+    def synchronize(self) -> None:
+        """Wait until all that was launched has ended."""
+        self.cupy.cuda.runtime.deviceSynchronize()
+
     def require_room(self, size_bytes: int, what: str) -> None:
         """ComputeError where so much is not free on the GPU."""
         self.cupy.get_default_memory_pool().free_all_blocks()

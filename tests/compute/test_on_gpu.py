@@ -114,8 +114,8 @@ def test_a_cache_that_has_no_room_is_refused_with_what_is_wanted_and_what_is_the
     if model.experts is not None:
         pytest.skip("experts run on no GPU yet")
     on = model_on(gpu, model, is_exact=False)
-    gpu.require_room(0, "nothing")  # of what is free for now, all is given back
-    before = gpu.device.mem_info[0]
+    pool = gpu.cupy.get_default_memory_pool()
+    before = pool.used_bytes()
     with pytest.raises(ComputeError, match=r"the KV cache of .* take .* GB; of .* GB .* GB are free on "):
         GpuDecoder(gpu, on, BrickProfiler(enabled=False), 1 << 40)
-    assert gpu.device.mem_info[0] == before
+    assert pool.used_bytes() == before
