@@ -52,6 +52,15 @@ __device__ __forceinline__ uint16_t to_bf16(float value)
     return bits;
 }
 
+// 16 bytes that are read once: they leave the first-level cache to what is read again.
+__device__ __forceinline__ uint4 load_once(const void* from)
+{
+    uint4 a;
+    asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w) : "l"(from));
+    return a;
+}
+
 // Of a warp: every thread has the result.
 __device__ __forceinline__ float warp_sum(float value)
 {

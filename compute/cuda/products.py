@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.cuda.launches import Dimensions, whole_warps
+from cbtop.compute.cuda.launches import WARP, Dimensions, whole_warps
 from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
@@ -52,38 +52,49 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum)
     return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
 }
 
-// sums[r][t] += what this thread has of row first + r . token first_token + t
-template <class Format, int ROWS, int TOKENS>
+// sums[r][t] += what this thread has of row first + r . token first_token + t. AT_ONCE: units whose loads are under
+// way together.
+template <class Format, int ROWS, int TOKENS, int AT_ONCE>
 __device__ __forceinline__ void accumulate(
     const Format& weights, Int8 x, int rows, int columns, int tokens, int first, int first_token, float4*,
     float (*sums)[TOKENS])
 {
     const int units = columns / 32;
-    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
-        uint32_t q[ROWS][8];
-        float4 s[ROWS];
+    for (int begin = threadIdx.x; begin < units; begin += AT_ONCE * blockDim.x) {
+        uint32_t q[AT_ONCE][ROWS][8];
+        float4 s[AT_ONCE][ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            int64_t at = (int64_t)min(first + r, rows - 1) * units + unit;
-            weights.codes(at, q[r]);
-            s[r] = weights.scales(at);
-        }
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            int64_t token = min(first_token + t, tokens - 1);
-            const uint4* codes = (const uint4*)(x.codes + token * columns + unit * 32);
-            uint4 a = __ldg(codes), b = __ldg(codes + 1);
-            float4 f = __ldg((const float4*)(x.factors + token * (columns / 8) + unit * 4));
+        for (int u = 0; u < AT_ONCE; u++)
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                int low = __dp4a((int)q[r][0], (int)a.x, 0), high = __dp4a((int)q[r][4], (int)b.x, 0);
-                low = __dp4a((int)q[r][1], (int)a.y, low);
-                low = __dp4a((int)q[r][2], (int)a.z, low);
-                low = __dp4a((int)q[r][3], (int)a.w, low);
-                high = __dp4a((int)q[r][5], (int)b.y, high);
-                high = __dp4a((int)q[r][6], (int)b.z, high);
-                high = __dp4a((int)q[r][7], (int)b.w, high);
-                sums[r][t] += f.x * (s[r].x * (float)low + s[r].z * (float)high) - (f.z * s[r].y + f.w * s[r].w);
+                int64_t row = min(first + r, rows - 1);
+                int64_t at = row * units + min(begin + u * (int)blockDim.x, units - 1);
+                weights.codes(at, q[u][r]);
+                s[u][r] = weights.scales(at);
+            }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int unit = begin + u * blockDim.x;
+            if (unit >= units) break;
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                int64_t token = min(first_token + t, tokens - 1);
+                const uint4* codes = (const uint4*)(x.codes + token * columns + unit * 32);
+                uint4 a = __ldg(codes), b = __ldg(codes + 1);
+                float4 f = __ldg((const float4*)(x.factors + token * (columns / 8) + unit * 4));
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const uint32_t* w = q[u][r];
+                    int low = __dp4a((int)w[0], (int)a.x, 0), high = __dp4a((int)w[4], (int)b.x, 0);
+                    low = __dp4a((int)w[1], (int)a.y, low);
+                    low = __dp4a((int)w[2], (int)a.z, low);
+                    low = __dp4a((int)w[3], (int)a.w, low);
+                    high = __dp4a((int)w[5], (int)b.y, high);
+                    high = __dp4a((int)w[6], (int)b.z, high);
+                    high = __dp4a((int)w[7], (int)b.w, high);
+                    float4 line = s[u][r];
+                    sums[r][t] += f.x * (line.x * (float)low + line.z * (float)high) - (f.z * line.y + f.w * line.w);
+                }
             }
         }
     }
@@ -172,7 +183,7 @@ __device__ __forceinline__ void accumulate_floats(
     }
 }
 
-template <class Format, int ROWS, int TOKENS>
+template <class Format, int ROWS, int TOKENS, int>
 __device__ __forceinline__ void accumulate(
     const Format& weights, Floats x, int rows, int columns, int tokens, int first, int first_token, float4* space,
     float (*sums)[TOKENS])
@@ -183,41 +194,44 @@ __device__ __forceinline__ void accumulate(
         accumulate_units<Format, ROWS, TOKENS>(weights, x, rows, columns, tokens, first, first_token, space, sums);
 }
 
-// The sums of a block: every thread of the first warp has them then.
+// The sums of all threads along x: the first warp of these has them then.
 template <int ROWS, int TOKENS>
 __device__ __forceinline__ void add_up(float (&sums)[ROWS][TOKENS], float* space)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            float sum = warp_sum(sums[r][t]);
-            if (lane == 0) space[warp * ROWS * TOKENS + r * TOKENS + t] = sum;
-        }
-    __syncthreads();
-    if (warp == 0) {
+        for (int t = 0; t < TOKENS; t++) sums[r][t] = warp_sum(sums[r][t]);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    if (warps > 1) {  // along y there is one thread then
+        __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
-            for (int t = 0; t < TOKENS; t++) {
-                sums[r][t] = 0;
-                for (int w = 0; w < blockDim.x / 32; w++) sums[r][t] += space[w * ROWS * TOKENS + r * TOKENS + t];
-            }
+            for (int t = 0; t < TOKENS; t++)
+                if (lane == 0) space[warp * ROWS * TOKENS + r * TOKENS + t] = sums[r][t];
+        __syncthreads();
+        if (warp == 0) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++) {
+                    sums[r][t] = 0;
+                    for (int w = 0; w < warps; w++) sums[r][t] += space[w * ROWS * TOKENS + r * TOKENS + t];
+                }
+        }
     }
 }
 
-// Rows first to first + ROWS - 1 of a product, of tokens blockIdx.y * TOKENS to as many more.
-template <class Format, int ROWS, int TOKENS, class X>
-__device__ __forceinline__ void write_product(
-    Matrix matrix, X x, int columns, int tokens, int first, float4* space)
+// The rows of a block, of tokens blockIdx.y * TOKENS to as many more: ROWS for each thread along y.
+template <class Format, int ROWS, int TOKENS, int AT_ONCE, class X>
+__device__ __forceinline__ void write_product(Matrix matrix, X x, int columns, int tokens, int block, float4* space)
 {
-    const int first_token = blockIdx.y * TOKENS;
+    const int first = (block * blockDim.y + threadIdx.y) * ROWS, first_token = blockIdx.y * TOKENS;
+    const Format weights(matrix.planes, (int64_t)matrix.rows * columns);
     float sums[ROWS][TOKENS] = {};
-    accumulate<Format, ROWS, TOKENS>(
-        Format(matrix.planes, (int64_t)matrix.rows * columns), x, matrix.rows, columns, tokens, first, first_token,
-        space, sums);
+    accumulate<Format, ROWS, TOKENS, AT_ONCE>(
+        weights, x, matrix.rows, columns, tokens, first, first_token, space, sums);
     add_up(sums, (float*)space);
     if (threadIdx.x == 0) {
 #pragma unroll
@@ -232,16 +246,16 @@ __device__ __forceinline__ void write_product(
 }
 
 // Of two matrices of as many rows, and `out` = SwiGLU of both products.
-template <class Gate, class Up, int ROWS, int TOKENS, class X>
+template <class Gate, class Up, int ROWS, int TOKENS, int AT_ONCE, class X>
 __device__ __forceinline__ void write_gated(
-    Matrix gate, Matrix up, float* out, X x, int columns, int tokens, int first, float4* space)
+    Matrix gate, Matrix up, float* out, X x, int columns, int tokens, float4* space)
 {
-    const int first_token = blockIdx.y * TOKENS;
+    const int first = (blockIdx.x * blockDim.y + threadIdx.y) * ROWS, first_token = blockIdx.y * TOKENS;
     const int64_t size = (int64_t)gate.rows * columns;
     float sums[2 * ROWS][TOKENS] = {};
-    accumulate<Gate, ROWS, TOKENS>(
+    accumulate<Gate, ROWS, TOKENS, AT_ONCE>(
         Gate(gate.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums);
-    accumulate<Up, ROWS, TOKENS>(
+    accumulate<Up, ROWS, TOKENS, AT_ONCE>(
         Up(up.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums + ROWS);
     add_up(sums, (float*)space);
     if (threadIdx.x == 0) {
@@ -262,8 +276,31 @@ __device__ __forceinline__ void write_gated(
 """
 
 TOKENS = (1, 2, 4, 8)  # that share a reading of weights, an entry each
-# Threads of a block: a row of 112 units is read quickest by 64, one of 592 by 128 (H100; 2.1 and 2.2 TB/s of Q4_K).
-FEW_UNITS, FEW_THREADS, MOST_THREADS = 256, 64, 128
+MOST_THREADS = 128
+FEW_UNITS = 256  # of a row
+
+
+def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool) -> tuple[int, int]:
+    """Rows that a thread has, and of int8 the units at once: those that were quickest on an H100, of one token in
+    all projections of a 7B (`python -m benchmarks.gpu.gemv`)."""
+    if is_int8:
+        if tokens == 1 and block_format.name == "Q4_K":
+            return 1, 1
+        return 2, 2 if tokens == 1 else 1
+    return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
+
+
+def block_of(block_format: BlockFormat, columns: int, is_int8: bool) -> Dimensions:
+    """The threads of a block: those that share rows, and as many others with rows of their own."""
+    if is_int8 and block_format.name == "Q4_K":
+        return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
+    return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
+
+
+def blocks_of(block_format: BlockFormat, rows: int, tokens: int, block: Dimensions, is_int8: bool) -> int:
+    """The blocks that a matrix of so many rows is for."""
+    return -(-rows // (ways_of(block_format, tokens, is_int8)[0] * block[1]))
+
 
 # What an entry takes of activations, and as which of the structs it hands them on.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
@@ -276,11 +313,6 @@ def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
     return UNITS + "".join(structs.values()) + PRODUCTS + "".join(entries)
 
 
-def rows_of_a_block(tokens: int, is_int8: bool) -> int:
-    """That are multiplied by so many tokens at a time."""
-    return 1 if is_int8 else max(4 // tokens, 1) if tokens < 4 else 2
-
-
 def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
     """The memory that the threads of a block share."""
     in_units = not is_int8 and any(one.block_elements > 1 for one in formats)
@@ -290,18 +322,6 @@ def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
 def together(tokens: int) -> int:
     """Of TOKENS how many a launch of so many takes."""
     return next((some for some in TOKENS if some >= tokens), max(TOKENS))
-
-
-def threads_for(columns: int) -> int:
-    """Of a block whose rows have so many columns."""
-    units = -(-columns // UNIT)
-    return whole_warps(units, FEW_THREADS if units <= FEW_UNITS else MOST_THREADS)
-
-
-def grid_of(rows: int, tokens: int, is_int8: bool) -> Dimensions:
-    """The blocks of a launch for so many rows and tokens."""
-    at_once = together(tokens)
-    return -(-rows // rows_of_a_block(at_once, is_int8)), -(-tokens // at_once), 1
 
 
 def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:

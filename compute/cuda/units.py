@@ -24,14 +24,13 @@ __device__ __forceinline__ const uint8_t* behind(const uint8_t* plane, int64_t b
 }
 __device__ __forceinline__ void codes_of_8(const uint8_t* plane, int64_t unit, uint32_t q[8])
 {
-    const uint4* at = (const uint4*)plane + 2 * unit;
-    uint4 a = __ldg(at), b = __ldg(at + 1);
+    uint4 a = load_once(plane + 32 * unit), b = load_once(plane + 32 * unit + 16);
     q[0] = a.x; q[1] = a.y; q[2] = a.z; q[3] = a.w;
     q[4] = b.x; q[5] = b.y; q[6] = b.z; q[7] = b.w;
 }
 __device__ __forceinline__ void codes_of_4(const uint8_t* plane, int64_t unit, uint32_t q[8])
 {
-    uint4 a = __ldg((const uint4*)plane + unit);
+    uint4 a = load_once(plane + 16 * unit);
     const uint32_t low = 0x0f0f0f0fu;
     q[0] = a.x & low; q[1] = a.y & low; q[2] = a.z & low; q[3] = a.w & low;
     q[4] = a.x >> 4 & low; q[5] = a.y >> 4 & low; q[6] = a.z >> 4 & low; q[7] = a.w >> 4 & low;
@@ -49,7 +48,7 @@ __device__ __forceinline__ void codes_of_2(const uint8_t* plane, int64_t unit, u
 __device__ __forceinline__ void levels_of_4(const uint8_t* plane, int64_t unit, uint32_t q[8])
 {
     const uint32_t level[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
-    uint4 a = __ldg((const uint4*)plane + unit);
+    uint4 a = load_once(plane + 16 * unit);
     const uint32_t words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
     for (int g = 0; g < 4; g++) {

@@ -73,6 +73,10 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
 
 def _matrices_of(model: Model) -> Iterator[DeviceMatrix]:
     yield from (model.embedding, model.lm_head)  # type: ignore[misc]
+    yield from _matrices_of_layers(model)
+
+
+def _matrices_of_layers(model: Model) -> Iterator[DeviceMatrix]:
     for layer in model.layers:
         yield from _products_of(layer)
 
@@ -126,10 +130,14 @@ class GpuMachine:
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
         """Codes and factors of activations; with room for a matrix in bfloat16, for products of many tokens."""
-        codes, factors = self.gpu.zeros((tokens, columns), "u1"), self.gpu.zeros((tokens, columns // 8), "f4")
-        largest = max(one.rows * one.columns for layer in model.layers for one in _products_of(layer))
-        many = CudaScratch(*(self.gpu.zeros((size,), np.uint16) for size in (tokens * columns, largest)))
-        return Int8Scratch(codes, factors, 1, many)
+        codes, factors = (
+            self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
+        )
+        # The output matrix meets one token alone.
+        largest = max(one.rows * one.columns for one in _matrices_of_layers(model))
+        self.gpu.require_room(2 * largest, "a matrix in bfloat16")
+        tiles = CudaScratch(self.gpu.zeros((tokens * columns,), "u2"), self.gpu.zeros((largest,), "u2"))
+        return Int8Scratch(codes, factors, 1, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> None:
         """By a copy of its own."""

@@ -22,15 +22,15 @@ from cbtop.compute.cuda.products import (
     INT8,
     INT8_PARAMETERS,
     TOKENS,
-    grid_of,
+    block_of,
+    blocks_of,
     matrix,
     matrix_arguments,
     matrix_parameters,
-    rows_of_a_block,
     source_of,
     space_of,
-    threads_for,
     together,
+    ways_of,
 )
 from cbtop.compute.kernels import activation, linear, linear_bf16, linear_int8
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part
@@ -70,7 +70,7 @@ def gated(
 
 
 def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
-    rows = rows_of_a_block(tokens, is_int8)
+    rows, at_once = ways_of(FORMATS[codes[0]], tokens, is_int8)
     parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
     formats = [FORMATS[code] for code in codes]
     return f"""
@@ -80,9 +80,9 @@ KERNEL gated_{tokens}({matrix_parameters("gate")},
 {{
     ENTER
     {space_of(formats, is_int8)}
-    write_gated<{", ".join(one.name for one in formats)}, {rows}, {tokens}>(
+    write_gated<{", ".join(one.name for one in formats)}, {rows}, {tokens}, {at_once}>(
         {matrix("gate")}, {matrix("up")},
-        out, {x}, columns, tokens, blockIdx.x * {rows}, space);
+        out, {x}, columns, tokens, space);
     LEAVE
 }}
 """
@@ -113,11 +113,12 @@ def launches(
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
+    block, several = block_of(FORMATS[gate_code], columns, is_int8), together(tokens)
     one = CudaLaunch(
         module_of((gate_code, up_code), is_int8),
-        f"gated_{together(tokens)}",
-        grid_of(out.shape[1], tokens, is_int8),
-        (threads_for(columns), 1, 1),
+        f"gated_{several}",
+        (blocks_of(FORMATS[gate_code], out.shape[1], several, block, is_int8), -(-tokens // several), 1),
+        block,
         (*arguments, out, *activations, np.int32(columns), np.int32(tokens)),
     )
     return *before, one

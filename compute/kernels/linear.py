@@ -20,15 +20,15 @@ from cbtop.compute.cuda.products import (
     FLOATS,
     FLOATS_PARAMETERS,
     TOKENS,
-    grid_of,
+    block_of,
+    blocks_of,
     matrix,
     matrix_arguments,
     matrix_parameters,
-    rows_of_a_block,
     source_of,
     space_of,
-    threads_for,
     together,
+    ways_of,
 )
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, check_floats, floats
@@ -121,13 +121,14 @@ def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -
 
 
 def _entry(block_format: BlockFormat, tokens: int) -> str:
-    name, rows = block_format.name, rows_of_a_block(tokens, is_int8=False)
+    rows, at_once = ways_of(block_format, tokens, is_int8=False)
     return f"""
 KERNEL linear_{tokens}({matrix_parameters("out")}, {FLOATS_PARAMETERS}, int columns, int tokens STAMP)
 {{
     ENTER
     {space_of([block_format], is_int8=False)}
-    write_product<{name}, {rows}, {tokens}>({matrix("out")}, {FLOATS}, columns, tokens, blockIdx.x * {rows}, space);
+    write_product<{block_format.name}, {rows}, {tokens}, {at_once}>(
+        {matrix("out")}, {FLOATS}, columns, tokens, blockIdx.x, space);
     LEAVE
 }}
 """
@@ -145,8 +146,9 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
     """One, of up to eight tokens at a time; `scratch` is not needed."""
     tokens, columns = x.shape
     arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
-    grid, block = grid_of(out.shape[1], tokens, is_int8=False), (threads_for(columns), 1, 1)
-    return (CudaLaunch(MODULES[code], f"linear_{together(tokens)}", grid, block, arguments),)
+    block, several = block_of(FORMATS[code], columns, is_int8=False), together(tokens)
+    grid = blocks_of(FORMATS[code], out.shape[1], several, block, is_int8=False), -(-tokens // several), 1
+    return (CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),)
 
 
 def work(weights: Matrix, has_bias: bool) -> KernelWork:

@@ -24,14 +24,15 @@ from cbtop.compute.cuda.products import (
     INT8,
     INT8_PARAMETERS,
     TOKENS,
-    grid_of,
+    block_of,
+    blocks_of,
     matrix,
     matrix_arguments,
     matrix_parameters,
     source_of,
     space_of,
-    threads_for,
     together,
+    ways_of,
 )
 from cbtop.compute.jit.bytes64 import add_products, splat_int
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
@@ -269,20 +270,22 @@ def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: I
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
 
-def _entry(name: str, tokens: int) -> str:
+def _entry(block_format: BlockFormat, tokens: int) -> str:
+    rows, at_once = ways_of(block_format, tokens, is_int8=True)
     return f"""
 KERNEL linear_{tokens}({matrix_parameters("out")}, {INT8_PARAMETERS}, int columns, int tokens STAMP)
 {{
     ENTER
     {space_of([], is_int8=True)}
-    write_product<{name}, 1, {tokens}>({matrix("out")}, {INT8}, columns, tokens, blockIdx.x, space);
+    write_product<{block_format.name}, {rows}, {tokens}, {at_once}>(
+        {matrix("out")}, {INT8}, columns, tokens, blockIdx.x, space);
     LEAVE
 }}
 """
 
 
 def _module(block_format: BlockFormat) -> CudaModule:
-    entries = [_entry(block_format.name, tokens) for tokens in TOKENS]
+    entries = [_entry(block_format, tokens) for tokens in TOKENS]
     return CudaModule(f"linear_int8_{block_format.name.lower()}", source_of([block_format], entries))
 
 
@@ -306,15 +309,11 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
         np.int32(columns),
         np.int32(tokens),
     )
+    block, several = block_of(FORMATS[code], columns, is_int8=True), together(tokens)
+    grid = blocks_of(FORMATS[code], out.shape[1], several, block, is_int8=True), -(-tokens // several), 1
     return (
         *quantize_launches(x, scratch.codes, scratch.factors),
-        CudaLaunch(
-            MODULES[code],
-            f"linear_{together(tokens)}",
-            grid_of(out.shape[1], tokens, is_int8=True),
-            (threads_for(columns), 1, 1),
-            arguments,
-        ),
+        CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),
     )
 
 

@@ -22,15 +22,15 @@ from cbtop.compute.cuda.products import (
     INT8,
     INT8_PARAMETERS,
     TOKENS,
-    grid_of,
+    block_of,
+    blocks_of,
     matrix,
     matrix_arguments,
     matrix_parameters,
-    rows_of_a_block,
     source_of,
     space_of,
-    threads_for,
     together,
+    ways_of,
 )
 from cbtop.compute.kernels import linear, linear_bf16, linear_int8
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part
@@ -70,14 +70,16 @@ def qkv(
 
 
 def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
-    rows = rows_of_a_block(tokens, is_int8)
     parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
     formats, cases = [FORMATS[code] for code in dict.fromkeys(codes)], ""
     for block_format in formats:
         places = [str(place) for place, code in enumerate(codes) if code == block_format.code]
+        rows, at_once = ways_of(block_format, tokens, is_int8)
+        of = f"{block_format.name}, {rows}, {tokens}, {at_once}"
         cases += f"""
     if ({" || ".join(f"part == {place}" for place in places)})
-        write_product<{block_format.name}, {rows}, {tokens}>(matrix, {x}, columns, tokens, block * {rows}, space);"""
+        write_product<{of}>(matrix, {x}, columns, tokens, block, space);"""
+    every = ", ".join(str(ways_of(FORMATS[code], tokens, is_int8)[0]) for code in codes)
     return f"""
 KERNEL qkv_{tokens}({matrix_parameters("q")},
     {matrix_parameters("k")},
@@ -87,11 +89,12 @@ KERNEL qkv_{tokens}({matrix_parameters("q")},
     ENTER
     {space_of(formats, is_int8)}
     const Matrix all[3] = {{{matrix("q")}, {matrix("k")}, {matrix("v")}}};
+    const int rows[3] = {{{every}}};  // for each thread along y
     Matrix matrix = all[0];
     int block = blockIdx.x, part = 0;
 #pragma unroll
     for (int next = 1; next < 3; next++) {{
-        int blocks = (all[next - 1].rows + {rows - 1}) / {rows};
+        int in_block = rows[next - 1] * blockDim.y, blocks = (all[next - 1].rows + in_block - 1) / in_block;
         if (part == next - 1 && block >= blocks) {{
             block -= blocks;
             matrix = all[next];
@@ -121,15 +124,16 @@ def launches(
     if linear_int8.takes_tiles(x, scratch):
         return linear_bf16.launches_of_several(matrices, x, scratch.tiles)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
-    blocks = [grid_of(out.shape[1], tokens, is_int8) for *_, out in matrices]
+    block, several = block_of(FORMATS[q_code], columns, is_int8), together(tokens)
+    blocks = [blocks_of(FORMATS[code], out.shape[1], several, block, is_int8) for code, *_, out in matrices]
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
     one = CudaLaunch(
         module_of((q_code, k_code, v_code), is_int8),
-        f"qkv_{together(tokens)}",
-        (sum(grid[0] for grid in blocks), blocks[0][1], 1),
-        (threads_for(columns), 1, 1),
+        f"qkv_{several}",
+        (sum(blocks), -(-tokens // several), 1),
+        block,
         (*arguments, *activations, np.int32(columns), np.int32(tokens)),
     )
     return *before, one

@@ -139,8 +139,9 @@ struct F32 : OfFloats {
     __device__ F32(const uint8_t* planes, int64_t) : rows((const float*)planes) {}
     __device__ __forceinline__ void load(int64_t weight, float w[4]) const
     {
-        float4 a = __ldg((const float4*)(rows + weight));
-        w[0] = a.x; w[1] = a.y; w[2] = a.z; w[3] = a.w;
+        uint4 a = load_once(rows + weight);
+        w[0] = __uint_as_float(a.x); w[1] = __uint_as_float(a.y);
+        w[2] = __uint_as_float(a.z); w[3] = __uint_as_float(a.w);
     }
     __device__ __forceinline__ float one(int64_t weight) const { return __ldg(rows + weight); }
 };
@@ -156,7 +157,7 @@ struct NAME : OfFloats {
     __device__ NAME(const uint8_t* planes, int64_t) : rows((const uint16_t*)planes) {}
     __device__ __forceinline__ void load(int64_t weight, float w[8]) const
     {
-        uint4 a = __ldg((const uint4*)(rows + weight));
+        uint4 a = load_once(rows + weight);
         const uint32_t pairs[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {

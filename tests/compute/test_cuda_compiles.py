@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
 import pytest
 
 from cbtop.compute.cuda.compiler import architectures, compiled
 from cbtop.compute.cuda.launches import CudaModule
-from cbtop.compute.kernels import all_kernels
+from cbtop.compute.kernels import all_kernels, qkv
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.q5_k import Q5_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.verification import variants
 
+OF_MODELS = (  # made when a model has them: those of Q4_K_M files are among the variants
+    qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
+)
 MODULES: dict[str, CudaModule] = {
-    module.name: module for kernel in all_kernels() if kernel.cuda is not None for module in kernel.cuda.modules
+    module.name: module
+    for kernel in (*all_kernels(), *(one.kernel for one in variants()), *OF_MODELS)
+    if kernel.cuda is not None
+    for module in kernel.cuda.modules
 }
+EVERY_WAY = "q4_k"  # of the formats: a default run compiles no other, and each module for one GPU
+OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
 
 
-@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-@pytest.mark.parametrize("stamped", [False, True], ids=["plain", "stamped"])
-def test_a_module_compiles_without_spilling_registers(module: CudaModule, stamped: bool) -> None:
-    for architecture in ("sm_80", "sm_90", architectures()[-1]):
-        made = compiled(module.source, architecture, stamped=stamped)
-        assert made.ptx
-        assert made.cubin
-        spills = re.findall(r"(\d+) bytes spill stores", made.log)
-        assert set(spills) == {"0"}, made.log
+def builds() -> Iterator[Any]:
+    """Each module, stamped or not, for each of three GPUs; but for some with `slow`."""
+    turn = 0
+    for name, module in MODULES.items():
+        is_slow = name.endswith(OTHERS)
+        for place, (stamped, which) in enumerate(product((False, True), ("sm_80", "sm_90", "newest"))):
+            marks = () if place == turn % 6 and not is_slow else (pytest.mark.slow,)
+            how = "stamped" if stamped else "plain"
+            yield pytest.param(module, which, stamped, id=f"{name} {which} {how}", marks=marks)
+        turn += not is_slow
+
+
+@pytest.mark.parametrize(("module", "which", "stamped"), [*builds()])
+def test_a_module_compiles_without_spilling_registers(module: CudaModule, which: str, stamped: bool) -> None:
+    made = compiled(module.source, architectures()[-1] if which == "newest" else which, stamped=stamped)
+    assert made.ptx
+    assert made.cubin
+    spills = re.findall(r"(\d+) bytes spill stores", made.log)
+    assert set(spills) == {"0"}, made.log
 
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)

@@ -47,6 +47,7 @@ struct alignas(8) uint2 { uint32_t x, y; };
 struct char2 { signed char x, y; };
 struct float4 { float x, y, z, w; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static uint4 load_once(const void* from) { return *(const uint4*)from; }
 template <class T> T __ldg(const T* at) { return *at; }
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places)
 {
