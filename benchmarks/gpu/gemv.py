@@ -103,9 +103,8 @@ def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Ite
 def main() -> None:
     gpu = Gpu()
     version: Any = gpu.cupy.cuda.runtime.driverGetVersion()
-    print(
-        f"{time.strftime('%Y-%m-%d')} {gpu.name}, CUDA {version}, CuPy {gpu.cupy.__version__}: {' '.join(sys.argv)}"
-    )
+    command = " ".join(["python -m benchmarks.gpu.gemv", *sys.argv[1:]])
+    print(f"{time.strftime('%Y-%m-%d')} {gpu.name}, CUDA {version}, CuPy {gpu.cupy.__version__}: {command}")
     names = sys.argv[1:] or [one.name for one in FORMATS.values()]
     for block_format in FORMATS.values():
         if block_format.name in names:
