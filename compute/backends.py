@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,36 @@ from cbtop.compute.jit.compile import jit_parallel, prange, settings
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
+WORKQUEUE = (
+    "workqueue"  # Numba's own threads, where there is neither TBB nor OpenMP, or NUMBA_THREADING_LAYER names it
+)
 
 
 # GNU OpenMP ends a fork (SIGTERM) in which something spreads over threads that its parent has started.
 _launched: set[int] = set()  # the processes, of this one and those it is a fork of, in which Numba has launched
+
+
+_TURNS = threading.RLock()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Within it something may spread over Numba's threads. Where these are its workqueue, which ends the process once
+    two threads of Python use it together, or are not started yet, one thread waits for the other."""
+    if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
+        with _TURNS:
+            yield
+    else:
+        yield
+
+
+def _threading_layer() -> str:
+    """Numba's name for how it runs threads; empty before it has."""
+    untyped: Any = numba  # its stubs do not export threading_layer
+    try:
+        return str(untyped.threading_layer())
+    except ValueError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +142,17 @@ def cpu_backend(threads: int | None = None) -> Backend:
     if threads is not None and not (isinstance(threads, int) and 1 <= threads <= limit):
         raise ComputeError(f"{threads} threads: this process may use 1 to {limit}")
     wanted = threads or max(1, min(available_threads() - 1, limit))
-    untyped: Any = numba  # its stubs do not export threading_layer
     if is_fork_of_launched():
         refuse_threads_of_fork(wanted)
-        return Backend(wanted, str(untyped.threading_layer()))  # one thread needs no launch
+        return Backend(wanted, _threading_layer())  # one thread needs no launch
     if "OMP_WAIT_POLICY" not in os.environ:
         # Read when libgomp is loaded, which is when Numba launches for the first time.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)
-        # Numba knows its threading layer only once something has run in parallel.
-        _launch(np.zeros(wanted, np.int64))
+        with turn():  # Numba knows its threading layer only once something has run in parallel
+            _launch(np.zeros(wanted, np.int64))
     except ValueError as error:  # of a layer that NUMBA_THREADING_LAYER names and that is not there
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())
-    return Backend(wanted, str(untyped.threading_layer()))
+    return Backend(wanted, _threading_layer())

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.backends import OtherProcesses, available_threads, torch_on
+from cbtop.compute.backends import OtherProcesses, available_threads, torch_on, turn
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.protocol.messages import Ceiling
@@ -83,6 +83,7 @@ def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
                 values[thread, i] = value
 
 
+@turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
     """DRAM and cache bandwidth and the float32 FMA rate of `threads` threads, to `announce`; None: of all that this
     process may use.

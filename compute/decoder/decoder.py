@@ -231,7 +231,8 @@ class Decoder:
     def _forward(self, tokens: Sequence[int], run: Run, scope: Scope) -> int:
         start = self.position
         try:
-            return int(self._whole_pass(tokens, run, scope).choice[0])
+            with self._machine.turn():
+                return int(self._whole_pass(tokens, run, scope).choice[0])
         except BaseException:  # Ctrl-C, too: what is given again must not come after a part of itself
             self.position = start
             raise

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 
-from cbtop.compute.backends import refuse_threads_of_fork
+from cbtop.compute.backends import refuse_threads_of_fork, turn
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
@@ -23,6 +24,9 @@ class Machine(Protocol):
 
     def check(self) -> None:
         """ComputeError where it cannot run any more."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Of a pass: where several cannot run at a time it waits for the others."""
 
     def array(self, values: Any) -> Any:
         """What lies on the host, where kernels read it."""
@@ -59,6 +63,10 @@ class Host:
     def check(self) -> None:
         """ComputeError in a fork of a process whose kernels have run on threads."""
         refuse_threads_of_fork(self._threads)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """As `backends.turn` has it, where it runs on several threads."""
+        return turn() if self._threads > 1 else nullcontext()
 
     def array(self, values: Any) -> Any:
         """It lies there."""

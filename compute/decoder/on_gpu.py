@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -107,6 +107,10 @@ class GpuMachine:
     def check(self) -> None:
         """A fork cannot use the GPU of its parent. ComputeError there."""
         self.gpu.check()
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Each decoder has a stream of its own."""
+        return nullcontext()
 
     def array(self, values: Any) -> Any:
         """A copy on the device."""

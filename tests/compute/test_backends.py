@@ -90,6 +90,47 @@ def test_a_fork_of_a_process_that_decodes_is_told_so_where_openmp_would_end_it(m
     subprocess.run(command, check=True, timeout=300, env=environment)
 
 
+_ON_THREADS = """
+import sys, threading
+from dataclasses import replace
+from pathlib import Path
+from cbtop.compute.backends import cpu_backend
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.settings import crossovers, use_crossovers
+from cbtop.compute.workload import bare_decoder
+
+model = read_model(Path(sys.argv[1]), FAMILIES)
+prompt = [3, 1, 4, 1, 5]
+
+def tokens(decoder):
+    found = [decoder.prefill(prompt)]
+    while decoder.position < decoder.context:
+        found.append(decoder.decode(found[-1]))
+    return found
+
+def several():
+    for _ in range(4):
+        wrong.append(tokens(bare_decoder(model, 2, 24)) != expected)
+
+expected, wrong = tokens(bare_decoder(model, 1, 24)), []
+use_crossovers(replace(crossovers(), product_bytes=1, attention_products=1))
+threads = [threading.Thread(target=several) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(cpu_backend(2).threading_layer, len(wrong), sum(wrong))
+"""
+
+
+def test_decoders_on_threads_take_turns_where_numba_has_threads_for_one_of_them(model_files: dict[str, Path]) -> None:
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": "workqueue"}
+    command = [sys.executable, "-c", _ON_THREADS, str(model_files["qwen2"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, "workqueue 8 0\n"), done.stderr
+
+
 def test_threads_that_numba_cannot_start_are_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(threads: int) -> None:
         raise ValueError("No threading layer could be loaded.\nHINT: install it")
