@@ -173,7 +173,8 @@ STATISTICS = (
               "call counts where it ended itself), so it may be above incl µs", _BRICK_AND_CATEGORY,
               word="exclusive"),
     Statistic("avg_exclusive_us", "excl avg µs", "µs", Origin.MEASUREMENTS,
-              "mean µs of one call, without bricks inside it: times calls it is excl µs", _BRICK_AND_CATEGORY,
+              "mean µs of one call, without bricks inside it: of the last seconds, incl avg µs by the part that was "
+              "exclusive in the steps that ended in them", _BRICK_AND_CATEGORY,
               word="excl avg"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "exclusive time as a part of the step's wall time",
               _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="total_exclusive_us"),

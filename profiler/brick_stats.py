@@ -24,10 +24,12 @@ class ClosedTime:
     """The part of a time that lies in steps that have ended.
 
     `once_ns` counts a brick that runs inside another of its name once: it is what all of them together take.
+    `calls_ns` counts each call whole, adopted ones too.
     """
 
     once_ns: int
     exclusive_ns: int
+    calls_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class BrickStats:
     Elements, tokens, flops and bytes are four different things: elements are what the caller counted, tokens are
     counted once a step, flops and bytes are derived from the declared work (None where none was declared).
     `exclusive_ns` leaves out the bricks that ran inside this one; `calls.total_ns` adds up whole calls, so one inside
-    another of its name counts in both. `closed` leaves out what was adopted.
+    another of its name counts in both. `closed` leaves out what was adopted. `exclusive_of_ns` is the time, whole, of
+    the calls that `exclusive_ns` is of.
     """
 
     name: str
@@ -45,6 +48,7 @@ class BrickStats:
     backend: str
     calls: Calls
     exclusive_ns: int
+    exclusive_of_ns: int
     closed: ClosedTime
     flops: float | None
     bytes: float | None
@@ -53,6 +57,16 @@ class BrickStats:
     size_bytes: float | None = None  # of collectives: what they are about; their bytes are what the links carry
     uncounted: int = 0  # calls that gave no count of elements
     adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, beside their wall time
+
+    @property
+    def mean_exclusive_ns(self) -> float | None:
+        """Of one call; None where it is of none of them.
+
+        In a window calls count where they ended and exclusive time where its step did: a part of these calls' mean.
+        """
+        if not self.calls.total_ns:
+            return 0.0
+        return _rate(self.exclusive_ns, self.exclusive_of_ns, self.calls.mean_ns)
 
     @property
     def elements_per_sec(self) -> float | None:
@@ -75,6 +89,7 @@ class CategoryStats:
     count: int
     total_ns: int
     exclusive_ns: int
+    mean_exclusive_ns: float | None  # of one call
     closed: ClosedTime
     elements: int
     adopted_ns: int = 0  # as of a brick
@@ -147,6 +162,13 @@ def name_and_category(node: Node) -> tuple[str, BrickCategory]:
     return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
+def _mean_exclusive_ns(bricks: Sequence[BrickStats]) -> float | None:
+    """Of a call of any of them."""
+    known = [(mean_ns, one.calls.count) for one in bricks if (mean_ns := one.mean_exclusive_ns) is not None]
+    calls = sum(count for _, count in known)
+    return sum(mean_ns * count for mean_ns, count in known) / calls if calls else None
+
+
 def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
     """One entry a category that ran, in their own order."""
     found = []
@@ -159,9 +181,11 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
                     count=sum(stats.calls.count for stats in members),
                     total_ns=sum(stats.calls.total_ns for stats in members),
                     exclusive_ns=sum(stats.exclusive_ns for stats in members),
+                    mean_exclusive_ns=_mean_exclusive_ns(members),
                     closed=ClosedTime(
                         once_ns=sum(stats.closed.once_ns for stats in members),
                         exclusive_ns=sum(stats.closed.exclusive_ns for stats in members),
+                        calls_ns=sum(stats.closed.calls_ns for stats in members),
                     ),
                     elements=sum(stats.calls.elements for stats in members),
                     adopted_ns=sum(stats.adopted_ns for stats in members),
@@ -255,9 +279,11 @@ def _stats(brick: _Brick, calls: Calls, totals: PhaseTotals) -> BrickStats:
         calls=calls,
         # Of a call that still runs, what has ended inside it is not taken off the calls before.
         exclusive_ns=int(np.maximum(closed_ns, totals.exclusive_ns[nodes]).sum()),
+        exclusive_of_ns=calls.total_ns,
         closed=ClosedTime(
             once_ns=int(totals.columns["closed_ns"][brick.outermost].sum()),
             exclusive_ns=int(closed_ns.sum()) - adopted_ns,
+            calls_ns=int(totals.columns["closed_ns"][nodes].sum()),
         ),
         flops=flops,
         bytes=moved_bytes,

@@ -44,7 +44,7 @@ from cbtop.viewmodels.roofline import missing_ceilings
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
-    "excl is without the bricks that ran inside (derived), incl and p50 to max with them; avg × count = total"
+    "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
 )
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"

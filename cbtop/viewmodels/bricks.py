@@ -38,6 +38,7 @@ class BrickRow:
     failed: int
     total_inclusive_us: float  # each call with what ran inside it
     total_exclusive_us: float  # without the bricks that ran inside it
+    avg_exclusive_us: float | None  # None where it is of steps of which none has ended
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
@@ -76,10 +77,6 @@ class BrickRow:
     def key(self) -> tuple[str, BrickCategory]:
         """What tells it from the other rows: bricks of one name may be of several categories."""
         return self.name, self.category
-
-    @property
-    def avg_exclusive_us(self) -> float:
-        return self.total_exclusive_us / self.count
 
     @property
     def budget_used_percent(self) -> float | None:
@@ -182,6 +179,7 @@ def _row(
         failed=calls.failed,
         total_inclusive_us=calls.total_ns / 1e3,
         total_exclusive_us=stats.exclusive_ns / 1e3,
+        avg_exclusive_us=_us(stats.mean_exclusive_ns),
         avg_inclusive_us=calls.mean_ns / 1e3,
         min_us=_us(calls.min_ns),
         max_us=_us(calls.max_ns),

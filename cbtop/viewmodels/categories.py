@@ -21,12 +21,9 @@ class CategoryRow:
     category: BrickCategory
     count: int
     total_exclusive_us: float  # of its bricks, none of it twice
+    avg_exclusive_us: float | None  # of a call
     exclusive_us_per_token: float | None
     percent: float | None
-
-    @property
-    def avg_exclusive_us(self) -> float:
-        return self.total_exclusive_us / self.count
 
 
 def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
@@ -37,6 +34,7 @@ def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> t
             category=stats.category,
             count=stats.count,
             total_exclusive_us=stats.exclusive_ns / 1e3,
+            avg_exclusive_us=None if stats.mean_exclusive_ns is None else stats.mean_exclusive_ns / 1e3,
             exclusive_us_per_token=totals.us_per_token(stats.closed.exclusive_ns),
             percent=totals.percent(stats.closed.exclusive_ns, stats.adopted_ns),
         )

@@ -196,7 +196,14 @@ class _Parts:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals.step is not None:
             # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
-            bricks = [replace(one, exclusive_ns=one.closed.exclusive_ns + one.adopted_ns) for one in bricks]
+            bricks = [
+                replace(
+                    one,
+                    exclusive_ns=one.closed.exclusive_ns + one.adopted_ns,
+                    exclusive_of_ns=one.closed.calls_ns,
+                )
+                for one in bricks
+            ]
         return bricks
 
     @cached_property

@@ -92,6 +92,7 @@ def _brick(
         failed=0,
         total_inclusive_us=us * STEPS,
         total_exclusive_us=us * STEPS,
+        avg_exclusive_us=avg,
         avg_inclusive_us=avg,
         min_us=avg * 0.91,
         max_us=avg * 4.2,
@@ -136,6 +137,7 @@ def _category(category: BrickCategory) -> CategoryRow:
         category=category,
         count=calls,
         total_exclusive_us=total,
+        avg_exclusive_us=total / calls,
         exclusive_us_per_token=total / STEPS,
         percent=100 * total / STEPS / WALL_US,
     )

@@ -183,7 +183,28 @@ def test_in_a_window_a_call_counts_where_it_ended_and_exclusive_time_where_its_s
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
     assert row.total_exclusive_us == sum(1000 - second for second in range(9, 19))
+    assert row.avg_exclusive_us == row.avg_inclusive_us  # nothing ran inside
     assert "so it may be above incl µs" in statistic("total_exclusive_us").help
+
+
+def test_of_steps_nearly_as_long_as_the_window_the_mean_of_a_call_is_that_of_a_call(runtime: Path) -> None:
+    watched = Watched(runtime, window_s=3)
+    for second in range(20):
+        if second % 4 == 0:
+            step = watched.profiler.step("decode", 1)
+            step.__enter__()
+        with watched.profiler.brick("outer", 1), watched.profiler.brick("inner", 1):
+            watched.clock.sleep_us(1000)
+        if second % 4 == 3:
+            step.__exit__(None, None, None)
+        watched.look(second)
+        view = watched.recent()
+        if view.window is not None:
+            means = {row.name: row.avg_exclusive_us for row in (*view.bricks, *view.categories)}
+            has_ended = view.steps is not None and view.steps.count > 0
+            assert means["inner"] == (1000 if has_ended else None)
+            assert means["outer"] == (0 if has_ended else None)
+            assert means["Other"] == (500 if has_ended else None)
 
 
 def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> None:
