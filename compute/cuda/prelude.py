@@ -14,6 +14,14 @@ typedef unsigned long long uint64_t;
 
 #define KERNEL extern "C" __global__ void
 
+// In a captured graph a launch may be scheduled while the one before it ends (CUDA Guide, "Programmatic Dependent
+// Launch"): it waits, before it reads or writes anything, until that has ended. Launched otherwise it waits for none.
+#if __CUDA_ARCH__ >= 900
+#define WAIT_FOR_LAUNCH_BEFORE asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#else
+#define WAIT_FOR_LAUNCH_BEFORE
+#endif
+
 // A kernel's last parameter is STAMP, its first statement ENTER and its last LEAVE, which every thread reaches.
 #ifdef STAMPED
 __device__ __forceinline__ uint64_t now()
@@ -24,11 +32,13 @@ __device__ __forceinline__ uint64_t now()
 }
 __device__ __forceinline__ bool is_first_thread() { return (threadIdx.x | threadIdx.y | threadIdx.z) == 0; }
 #define STAMP , uint64_t* stamp
-#define ENTER if (is_first_thread() && (blockIdx.x | blockIdx.y | blockIdx.z) == 0) stamp[0] = now();
+#define ENTER \
+    WAIT_FOR_LAUNCH_BEFORE \
+    if (is_first_thread() && (blockIdx.x | blockIdx.y | blockIdx.z) == 0) stamp[0] = now();
 #define LEAVE __syncthreads(); if (is_first_thread()) atomicMax(stamp + 1, now());
 #else
 #define STAMP
-#define ENTER
+#define ENTER WAIT_FOR_LAUNCH_BEFORE
 #define LEAVE
 #endif
 

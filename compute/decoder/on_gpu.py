@@ -2,7 +2,7 @@
 
 Rules
 - A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
-  a token's pass two graphs are captured, by whichever comes first.
+  a token's pass two graphs are captured, with the first token.
 - What a recorded step has told is handed on while the device works for the next one, or when the sequence ends.
 """
 
@@ -248,9 +248,9 @@ class GpuDecoder(Decoder):
     def _replayed(self, token: int, step: Step) -> int:
         is_recorded, start = self._profiler.recording, self.position
         self._on.sent[:] = token, start, start + 1, self._sequence
-        graph = self._graphs.get(is_recorded)
-        if graph is None:  # for which the pass runs once: what it writes into the cache is the same
-            graph = self._graphs[is_recorded] = self._captured(is_stamped=is_recorded)
+        if not self._graphs:  # for which the pass runs twice: what it writes into the cache is the same
+            self._graphs = {is_stamped: self._captured(is_stamped=is_stamped) for is_stamped in (False, True)}
+        graph = self._graphs[is_recorded]
         graph.graph.launch(self._stream)
         self.tell()  # while the device works
         self._stream.synchronize()
@@ -267,7 +267,7 @@ class GpuDecoder(Decoder):
             self._stream.synchronize()
             self.position = start
             self._stream.begin_capture()
-            ran = LaunchedPass(self._gpu, self._stamps if is_stamped else None)
+            ran = LaunchedPass(self._gpu, self._stamps if is_stamped else None, is_early=True)
             try:
                 self._pass_of_one(ran)
                 stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -123,14 +124,36 @@ class Gpu:
             self._functions[key] = self._loaded(module, stamped)[0].get_function(entry)
         return self._functions[key]
 
-    def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None) -> None:
-        """On CuPy's current stream. `stamp`: the address of two words, in which it writes when it began and ended."""
+    def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False) -> None:
+        """On CuPy's current stream. `stamp`: the address of two words, in which it writes when it began and ended.
+        `is_early`: it may be scheduled while what was launched before ends, for which it waits (prelude.py)."""
         if isinstance(one, LibraryCall):
             one.call()
             return
         arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
         function = self.function(one.module, one.entry, stamped=stamp is not None)
-        function(one.grid, one.block, arguments, shared_mem=one.shared_bytes)
+        if is_early:
+            self._launch_early(function, one, arguments)
+        else:
+            function(one.grid, one.block, arguments, shared_mem=one.shared_bytes)
+
+    def _launch_early(self, function: Any, one: CudaLaunch, arguments: tuple[Any, ...]) -> None:
+        """CuPy has no launch attributes, the driver's bindings do."""
+        from cuda.bindings import driver
+
+        attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = one.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = one.block
+        config.sharedMemBytes = one.shared_bytes
+        config.hStream = self.cupy.cuda.get_current_stream().ptr
+        config.attrs, config.numAttrs = [attribute], 1
+        given = [_parameter(value) for value in arguments]
+        values, kinds = tuple(value for value, _ in given), tuple(kind for _, kind in given)
+        (status,) = driver.cuLaunchKernelEx(config, function.ptr, (values, kinds), 0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise ComputeError(f"{one.entry} cannot be launched: {status.name}")
 
     def mark(self, module: CudaModule, address: int) -> None:
         """Write the time into a word, when all that was launched before has ended."""
@@ -180,6 +203,14 @@ class Gpu:
         """One call of a kernel that has a CUDA version."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
+
+
+def _parameter(value: Any) -> tuple[Any, Any]:
+    """An argument of a launch as the driver's bindings take it: its value and its type in C."""
+    if isinstance(value, np.generic):
+        kind: Any = value.dtype
+        return value.item(), np.ctypeslib.as_ctypes_type(kind)
+    return int(value.data.ptr), ctypes.c_void_p
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:

@@ -45,10 +45,12 @@ class LaunchedPass:
     """Launches the bricks of one pass, and remembers what it launched. With `stamps`, uint64 (most, 2) on the device,
     each launch writes its own."""
 
-    def __init__(self, gpu: Gpu, stamps: Any = None) -> None:
+    def __init__(self, gpu: Gpu, stamps: Any = None, *, is_early: bool = False) -> None:
+        """`is_early`: as Gpu.launch has it."""
         self.launched: list[Launched] = []
         self._gpu = gpu
         self._stamps = stamps
+        self._is_early = is_early
         self._layer: int | None = None
 
     @contextmanager
@@ -64,7 +66,8 @@ class LaunchedPass:
             for one in launches_of(kernel, arguments):
                 if isinstance(one, CudaLaunch):
                     what = self._gpu.definition(one)
-                    self._launch_stamped(one) if self._stamps is not None else self._gpu.launch(one)
+                    stamp = None if self._stamps is None else self._slot
+                    self._gpu.launch(one, stamp, is_early=self._is_early)
                 else:
                     what = KernelDefinition(one.name, BACKEND)
                     self._between_marks(one)
@@ -87,9 +90,6 @@ class LaunchedPass:
         if at >= len(self._stamps):
             raise ComputeError(f"a pass has more than {at} launches: cbtop cannot stamp them")
         return int(self._stamps.data.ptr) + at * STAMPS * 8
-
-    def _launch_stamped(self, one: CudaLaunch) -> None:
-        self._gpu.launch(one, stamp=self._slot)
 
     def _between_marks(self, one: LibraryCall) -> None:
         if self._stamps is None:
