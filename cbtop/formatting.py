@@ -335,6 +335,16 @@ def per_step(launches: float) -> str:
     return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"
 
 
+def no_books(source: SourceView) -> str:
+    """Why books that there are say nothing of this time; empty where they do."""
+    steps = source.steps
+    if steps is None or steps.recorded:
+        return ""
+    if not steps.count:
+        return f"no {source.phase} step ended in this time"
+    return f"none of {counted(steps.count, f'{source.phase} step')} of this time was recorded inside"
+
+
 def books_trouble(books: BooksView | None) -> str:
     """Why the books do not close, and by how much: then shares of the wall time may be beyond 100 % or below 0."""
     if books is None or books.close:

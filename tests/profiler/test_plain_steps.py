@@ -42,7 +42,7 @@ from cbtop.reports import REPORTS
 from cbtop.telemetry import metrics
 from cbtop.telemetry.snapshot import snapshot
 from cbtop.telemetry.steps import whole_step
-from cbtop.tui.views.books import books_equation, recorded_steps
+from cbtop.tui.views.books import books_equation
 from cbtop.tui.views.header import _tiles
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, StepsView
@@ -754,7 +754,7 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
 def test_the_screen_shows_books_of_a_recorded_step_and_how_many_there_are(make: MAKE, runtime: Path) -> None:
     view = source_view(half_plain(runtime, make))
     assert view.books is not None
-    equation = "".join(text for text, _ in books_equation(view.books, recorded_steps(view), 80))
+    equation = "".join(text for text, _ in books_equation(view, view.books, 80))
     assert equation.startswith("wall 100.0 µs = bricks 100.0")
     assert "8 4 recorded" in "".join(text for line in _tiles(view, 200) for text, _ in line)
 

@@ -27,16 +27,11 @@ class Books(SourceDrawing):
             return [rule((("books", "dim"),), width), fit_line(((why, "dim"),), width)]
         if source.books is None:
             return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
-        equation = fit_line((("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2)), width)
+        equation = fit_line((("  ", ""), *books_equation(source, source.books, width - 2)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
         if height >= 3:
             return [books_rule(source, "where a step's time goes", width), bar, equation]
         return [books_rule(source, "a step", width) if beside_books(source) else bar, equation][-height:]
-
-
-def recorded_steps(source: SourceView) -> int:
-    """How many steps the books are of; 1 where there is none."""
-    return max(1, source.steps.recorded if source.steps else 1)
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
@@ -82,20 +77,31 @@ def books_parts(source: SourceView) -> list[Part]:
     return parts
 
 
-def books_equation(books: BooksView, steps: int, width: int) -> Line:
-    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, the mean of `steps` steps.
+def books_equation(source: SourceView, books: BooksView, width: int) -> Line:
+    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, the mean of the recorded steps;
+    where there is none, why.
 
     In little room unattributed is the `?` of the bar, and in less the gaps are one sum: nothing is cut off.
     """
-    gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
-    forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
-    lines = [_equation(books, steps, *form) for form in forms]
-    line = next((line for line in lines if width_of(line) <= width), lines[-1])
+    none = formatting.no_books(source)
+    line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
     if books.open_us > 0:
         line = join_fitting(
             (line, ((f"a step still runs, {formatting.duration(books.open_us)}", "dim"),)), width, "   "
         )
     return line
+
+
+def _recorded_steps(source: SourceView) -> int:
+    """How many steps the books are of; 1 where there is none."""
+    return max(1, source.steps.recorded if source.steps else 1)
+
+
+def _fitting(books: BooksView, steps: int, width: int) -> Line:
+    gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
+    forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
+    lines = [_equation(books, steps, *form) for form in forms]
+    return next((line for line in lines if width_of(line) <= width), lines[-1])
 
 
 def _equation(books: BooksView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str) -> Line:

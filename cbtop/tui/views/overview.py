@@ -12,7 +12,7 @@ from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
-from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule, recorded_steps
+from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve
 from cbtop.tui.views.figures import figure
@@ -148,7 +148,7 @@ def _step(source: SourceView, width: int, height: int) -> list[Line]:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
-    equation: Line = (("  ", ""), *books_equation(source.books, recorded_steps(source), width - 2))
+    equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
     if height <= 2:  # what must be known beside the books is more than their bar
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)

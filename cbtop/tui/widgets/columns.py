@@ -108,13 +108,15 @@ class Cells:
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
     """The titles, the sorted column's with an arrow, in the gap behind it where the title fills the column.
 
-    Of one that there is no room for the widest column of text says it: `brick, by p95▼`.
+    Of one that there is no room for the first column of text that is wide enough says it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"
     is_told = not sorted_by or any(one.column.title == sorted_by for one in placed)
     texts = [] if is_told else [one for one in placed if one.column.align == "left"]
-    telling = max(texts, key=lambda one: one.width, default=None)
+    said = f", by {sorted_by}{arrow}", f" {sorted_by}{arrow}"
+    widest = max(texts, key=lambda one: one.width, default=None)
+    telling = next((one for one in texts if len(one.column.title + said[-1]) <= one.width), widest)
     for index, place in enumerate(placed):
         title, role, width = place.column.title, "dim", place.width
         gap = COLUMN_GAP if index < len(placed) - 1 else 0
@@ -126,7 +128,6 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
         if place is telling:
             spans.append((fit(title, min(len(title), width)), role))
             width = max(0, width - len(title))
-            said = f", by {sorted_by}{arrow}", f" {sorted_by}{arrow}"
             title, role = next((one for one in said if len(one) <= width), said[-1]), "accent"
         spans.append((fit(title, width, place.column.align), role))
         if gap:

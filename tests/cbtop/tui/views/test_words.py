@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cbtop.profiler.books import BETWEEN_LAYERS, INNER_STEPS, INSIDE_LAYERS
+from cbtop.reports import REPORTS
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.books import books_equation
 from cbtop.tui.views.bricks import Bricks
@@ -33,5 +34,20 @@ async def test_what_finds_no_room_says_which_view_shows_it() -> None:
 
 def test_of_a_step_that_has_not_ended_the_books_say_that_it_still_runs() -> None:
     assert samples.LIVE.books is not None
-    line = books_equation(replace(samples.LIVE.books, open_us=600.0), 1, 200)
+    line = books_equation(samples.LIVE, replace(samples.LIVE.books, open_us=600.0), 200)
     assert plain(line).endswith("   a step still runs, 600.0 µs")
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [(0, "no decode step ended in this time"), (7, "none of 7 decode steps of this time was recorded inside")],
+)
+def test_where_no_step_was_recorded_the_books_say_so_in_place_of_a_wall_time_of_zero(count: int, why: str) -> None:
+    assert samples.LIVE.books is not None
+    assert samples.LIVE.steps is not None
+    steps = replace(samples.LIVE.steps, count=count, recorded=0)
+    books = replace(samples.LIVE.books, wall_us=0.0, bricks_us=0.0, gaps=(), unattributed_us=0.0, open_us=600.0)
+    source = replace(samples.LIVE, steps=steps, books=books)
+    assert plain(books_equation(source, books, 200)) == f"n/a: {why}   a step still runs, 600.0 µs"
+    text = REPORTS["text"]([source], ["bricks"])
+    assert f"books: n/a ({why}); 600.0 µs in a step still running" in text
