@@ -19,13 +19,15 @@ ATTENTION = r"""
 #define LOG2_E 1.4426950408889634f
 
 struct Sizes {
-    int tokens, heads, kv_heads, head_dim, stride, context;  // stride: numbers that a position takes in a cache
-    __device__ __forceinline__ int group() const { return heads / kv_heads; }
-    __device__ __forceinline__ int rows() const { return tokens * group(); }
+    int tokens, heads, group, head_dim, stride, context;  // stride: numbers that a position takes in a cache
+    __device__ __forceinline__ int rows() const { return tokens * group; }
+    // No division where one token is all: what a block reads first waits for it.
+    __device__ __forceinline__ int token_of(int row) const { return tokens == 1 ? 0 : row / group; }
     // Where a row of a group of heads stands in the queries and in the output.
     __device__ __forceinline__ int64_t place(int row, int kv_head) const
     {
-        return ((int64_t)(row / group()) * heads + kv_head * group() + row % group()) * head_dim;
+        const int token = token_of(row);
+        return ((int64_t)token * heads + kv_head * group + row - token * group) * head_dim;
     }
 };
 // Scores are kept as powers of two: a query times `unit` and a key is one, or what `held` makes of that.
@@ -72,28 +74,31 @@ FEW = r"""
 #define SLOT (ROWS * (OUTPUTS + 2))
 
 // What a block works on: some rows of a group, and of the positions that these see a piece.
-struct Piece {
-    int kv_head, first_row, rows, part, unit, pieces, from, to, begin, window;
-    __device__ __forceinline__ Piece(const Sizes& sizes, const int* start, int window) : window(window)
+template <int PARTS> struct Piece {
+    int kv_head, first_row, rows, part, unit, first, end, length, from, to, begin, window;
+    __device__ __forceinline__ Piece(const Sizes& sizes) : kv_head(blockIdx.y)
     {
-        kv_head = blockIdx.y % sizes.kv_heads;
-        first_row = blockIdx.y / sizes.kv_heads * ROWS;
+        first_row = blockIdx.z / PARTS * ROWS;
         rows = min(ROWS, sizes.rows() - first_row);
-        part = blockIdx.z * OUTPUTS;
+        part = blockIdx.z % PARTS * OUTPUTS;
         unit = blockIdx.z * gridDim.y + blockIdx.y;
+    }
+    // `share`: of the positions, a block's.
+    __device__ __forceinline__ void place(const Sizes& sizes, const int* start, float share, int its_window)
+    {
         begin = *start;
-        const int first = first_seen(begin + first_row / sizes.group(), window);
-        const int end = begin + (first_row + rows - 1) / sizes.group() + 1;
-        const int each = (end - first + gridDim.x - 1) / gridDim.x;
-        const int length = max((each + 31) / 32 * 32, 64);
-        pieces = (end - first + length - 1) / length;
+        window = its_window;
+        first = first_seen(begin + sizes.token_of(first_row), window);
+        end = begin + sizes.token_of(first_row + rows - 1) + 1;
+        length = max(((int)((end - first) * share) + 32) / 32 * 32, 64);
         from = first + blockIdx.x * length;
         to = min(end, from + length);
     }
+    __device__ __forceinline__ int pieces() const { return (end - first + length - 1) / length; }
     // The positions that a row sees, from .x to .y; none of a row that there is not.
     __device__ __forceinline__ int2 seen(const Sizes& sizes, int row) const
     {
-        const int position = begin + (first_row + row) / sizes.group();
+        const int position = begin + sizes.token_of(first_row + row);
         return row < rows ? int2{first_seen(position, window), min(position + 1, to)} : int2{0, 0};
     }
 };
@@ -119,15 +124,16 @@ __device__ __forceinline__ void write(float* out, int at, int head_dim, const fl
 }
 
 // What the warps have found becomes one, and what the blocks have that share rows: the last that comes sees to it.
-template <int OUT>
+template <int OUT, int PARTS>
 __device__ __forceinline__ void bring_together(
-    Found<OUT>& found, const Piece& piece, const Sizes& sizes, float* out, float* scratch)
+    Found<OUT>& found, const Piece<PARTS>& piece, const Sizes& sizes, float* out, float* scratch)
 {
     __shared__ bool is_last;
+    const int pieces = piece.pieces();
     uint32_t* arrived = (uint32_t*)scratch + piece.unit;  // 0 between calls
     float* slots = scratch + SLOT + (int64_t)piece.unit * gridDim.x * SLOT;
     float* own = slots + (int64_t)blockIdx.x * SLOT;
-    const bool is_alone = piece.pieces == 1;
+    const bool is_alone = pieces == 1;
     __syncthreads();
     for (int each = threadIdx.x; each < piece.rows * (OUT / 4); each += blockDim.x) {
         const int row = each / (OUT / 4), column = each % (OUT / 4) * 4;
@@ -152,24 +158,26 @@ __device__ __forceinline__ void bring_together(
         }
     }
     if (!is_alone) {
-        __threadfence();
         __syncthreads();
-        if (threadIdx.x == 0) is_last = atomicAdd(arrived, 1) == piece.pieces - 1;
+        if (threadIdx.x == 0) {
+            __threadfence();  // what the block has written, before it counts
+            is_last = atomicAdd(arrived, 1) == pieces - 1;
+            __threadfence();
+        }
         __syncthreads();
         if (is_last) {
-            __threadfence();
             float* weights = &found.outputs[0][0][0];  // of each row and piece
             const int row_of_warp = threadIdx.x / 32;
             if (row_of_warp < piece.rows) {
                 const float* states = slots + ROWS * OUTPUTS + row_of_warp;
                 float largest = LOWEST, sum = 0;
-                for (int s = threadIdx.x % 32; s < piece.pieces; s += 32)
+                for (int s = threadIdx.x % 32; s < pieces; s += 32)
                     largest = fmaxf(largest, __ldcg(states + (int64_t)s * SLOT));
                 largest = warp_max(largest);
-                for (int s = threadIdx.x % 32; s < piece.pieces; s += 32) {
+                for (int s = threadIdx.x % 32; s < pieces; s += 32) {
                     const float weight = power(__ldcg(states + (int64_t)s * SLOT) - largest);
                     sum += weight * __ldcg(states + (int64_t)s * SLOT + ROWS);
-                    weights[row_of_warp * piece.pieces + s] = weight;
+                    weights[row_of_warp * pieces + s] = weight;
                 }
                 sum = warp_sum(sum);
                 if (threadIdx.x % 32 == 0) found.sum[0][row_of_warp] = 1 / sum;
@@ -179,8 +187,8 @@ __device__ __forceinline__ void bring_together(
                 const int row = each / (OUT / 4), column = each % (OUT / 4) * 4;
                 float4 total = {0, 0, 0, 0};
 #pragma unroll 8
-                for (int s = 0; s < piece.pieces; s++) {
-                    const float weight = weights[row * piece.pieces + s];
+                for (int s = 0; s < pieces; s++) {
+                    const float weight = weights[row * pieces + s];
                     add(total, weight, __ldcg((const float4*)(slots + (int64_t)s * SLOT + row * OUTPUTS + column)));
                 }
                 float* to = out + sizes.place(piece.first_row + row, piece.kv_head);
@@ -229,15 +237,26 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i)
 template <int KEY_UNITS, int OUT>
 __device__ __forceinline__ void attend_few(
     const float* q, const uint16_t* keys, const uint16_t* values, const int* start, Scores scores, int window,
-    float* out, float* scratch, const Sizes& sizes)
+    float* out, float* scratch, float share, const Sizes& sizes)
 {
-    constexpr int VALUE_UNITS = OUT / 64, STEP = 16 * WARPS;
+    constexpr int VALUE_UNITS = OUT / 64, STEP = 16 * WARPS, FOURS = KEY_UNITS > 4 ? 2 : 1;
     __shared__ uint4 query[2 * KEY_UNITS][32];
     __shared__ int exponents[ROWS];
     __shared__ __align__(16) Found<OUT> found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quarter = lane % 4;
-    const Piece piece(sizes, start, window);
-    if (blockIdx.x < piece.pieces) {
+    Piece<KEY_UNITS * 32 / OUT> piece(sizes);
+    // A warp has a row of the queries, each thread four numbers of it, or twice four.
+    float numbers[FOURS][4], most_of_row = 0;
+    const float* own = q + sizes.place(piece.first_row + min(warp, piece.rows - 1), piece.kv_head);
+#pragma unroll
+    for (int f = 0; f < FOURS; f++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = 128 * f + 4 * lane + i;
+            numbers[f][i] = warp < piece.rows && at < sizes.head_dim ? __ldg(own + at) : 0.0f;
+        }
+    piece.place(sizes, start, share, window);
+    if (piece.from < piece.end) {
         keys += (int64_t)piece.kv_head * sizes.context * sizes.stride;
         values += (int64_t)piece.kv_head * sizes.context * sizes.stride + piece.part;
         uint4 key[2][KEY_UNITS], value[4][VALUE_UNITS];
@@ -269,40 +288,38 @@ __device__ __forceinline__ void attend_few(
         load_keys(p);
         load_values(p);
 
-        const float* own = q + sizes.place(piece.first_row + min(warp, piece.rows - 1), piece.kv_head);
-        float most = 0;
-        for (int i = lane; i < sizes.head_dim; i += 32) most = fmaxf(most, fabsf(own[i] * scores.unit));
-        most = warp_max(most);
-        if (lane == 0) exponents[warp] = exponent_of(most);
-        __syncthreads();
-        for (int each = threadIdx.x; each < 2 * KEY_UNITS * 32; each += blockDim.x) {
-            const int its_row = each % 32 / 4, first = each / 64 * 32 + each % 4 * 8 + each / 32 % 2 * 4;
-            const float* from = q + sizes.place(piece.first_row + its_row, piece.kv_head);
-            float numbers[4];
+#pragma unroll
+        for (int f = 0; f < FOURS; f++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const bool is_there = its_row < piece.rows && first + i < sizes.head_dim;
-                numbers[i] = is_there ? from[first + i] * scores.unit * shrink(exponents[its_row]) : 0.0f;
+                numbers[f][i] *= scores.unit;
+                most_of_row = fmaxf(most_of_row, fabsf(numbers[f][i]));
             }
-            uint4 made;
-            take_apart(numbers[0], numbers[1], made.x, made.y);
-            take_apart(numbers[2], numbers[3], made.z, made.w);
-            query[each / 32][each % 32] = made;
-        }
+        const int exponent = exponent_of(warp_max(most_of_row));
+        if (lane == 0) exponents[warp] = exponent;
+#pragma unroll
+        for (int f = 0; f < FOURS; f++)
+            if (32 * f + lane < 8 * KEY_UNITS) {
+                const float less = shrink(exponent);
+                uint4 made;
+                take_apart(numbers[f][0] * less, numbers[f][1] * less, made.x, made.y);
+                take_apart(numbers[f][2] * less, numbers[f][3] * less, made.z, made.w);
+                query[2 * (4 * f + lane / 8) + lane % 2][4 * warp + lane % 8 / 2] = made;
+            }
         __syncthreads();
 
         const float factor = grow(exponents[row]);
         const int2 seen = piece.seen(sizes, row);
         float outputs[VALUE_UNITS][8][4] = {}, largest = LOWEST, sum = 0;
         for (; p < piece.to; p += STEP) {
-            float products[2][4] = {};
+            float products[2][2][4] = {};  // each in two sums, so that fewer wait for one another
 #pragma unroll
             for (int d = 0; d < KEY_UNITS; d++) {
                 const uint4 a = query[2 * d][lane], b = query[2 * d + 1][lane];
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
-                    multiply(products[n], a.x, a.y, a.z, a.w, key[n][d].x, key[n][d].y);
-                    multiply(products[n], b.x, b.y, b.z, b.w, key[n][d].z, key[n][d].w);
+                    multiply(products[n][0], a.x, a.y, a.z, a.w, key[n][d].x, key[n][d].y);
+                    multiply(products[n][1], b.x, b.y, b.z, b.w, key[n][d].z, key[n][d].w);
                 }
             }
             load_keys(p + STEP);
@@ -310,7 +327,9 @@ __device__ __forceinline__ void attend_few(
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = p + i / 2 * 8 + 2 * quarter + i % 2;
-                const float score = scores.held((products[i / 2][i % 2] + products[i / 2][i % 2 + 2]) * factor);
+                const auto& sums = products[i / 2];
+                const float product = sums[0][i % 2] + sums[1][i % 2] + (sums[0][i % 2 + 2] + sums[1][i % 2 + 2]);
+                const float score = scores.held(product * factor);
                 weights[i] = at >= seen.x && at < seen.y ? score : HIDDEN;
                 most = fmaxf(most, weights[i]);
             }
@@ -355,11 +374,11 @@ __device__ __forceinline__ void attend_few(
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float4* to = (float4*)&found.outputs[warp][row][64 * d + 16 * quarter + 8 * i];
-                float numbers[8];
+                float eight[8];
 #pragma unroll
-                for (int n = 0; n < 8; n++) numbers[n] = outputs[d][n][i] + outputs[d][n][i + 2];
-                to[0] = {numbers[0], numbers[1], numbers[2], numbers[3]};
-                to[1] = {numbers[4], numbers[5], numbers[6], numbers[7]};
+                for (int n = 0; n < 8; n++) eight[n] = outputs[d][n][i] + outputs[d][n][i + 2];
+                to[0] = {eight[0], eight[1], eight[2], eight[3]};
+                to[1] = {eight[4], eight[5], eight[6], eight[7]};
             }
         bring_together(found, piece, sizes, out, scratch);
     }
@@ -371,13 +390,14 @@ FEW_OF_FLOATS = r"""
 template <int KEY_UNITS>
 __device__ __forceinline__ void attend_few(
     const float* q, const float* keys, const float* values, const int* start, Scores scores, int window, float* out,
-    float* scratch, const Sizes& sizes)
+    float* scratch, float share, const Sizes& sizes)
 {
     __shared__ float4 query[ROWS][KEY_UNITS * 32];
     __shared__ __align__(16) Found<OUTPUTS> found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Piece piece(sizes, start, window);
-    if (blockIdx.x < piece.pieces) {
+    Piece<KEY_UNITS> piece(sizes);
+    piece.place(sizes, start, share, window);
+    if (piece.from < piece.end) {
         keys += (int64_t)piece.kv_head * sizes.context * sizes.stride + 4 * lane;
         values += (int64_t)piece.kv_head * sizes.context * sizes.stride + piece.part + 4 * lane;
         for (int each = threadIdx.x; each < ROWS * KEY_UNITS * 128; each += blockDim.x) {
@@ -490,8 +510,8 @@ __device__ __forceinline__ void attend_many(
     const int lane = threadIdx.x % 32, quarter = lane % 4, kv_head = blockIdx.x, begin = *start;
     const int first_row = (gridDim.y - 1 - blockIdx.y) * TILE;  // what sees most is begun first
     const int last_row = min(first_row + TILE, sizes.rows()) - 1, warp_row = first_row + threadIdx.x / 32 * 16;
-    const int first = first_seen(begin + first_row / sizes.group(), window);
-    const int end = begin + last_row / sizes.group() + 1;
+    const int first = first_seen(begin + first_row / sizes.group, window);
+    const int end = begin + last_row / sizes.group + 1;
     keys += (int64_t)kv_head * sizes.context * sizes.stride;
     values += (int64_t)kv_head * sizes.context * sizes.stride;
     begin_copy<DIM>(key, keys, first, end, sizes.stride);
@@ -501,7 +521,7 @@ __device__ __forceinline__ void attend_many(
     int2 seen[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int row = warp_row + lane / 4 + 8 * r, position = begin + row / sizes.group();
+        const int row = warp_row + lane / 4 + 8 * r, position = begin + row / sizes.group;
         const bool is_row = row <= last_row;
         const float* own = q + sizes.place(min(row, last_row), kv_head);
         seen[r] = is_row ? int2{first_seen(position, window), position + 1} : int2{0, 0};
@@ -522,8 +542,8 @@ __device__ __forceinline__ void attend_many(
     }
     // Between these every row of the warp sees all.
     const int last_of_warp = min(warp_row + 15, last_row);
-    const int seen_by_all = first_seen(begin + last_of_warp / sizes.group(), window);
-    const int ends_for_all = warp_row + 15 <= last_row ? begin + warp_row / sizes.group() + 1 : 0;
+    const int seen_by_all = first_seen(begin + last_of_warp / sizes.group, window);
+    const int ends_for_all = warp_row + 15 <= last_row ? begin + warp_row / sizes.group + 1 : 0;
 
     float outputs[DIM / 8][4] = {}, largest[2] = {LOWEST, LOWEST}, sum[2] = {};
     for (int p = first; p < end; p += TILE) {

@@ -489,15 +489,16 @@ LARGEST_HEAD = 256  # of a GPU's
 LARGEST_OF_MANY = 128  # more are too many registers for 16 rows a warp
 
 
-def _entry(name: str, numbers: str, call: str, scratch: str = "float* scratch, ") -> str:
+def _entry(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
+    more, given = ("float* scratch, float share, ", "scratch, share, ") if of_pieces else ("", "")
     return f"""
 KERNEL {name}(const float* q, const {numbers}* keys, const {numbers}* values, const int* start, float scale,
-    int window, float cap, float* out, {scratch}int tokens, int heads, int kv_heads, int head_dim, int stride,
+    int window, float cap, float* out, {more}int tokens, int heads, int group, int head_dim, int stride,
     int context STAMP)
 {{
     ENTER
-    const Sizes sizes = {{tokens, heads, kv_heads, head_dim, stride, context}};
-    {call}(q, keys, values, start, Scores(scale, cap), window, out, {"scratch, " if scratch else ""}sizes);
+    const Sizes sizes = {{tokens, heads, group, head_dim, stride, context}};
+    {call}(q, keys, values, start, Scores(scale, cap), window, out, {given}sizes);
     LEAVE
 }}
 """
@@ -526,8 +527,8 @@ MANY_OF_HALVES = CudaModule(
     cuda.ATTENTION
     + cuda.TENSOR_CORES
     + cuda.MANY_OF_HALVES
-    + _entry("many_64", "uint16_t", "attend_many<64>", scratch="")
-    + _entry("many_128", "uint16_t", "attend_many<128>", scratch=""),
+    + _entry("many_64", "uint16_t", "attend_many<64>", of_pieces=False)
+    + _entry("many_128", "uint16_t", "attend_many<128>", of_pieces=False),
 )
 
 
@@ -546,18 +547,21 @@ def launches(
     if head_dim > LARGEST_HEAD:
         raise ValueError(f"heads are of {head_dim} numbers; on a GPU at most {LARGEST_HEAD} are wanted")
     heads, is_half = columns // head_dim, k_cache.dtype == np.uint16
-    rows = tokens * (heads // kv_heads)
-    sizes = [np.int32(one) for one in (tokens, heads, kv_heads, head_dim, padded(head_dim), context)]
+    group = heads // kv_heads
+    rows = tokens * group
+    sizes = [np.int32(one) for one in (tokens, heads, group, head_dim, padded(head_dim), context)]
     first = q, k_cache, v_cache, start, np.float32(scale), np.int32(window), np.float32(cap), out
     if is_half and head_dim <= LARGEST_OF_MANY and rows >= cuda.MANY_ROWS:
         grid, block = (kv_heads, -(-rows // cuda.MANY_ROWS), 1), (cuda.MANY_THREADS, 1, 1)
         entry = "many_64" if head_dim <= 64 else "many_128"
         return (CudaLaunch(MANY_OF_HALVES, entry, grid, block, (*first, *sizes)),)
-    units, parts = kv_heads * -(-rows // cuda.ROWS), -(-padded(head_dim) // cuda.OUTPUTS)
-    pieces = max((scratch.shape[0] - 1) // (units * parts), 1)
+    parts = -(-padded(head_dim) // cuda.OUTPUTS)
+    grid_of_rows = -(-rows // cuda.ROWS) * parts
+    pieces = max((scratch.shape[0] - 1) // (kv_heads * grid_of_rows), 1)
     entry = "few_256" if parts > 1 else "few_64" if is_half and head_dim <= 64 else "few_128"
     module, block = FEW_OF_HALVES if is_half else FEW_OF_FLOATS, (cuda.FEW_THREADS, 1, 1)
-    return (CudaLaunch(module, entry, (pieces, units, parts), block, (*first, scratch, *sizes)),)
+    arguments = *first, scratch, np.float32(1 / pieces), *sizes
+    return (CudaLaunch(module, entry, (pieces, kv_heads, grid_of_rows), block, arguments),)
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
