@@ -2,15 +2,14 @@
 
 A logit and its place are one number whose order is that of sampling: larger logits are larger, and of equals the
 first one is. What is looked for (the last of top_k, the last of top_p, the token that is drawn) is where a sum over
-larger numbers passes a bound. It is found digit by digit, as a radix sort would: a launch adds up counts and weights
-of each value of a digit among the numbers that begin as what is found already, and its last block finds the next one.
+larger numbers passes a bound. First all are counted and weighed in BINS, equally wide between the largest and the
+smallest logit. Then a launch for each search: that bin alone is listed and sorted, by the block that comes last. Of
+too many (equal logits, or far outliers that make bins wide) that block goes through all logits digit by digit.
 """
 
 from __future__ import annotations
 
 PLACE_BITS = 22  # so many logits at most
-DIGITS = ((43, 11), (32, 11), (22, 10), (11, 11), (0, 11))  # (lowest bit, bits), the last two of the place
-OF_LOGIT = 3  # of the digits
 THREADS = 256
 BLOCKS = 128  # that share a pass over the logits; the last does what follows from it
 
@@ -19,19 +18,23 @@ SAMPLING = r"""
 #define LAST_PLACE ((1u << PLACE_BITS) - 1)
 #define BINS 2048
 #define THREADS 256
+#define EACH (BINS / THREADS)
+#define CAPACITY 4096
+#define WIDEST 64.0  // logits over a temperature that bins reach over: what is farther below the largest weighs 1e-28
 
-// Between the launches of a call, and from one call to the next all but `largest` and `total` 0.
+// Between launches, and from one call to the next: the first four are 0 then.
 struct State {
-    uint64_t best;
-    uint32_t arrived, count;  // count: of numbers above all that begin with `prefix`
-    uint64_t prefix;
-    double above;  // their weights
+    uint64_t largest_number, smallest_number;  // the smallest: its complement
+    uint32_t arrived, listed;
+    float largest, bins_a_logit;
     double total;  // the weights of what is chosen from
-    float largest;
 };
 __device__ State state;
-__device__ uint32_t bin_counts[BINS];
+__device__ uint32_t bin_counts[BINS];  // 0 between calls, and so are the weights
 __device__ double bin_weights[BINS];
+__device__ uint32_t counts_before[BINS + 1];  // of each bin those of larger logits; behind the last all
+__device__ double weights_before[BINS + 1];
+__device__ uint64_t numbers_of_bin[CAPACITY];
 
 __device__ __forceinline__ uint64_t number_of(float logit, int place)
 {
@@ -50,9 +53,9 @@ __device__ __forceinline__ int place_of(uint64_t number) { return LAST_PLACE - (
 __device__ __forceinline__ bool is_last_block()
 {
     __shared__ bool is_last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         is_last = atomicAdd(&state.arrived, 1) == gridDim.x - 1;
         if (is_last) state.arrived = 0;
         __threadfence();
@@ -60,22 +63,15 @@ __device__ __forceinline__ bool is_last_block()
     __syncthreads();
     return is_last;
 }
-// The largest number, in the last block's first thread; 0 in all others.
-__device__ __forceinline__ uint64_t largest_number(const float* logits, int vocabulary)
+__device__ __forceinline__ uint64_t block_largest(uint64_t number)  // in the first thread
 {
-    __shared__ uint64_t of_warps[32];
-    uint64_t number = 0;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocabulary; i += gridDim.x * blockDim.x)
-        number = max(number, number_of(logits[i], i));
+    __shared__ uint64_t of_warps[THREADS / 32];
     for (int apart = 16; apart; apart /= 2) number = max(number, __shfl_xor_sync(~0u, number, apart));
+    __syncthreads();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < blockDim.x / 32; w++) number = max(number, of_warps[w]);
-        atomicMax(&state.best, number);
-    }
-    number = 0;
-    if (is_last_block() && threadIdx.x == 0) number = atomicExch(&state.best, 0);
+    if (threadIdx.x == 0)
+        for (int w = 1; w < THREADS / 32; w++) number = max(number, of_warps[w]);
     return number;
 }
 
@@ -97,110 +93,302 @@ __device__ __forceinline__ double uniform(uint64_t position, uint64_t sequence, 
     return (double)((uint64_t)a << 21 | b >> 11) * 0x1p-53;
 }
 
+struct Logits {
+    const float* logits;
+    int count;
+    double temperature;
+    __device__ __forceinline__ int bin(float logit) const
+    {
+        return min((int)((state.largest - logit) * state.bins_a_logit), BINS - 1);
+    }
+    __device__ __forceinline__ double weight(float logit) const
+    {
+        return exp((double)logit / temperature - (double)state.largest / temperature);
+    }
+};
 enum Search { OF_TOP_K, OF_TOP_P, OF_DRAW };
-// The last of top_k, of top_p, or the token that is drawn. `is_of_all`: nothing was left out before.
+// Where sums from the largest number on pass it; `total`: what a weight is a fraction of (top_p, or the draw).
 struct Bound {
     Search search;
-    int is_of_all, top_k;
-    double fraction;  // of the total: top_p, or the draw
-    // The bound itself, no sum that is there being above `most`, so that something passes it.
-    __device__ __forceinline__ double weight(double total, double most) const
+    int top_k;
+    double weight;
+    // Of the sums that there are `most` is the largest, so that one passes whatever was rounded.
+    __device__ __forceinline__ Bound(Search search, int top_k, double fraction, double total, double most)
+        : search(search), top_k(top_k),
+          weight(fmin(fraction * total, search == OF_DRAW ? most * (1 - 0x1p-53) : most)) {}
+    __device__ __forceinline__ bool is_passed(uint32_t count, double sum) const
     {
-        return fmin(fraction * total, search == OF_DRAW ? most * (1 - 0x1p-53) : most);
-    }
-    __device__ __forceinline__ bool is_passed(uint32_t count, double sum, double bound) const
-    {
-        return search == OF_TOP_K ? count >= top_k : search == OF_TOP_P ? sum >= bound : sum > bound;
+        return search == OF_TOP_K ? count >= top_k : search == OF_TOP_P ? sum >= weight : sum > weight;
     }
 };
 
-// One digit of what is looked for: `width` bits from `shift` on.
-__device__ __forceinline__ void find_digit(
-    const float* logits, int vocabulary, double temperature, const Bound& bound, int shift, int width, int64_t* out)
+// A thread has a count and a sum; what it and those before it have, from given ones on, and what comes before it.
+struct Sums {
+    uint32_t before, to;
+    double weight_before, weight_to;
+};
+__device__ __forceinline__ Sums sums_of_threads(uint32_t count, double sum, uint32_t first_count, double first_sum)
+{
+    __shared__ uint32_t counts[THREADS + 1], counts_of_warps[THREADS / 32];
+    __shared__ double sums[THREADS + 1], sums_of_warps[THREADS / 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const uint32_t its_count = __shfl_up_sync(~0u, count, apart);
+        const double its_sum = __shfl_up_sync(~0u, sum, apart);
+        if (lane >= apart) count += its_count, sum += its_sum;
+    }
+    __syncthreads();
+    if (lane == 31) counts_of_warps[warp] = count, sums_of_warps[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) first_count += counts_of_warps[w], first_sum += sums_of_warps[w];
+    counts[threadIdx.x + 1] = count += first_count;
+    sums[threadIdx.x + 1] = sum += first_sum;
+    if (threadIdx.x == 0) counts[0] = first_count, sums[0] = first_sum;
+    __syncthreads();
+    return {counts[threadIdx.x], count, sums[threadIdx.x], sum};
+}
+// The first thread of which it holds; it must hold of one.
+__device__ __forceinline__ int first_thread(bool holds)
+{
+    __shared__ int first;
+    __syncthreads();
+    if (threadIdx.x == 0) first = THREADS;
+    __syncthreads();
+    if (holds) atomicMin(&first, threadIdx.x);
+    __syncthreads();
+    return first;
+}
+// Into bins, into none where `bin` is below 0. By whole warps: where all have one bin, as equal logits do, one adds.
+__device__ __forceinline__ void add_to(uint32_t* counts, double* weights, int bin, double weight)
+{
+    int all_alike;
+    __match_all_sync(~0u, bin, &all_alike);
+    if (!all_alike) {
+        if (bin >= 0) {
+            atomicAdd(counts + bin, 1);
+            atomicAdd(weights + bin, weight);
+        }
+    } else if (bin >= 0) {
+        for (int apart = 16; apart; apart /= 2) weight += __shfl_xor_sync(~0u, weight, apart);
+        if (threadIdx.x % 32 == 0) {
+            atomicAdd(counts + bin, 32);
+            atomicAdd(weights + bin, weight);
+        }
+    }
+}
+
+__device__ __forceinline__ void find_range(const Logits& all)
+{
+    uint64_t number = 0, complement = 0;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < all.count; i += gridDim.x * THREADS) {
+        const uint64_t one = number_of(all.logits[i], i);
+        number = max(number, one);
+        complement = max(complement, ~one);
+    }
+    number = block_largest(number);
+    complement = block_largest(complement);
+    if (threadIdx.x == 0) {
+        atomicMax(&state.largest_number, number);
+        atomicMax(&state.smallest_number, complement);
+    }
+    if (is_last_block() && threadIdx.x == 0) {
+        const float largest = logit_of(atomicExch(&state.largest_number, 0));
+        const float smallest = logit_of(~atomicExch(&state.smallest_number, 0));
+        const double range = fmin((double)largest - smallest, WIDEST * all.temperature);
+        state.largest = largest;
+        state.bins_a_logit = range > 0 ? (float)((BINS - 1) / range) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void weigh(const Logits& all)
 {
     __shared__ uint32_t counts[BINS];
     __shared__ double weights[BINS];
-    const int bins = 1 << width, each = bins / THREADS;
-    for (int i = threadIdx.x; i < bins; i += blockDim.x) counts[i] = 0, weights[i] = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) counts[i] = 0, weights[i] = 0;
     __syncthreads();
-    const uint64_t prefix = state.prefix;
-    const double largest = (double)state.largest / temperature;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocabulary; i += gridDim.x * blockDim.x) {
-        const float logit = logits[i];
-        const uint64_t number = number_of(logit, i) >> shift;
-        if (number >> width == prefix) {
-            atomicAdd(counts + (number & bins - 1), 1);
-            atomicAdd(weights + (number & bins - 1), exp((double)logit / temperature - largest));
-        }
+    for (int first = blockIdx.x * THREADS; first < all.count; first += gridDim.x * THREADS) {
+        const int i = first + threadIdx.x;
+        const float logit = i < all.count ? all.logits[i] : 0.0f;
+        add_to(counts, weights, i < all.count ? all.bin(logit) : -1, all.weight(logit));
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < bins; i += blockDim.x)
+    for (int i = threadIdx.x; i < BINS; i += THREADS)
         if (counts[i]) {
             atomicAdd(bin_counts + i, counts[i]);
             atomicAdd(bin_weights + i, weights[i]);
         }
     if (is_last_block()) {
-        // A thread has some values of the digit, the first thread the largest ones; of each, those before it too.
-        __shared__ uint32_t before[THREADS + 1], counts_of_warps[THREADS / 32];
-        __shared__ double above[THREADS + 1], sums_of_warps[THREADS / 32];
-        __shared__ int first_to_pass;
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const int first = bins - 1 - threadIdx.x * each;
-        uint32_t count = 0;
-        double sum = 0;
-        for (int i = first; i > first - each; i--) {
-            counts[i] = __ldcg(bin_counts + i);
-            weights[i] = __ldcg(bin_weights + i);
-            bin_counts[i] = 0;
-            bin_weights[i] = 0;
-            count += counts[i];
-            sum += weights[i];
+        const int first = threadIdx.x * EACH;
+        uint32_t own[EACH], count = 0;
+        double own_weights[EACH], sum = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            own[i] = __ldcg(bin_counts + first + i);
+            own_weights[i] = __ldcg(bin_weights + first + i);
         }
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const uint32_t its_count = __shfl_up_sync(~0u, count, apart);
-            const double its_sum = __shfl_up_sync(~0u, sum, apart);
-            if (lane >= apart) count += its_count, sum += its_sum;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            bin_counts[first + i] = 0;
+            bin_weights[first + i] = 0;
+            count += own[i];
+            sum += own_weights[i];
         }
-        if (lane == 31) counts_of_warps[warp] = count, sums_of_warps[warp] = sum;
-        if (threadIdx.x == 0) before[0] = state.count, above[0] = state.above, first_to_pass = THREADS;
-        __syncthreads();
-        uint32_t count_before = before[0];
-        double sum_before = above[0];
-        for (int w = 0; w < warp; w++) count_before += counts_of_warps[w], sum_before += sums_of_warps[w];
-        before[threadIdx.x + 1] = count += count_before;
-        above[threadIdx.x + 1] = sum += sum_before;
-        __syncthreads();
-        const double most = above[THREADS], total = bound.is_of_all ? most : state.total;
-        const double least = bound.weight(total, most);
-        if (bound.is_passed(count, sum, least)) atomicMin(&first_to_pass, threadIdx.x);
-        __syncthreads();
-        if (threadIdx.x == first_to_pass) {
-            count = before[threadIdx.x];
-            sum = above[threadIdx.x];
-            int digit = first;  // of those here the first that passes the bound
-            while (digit > first - each + 1 && !bound.is_passed(count + counts[digit], sum + weights[digit], least)) {
-                count += counts[digit];
-                sum += weights[digit];
-                digit--;
+        const Sums sums = sums_of_threads(count, sum, 0, 0);
+        count = sums.before;
+        sum = sums.weight_before;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            counts_before[first + i] = count;
+            weights_before[first + i] = sum;
+            count += own[i];
+            sum += own_weights[i];
+        }
+        if (threadIdx.x == THREADS - 1) {
+            counts_before[BINS] = sums.to;
+            weights_before[BINS] = sums.weight_to;
+            state.total = sums.weight_to;
+        }
+    }
+}
+
+// The number of a bin that passes the bound, and the sum of weights to it and with it.
+struct Found {
+    uint64_t number;
+    double sum;
+};
+// Of `listed` numbers; `numbers` has room for CAPACITY.
+__device__ __forceinline__ Found find_sorted(
+    const Logits& all, Search search, int top_k, double fraction, int bin, int listed, uint64_t* numbers)
+{
+    __shared__ Found found;
+    int size = THREADS;
+    while (size < listed) size *= 2;
+    for (int i = threadIdx.x; i < size; i += THREADS) numbers[i] = i < listed ? __ldcg(numbers_of_bin + i) : 0;
+    for (int part = 2; part <= size; part *= 2)  // Batcher 1968: sequences that rise and fall are merged
+        for (int apart = part / 2; apart; apart /= 2) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < size / 2; i += THREADS) {
+                const int low = 2 * i - (i & apart - 1), high = low + apart;
+                const uint64_t a = numbers[low], b = numbers[high];
+                if ((a < b) == !(low & part)) numbers[low] = b, numbers[high] = a;
             }
-            state.prefix = prefix << width | digit;
-            state.count = count;
-            state.above = sum;
-            state.total = total;
-            const bool is_found = shift == (bound.search == OF_DRAW ? 0 : PLACE_BITS);
-            if (is_found) {
-                if (bound.search == OF_DRAW) {
-                    *out = place_of(state.prefix);
-                } else {  // of equal ones as many as are wanted
-                    const double weight = weights[digit] / counts[digit];
-                    double wanted = bound.search == OF_TOP_K ? bound.top_k - count : ceil((least - sum) / weight);
-                    wanted = fmin(fmax(wanted, 1.0), (double)counts[digit]);
-                    state.total = sum + wanted * weight;
-                }
-                state.prefix = 0;
-                state.count = 0;
-                state.above = 0;
+        }
+    __syncthreads();
+    const int each = size / THREADS, first = threadIdx.x * each, end = min(first + each, listed);
+    double sum = 0;
+    for (int i = first; i < end; i++) sum += all.weight(logit_of(numbers[i]));
+    const Sums sums = sums_of_threads(max(end - first, 0), sum, counts_before[bin], weights_before[bin]);
+    __shared__ double most;
+    if (threadIdx.x == THREADS - 1) most = sums.weight_to;
+    __syncthreads();
+    const Bound bound(search, top_k, fraction, state.total, most);
+    if (threadIdx.x == first_thread(bound.is_passed(sums.to, sums.weight_to))) {
+        uint32_t count = sums.before;
+        sum = sums.weight_before;
+        for (int i = first; i < end; i++) {
+            sum += all.weight(logit_of(numbers[i]));
+            found = {numbers[i], sum};
+            if (bound.is_passed(++count, sum)) break;
+        }
+    }
+    __syncthreads();
+    return found;
+}
+// Of as many as there are, which are gone through five times; `space` has room for BINS weights and counts.
+__device__ __forceinline__ Found find_by_digits(
+    const Logits& all, Search search, int top_k, double fraction, int bin, uint64_t* space)
+{
+    __shared__ Found found;
+    __shared__ uint32_t shared_count;
+    __shared__ double shared_sum, most;
+    double* weights = (double*)space;
+    uint32_t* counts = (uint32_t*)(space + BINS);
+    uint64_t prefix = 0;
+    uint32_t count = counts_before[bin];
+    double sum = weights_before[bin];
+    for (int digit = 0; digit < 5; digit++) {
+        const int shift = digit == 0 ? 43 : digit == 1 ? 32 : digit == 2 ? 22 : digit == 3 ? 11 : 0;
+        const int width = digit == 2 ? 10 : 11, values = 1 << width, each = values / THREADS;
+        __syncthreads();
+        for (int i = threadIdx.x; i < values; i += THREADS) counts[i] = 0, weights[i] = 0;
+        __syncthreads();
+        for (int start = 0; start < all.count; start += THREADS) {
+            const int i = start + threadIdx.x;
+            const float logit = i < all.count ? all.logits[i] : 0.0f;
+            const uint64_t number = number_of(logit, i) >> shift;
+            const bool is_meant = i < all.count && all.bin(logit) == bin && number >> width == prefix;
+            add_to(counts, weights, is_meant ? (int)(number & values - 1) : -1, is_meant ? all.weight(logit) : 0);
+        }
+        __syncthreads();
+        const int first = values - 1 - threadIdx.x * each;  // the first thread has the largest values
+        uint32_t own_count = 0;
+        double own_sum = 0;
+        for (int i = first; i > first - each; i--) own_count += counts[i], own_sum += weights[i];
+        const Sums sums = sums_of_threads(own_count, own_sum, count, sum);
+        if (threadIdx.x == THREADS - 1) most = sums.weight_to;
+        __syncthreads();
+        const Bound bound(search, top_k, fraction, state.total, most);
+        if (threadIdx.x == first_thread(bound.is_passed(sums.to, sums.weight_to))) {
+            int value = first;  // of those here the first that passes, or the last
+            count = sums.before;
+            sum = sums.weight_before;
+            while (value > first - each + 1 && !bound.is_passed(count + counts[value], sum + weights[value])) {
+                count += counts[value];
+                sum += weights[value];
+                value--;
             }
+            shared_count = count;
+            shared_sum = sum;
+            found = {prefix << width | value, sum + weights[value]};
+        }
+        __syncthreads();
+        prefix = found.number;
+        count = shared_count;
+        sum = shared_sum;
+    }
+    return found;
+}
+
+__device__ __forceinline__ void look_for(const Logits& all, Search search, int top_k, double fraction, int64_t* out)
+{
+    __shared__ uint64_t space[CAPACITY];
+    __shared__ int bin;
+    const double most = __ldcg(weights_before + BINS);
+    const Bound bound(search, top_k, fraction, state.total, most);
+    uint32_t to[EACH];
+    double weight_to[EACH];
+    const int first = threadIdx.x * EACH;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        to[i] = __ldcg(counts_before + first + i + 1);
+        weight_to[i] = __ldcg(weights_before + first + i + 1);
+    }
+    bool passes = false;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) passes = passes || bound.is_passed(to[i], weight_to[i]);
+    if (threadIdx.x == first_thread(passes)) {
+        int own = EACH - 1;
+#pragma unroll
+        for (int i = EACH - 1; i >= 0; i--)
+            if (bound.is_passed(to[i], weight_to[i])) own = i;
+        bin = first + own;
+    }
+    __syncthreads();
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < all.count; i += gridDim.x * THREADS)
+        if (all.bin(all.logits[i]) == bin) {
+            const uint32_t at = atomicAdd(&state.listed, 1);
+            if (at < CAPACITY) numbers_of_bin[at] = number_of(all.logits[i], i);
+        }
+    if (is_last_block()) {
+        const uint32_t listed = __ldcg(&state.listed);
+        const Found found = listed <= CAPACITY
+            ? find_sorted(all, search, top_k, fraction, bin, listed, space)
+            : find_by_digits(all, search, top_k, fraction, bin, space);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            state.listed = 0;
+            if (search == OF_DRAW) *out = place_of(found.number);
+            else state.total = found.sum;
         }
     }
 }
@@ -208,31 +396,38 @@ __device__ __forceinline__ void find_digit(
 KERNEL greedy(const float* logits, int64_t* out, int vocabulary, int row STAMP)
 {
     ENTER
-    const uint64_t number = largest_number(logits + (int64_t)row * vocabulary, vocabulary);
-    if (number) out[row] = place_of(number);
+    uint64_t number = 0;
+    logits += (int64_t)row * vocabulary;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < vocabulary; i += gridDim.x * THREADS)
+        number = max(number, number_of(logits[i], i));
+    number = block_largest(number);
+    if (threadIdx.x == 0) atomicMax(&state.largest_number, number);
+    if (is_last_block() && threadIdx.x == 0) out[row] = place_of(atomicExch(&state.largest_number, 0));
     LEAVE
 }
-KERNEL find_largest(const float* logits, int vocabulary STAMP)
+KERNEL find_logits_range(const float* logits, int vocabulary, double temperature STAMP)
 {
     ENTER
-    const uint64_t number = largest_number(logits, vocabulary);
-    if (number) state.largest = logit_of(number);
+    find_range({logits, vocabulary, temperature});
     LEAVE
 }
-KERNEL find_last(const float* logits, int vocabulary, double temperature, int is_of_all, int top_k, double top_p,
-    int shift, int width STAMP)
+KERNEL weigh_logits(const float* logits, int vocabulary, double temperature STAMP)
 {
     ENTER
-    const Bound bound = {top_k ? OF_TOP_K : OF_TOP_P, is_of_all, top_k, top_p};
-    find_digit(logits, vocabulary, temperature, bound, shift, width, nullptr);
+    weigh({logits, vocabulary, temperature});
     LEAVE
 }
-KERNEL draw(const float* logits, int vocabulary, double temperature, int is_of_all, uint64_t seed,
-    const int* position, const int* sequence, int64_t* out, int shift, int width STAMP)
+KERNEL find_last(const float* logits, int vocabulary, double temperature, int top_k, double top_p STAMP)
 {
     ENTER
-    const Bound bound = {OF_DRAW, is_of_all, 0, uniform(*position, *sequence, seed)};
-    find_digit(logits, vocabulary, temperature, bound, shift, width, out);
+    look_for({logits, vocabulary, temperature}, top_k ? OF_TOP_K : OF_TOP_P, top_k, top_p, nullptr);
+    LEAVE
+}
+KERNEL draw(const float* logits, int vocabulary, double temperature, uint64_t seed, const int* position,
+    const int* sequence, int64_t* out STAMP)
+{
+    ENTER
+    look_for({logits, vocabulary, temperature}, OF_DRAW, 0, uniform(*position, *sequence, seed), out);
     LEAVE
 }
 """

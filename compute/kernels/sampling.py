@@ -2,8 +2,8 @@
 
 reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
 numba        the same scan without leaving compiled code's buffers; one scan that keeps the few likeliest in order
-cuda         all blocks look for the largest; the last of top_k, of top_p and the token that is drawn are found digit
-             by digit, as a radix sort would, each in one pass over the logits (cuda/sampling.py)
+cuda         all blocks look for the largest; the last of top_k, of top_p and the token that is drawn are each looked
+             for in the one of 2,048 bins where sums of weights pass their bound (cuda/sampling.py)
 """
 
 from __future__ import annotations
@@ -122,27 +122,18 @@ def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
 def drawn_launches(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: Any, sequence: Any, out: Any
 ) -> tuple[CudaLaunch, ...]:
-    """The largest, then a launch for each digit of what is looked for: 6, and 3 more each for a top_k and a top_p."""
+    """The range of logits, their weights in bins, and a search for the draw; before it others for top_k and top_p."""
     vocabulary = logits.shape[1]
-    first = logits, np.int32(vocabulary)
-    heated = *first, np.float64(temperature)
-    found = [CudaLaunch(CUDA, "find_largest", *GRID, first)]
-    is_of_all = True
 
-    def passes(entry: str, digits: Any, *bound: Any) -> None:
-        nonlocal is_of_all
-        for shift, width in digits:
-            is_first = is_of_all and shift == digits[0][0]
-            arguments = *heated, np.int32(is_first), *bound, np.int32(shift), np.int32(width)
-            found.append(CudaLaunch(CUDA, entry, *GRID, arguments))
-        is_of_all = False
+    def launch(entry: str, *more: Any) -> CudaLaunch:
+        return CudaLaunch(CUDA, entry, *GRID, (logits, np.int32(vocabulary), np.float64(temperature), *more))
 
+    found = [launch("find_logits_range"), launch("weigh_logits")]
     if 0 < top_k < vocabulary:
-        passes("find_last", cuda.DIGITS[: cuda.OF_LOGIT], np.int32(top_k), np.float64(1))
+        found.append(launch("find_last", np.int32(top_k), np.float64(1)))
     if top_p < 1:
-        passes("find_last", cuda.DIGITS[: cuda.OF_LOGIT], np.int32(0), np.float64(top_p))
-    passes("draw", cuda.DIGITS, np.uint64(seed), position, sequence, out)
-    return tuple(found)
+        found.append(launch("find_last", np.int32(0), np.float64(top_p)))
+    return *found, launch("draw", np.uint64(seed), position, sequence, out)
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
