@@ -11,7 +11,8 @@ import pytest
 
 from cbtop.compute.decoder import decoder as decoder_module
 from cbtop.compute.decoder.base import Model
-from cbtop.compute.decoder.decoder import MOST_TOGETHER, Decoder
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels import gated, linear, qkv, rms_norm
@@ -46,7 +47,7 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
     whole = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
-    monkeypatch.setattr(decoder_module, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(decoder_module, "Host.most_together", 3)
     parts = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
     assert parts.prefill(PROMPT) == whole.prefill(PROMPT)
     np.testing.assert_allclose(parts.logits, whole.logits, atol=1e-5 * np.abs(whole.logits).max())
@@ -56,7 +57,7 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
 
 def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: BrickProfiler) -> None:
     sizes = []
-    for context in (MOST_TOGETHER, 20 * MOST_TOGETHER):
+    for context in (Host.most_together, 20 * Host.most_together):
         decoder = Decoder(model, "numba", 1, profiler, context)
         buffers = [getattr(decoder._space, field.name) for field in fields(decoder._space)]
         sizes.append([buffer.nbytes for buffer in (*buffers, decoder._scratch, decoder._attention_scratch)])
@@ -203,7 +204,7 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
 def test_a_prompt_that_was_interrupted_leaves_nothing_behind(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "MOST_TOGETHER", 3)
+    monkeypatch.setattr(decoder_module, "Host.most_together", 3)
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)
     decoder.restart()

@@ -147,7 +147,7 @@ def test_a_decoder_agrees_with_a_float64_pass_in_prompts_of_several_passes_and_b
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, shape: Shape, keys: Keys, threads: int
 ) -> None:
     model = read_model(write(shape, keys), FAMILIES)
-    monkeypatch.setattr(decoder_module, "MOST_TOGETHER", 16)
+    monkeypatch.setattr(decoder_module, "Host.most_together", 16)
     decoder = Decoder(model, "numba", threads, profiler, 64, "f32")
     decoder.prefill(TOKENS[:PROMPT])
     found = [decoder.logits.copy()]
@@ -176,7 +176,7 @@ SIZES = st.fixed_dictionaries(
 def test_a_model_of_any_shape_and_window_decodes_to_what_a_float64_pass_finds(
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "MOST_TOGETHER", 4)
+    monkeypatch.setattr(decoder_module, "Host.most_together", 4)
 
     @settings(max_examples=40, deadline=None, database=None)
     @given(SIZES)
