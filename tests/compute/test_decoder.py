@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute.decoder import decoder as decoder_module
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
@@ -47,7 +46,7 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
     whole = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
-    monkeypatch.setattr(decoder_module, "Host.most_together", 3)
+    monkeypatch.setattr(Host, "most_together", 3)
     parts = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
     assert parts.prefill(PROMPT) == whole.prefill(PROMPT)
     np.testing.assert_allclose(parts.logits, whole.logits, atol=1e-5 * np.abs(whole.logits).max())
@@ -204,7 +203,7 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
 def test_a_prompt_that_was_interrupted_leaves_nothing_behind(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "Host.most_together", 3)
+    monkeypatch.setattr(Host, "most_together", 3)
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)
     decoder.restart()

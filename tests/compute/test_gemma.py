@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from benchmarks import llama_peer
 from cbtop.compute import demo_model
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder import decoder as decoder_module
 from cbtop.compute.decoder.base import LayerWeights, Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.demo_model import TINY_GEMMA2, TINY_GEMMA3, Shape
 from cbtop.compute.errors import ModelError
@@ -147,7 +147,7 @@ def test_a_decoder_agrees_with_a_float64_pass_in_prompts_of_several_passes_and_b
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, shape: Shape, keys: Keys, threads: int
 ) -> None:
     model = read_model(write(shape, keys), FAMILIES)
-    monkeypatch.setattr(decoder_module, "Host.most_together", 16)
+    monkeypatch.setattr(Host, "most_together", 16)
     decoder = Decoder(model, "numba", threads, profiler, 64, "f32")
     decoder.prefill(TOKENS[:PROMPT])
     found = [decoder.logits.copy()]
@@ -176,7 +176,7 @@ SIZES = st.fixed_dictionaries(
 def test_a_model_of_any_shape_and_window_decodes_to_what_a_float64_pass_finds(
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "Host.most_together", 4)
+    monkeypatch.setattr(Host, "most_together", 4)
 
     @settings(max_examples=40, deadline=None, database=None)
     @given(SIZES)
