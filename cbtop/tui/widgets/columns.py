@@ -114,7 +114,7 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
     arrow = "▼" if descending else "▲"
     is_told = not sorted_by or any(one.column.title == sorted_by for one in placed)
     texts = [] if is_told else [one for one in placed if one.column.align == "left"]
-    said = f", by {sorted_by}{arrow}", f" {sorted_by}{arrow}"
+    said = f", by {sorted_by}{arrow}", f" by {sorted_by}{arrow}", f" {sorted_by}{arrow}"
     widest = max(texts, key=lambda one: one.width, default=None)
     telling = next((one for one in texts if len(one.column.title + said[-1]) <= one.width), widest)
     for index, place in enumerate(placed):
