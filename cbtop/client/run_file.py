@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Surroundings
+from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import Figure
-from cbtop.viewmodels.runs import WHOLE_STEP, Part, Place, PlaceTimes, Run, TooShort
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
+from cbtop.viewmodels.runs import Part, Run, TooShort
 
 SCHEMA = "cbtop.runs/1"
 MAX_FILE_BYTES = 64 << 20

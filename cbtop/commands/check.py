@@ -19,7 +19,7 @@ from cbtop.commands.shared.sarif import Failure, Rule, sarif
 from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
 
 if TYPE_CHECKING:  # they load numpy
-    from cbtop.viewmodels.baseline import Brick
+    from cbtop.viewmodels.places import Brick
     from cbtop.viewmodels.run_diff import RunDiff
     from cbtop.viewmodels.runs import Run
     from cbtop.viewmodels.thresholds import Judged, Threshold

@@ -8,25 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Block
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals, exclusive_of
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import RARE, Growth, NodeStats
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
+from cbtop.viewmodels.places import Brick, Place, Places, PlaceTimes, place_times
 from cbtop.viewmodels.steps import steps_views
 
 _PLAIN, _PLAIN_TOKENS = RARE.index("plain"), RARE.index("plain_tokens")
-
-Brick = tuple[str, BrickCategory]
-BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +46,22 @@ class Times:
     unit: str  # "token" or "step": what the µs of bricks and layers are of
     step_us: Figure  # of all steps, recorded inside or not
     tokens_per_sec: Figure | None  # of wall-clock time
-    bricks: Mapping[Brick, Figure]  # in all layers and outside; the time between bricks is one of them
-    cells: Mapping[tuple[Brick, str], Figure]  # in one layer
-    layers: Mapping[str, Figure]  # whole
+    places: Mapping[Place, PlaceTimes]  # bricks, in all layers and outside, bricks in one layer, and whole layers
+
+    @property
+    def bricks(self) -> dict[Brick, Figure]:
+        """Each in all layers and outside; the time between bricks is one of them."""
+        return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
+
+    @property
+    def cells(self) -> dict[tuple[Brick, str], Figure]:
+        """Each in one layer."""
+        return {(brick, layer): one.time for (brick, layer), one in self.places.items() if brick and layer}
+
+    @property
+    def layers(self) -> dict[str, Figure]:
+        """Each as a whole."""
+        return {layer: one.time for (brick, layer), one in self.places.items() if brick is None and layer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +173,15 @@ def _times(
     steps, tokens = np.array([each for _, each in ran], float).T
     is_counted = totals.tokens is not None and tokens.sum() > 0
     places = Places(totals)
-    rows = np.array([places.row(block.growth) for block, _ in ran]) / 1e3
-    parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    found = (figures(part, tokens if is_counted else steps) for part in parts)
+    growths = [block.growth for block, _ in ran]
+    found = place_times(places, totals, growths, tokens if is_counted else steps, steps, None)
     calls = totals.stats.calls_of([*places.nodes, [step]])
     *medians, step_median = [None if one is None or one.p50_ns is None else one.p50_ns / 1e3 for one in calls]
-    known = iter(medians)
-    bricks, cells, layers = ([replace(one, median_us=next(known)) for one in part] for part in found)
+    # Of too few calls to tell how far chance moves a median, it is known all the same.
+    known = {
+        place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
+        for (place, one), median in zip(found.items(), medians, strict=True)
+    }
     every = [(_of(block.growth, "count", step), _of(block.growth, "total_ns", step)) for block, _ in ran]
     count, total_ns = np.array(every, float).T
     (step_us,) = figures(total_ns[:, None] / 1e3, count)
@@ -187,70 +194,8 @@ def _times(
         unit="token" if is_counted else "step",
         step_us=step_us,
         tokens_per_sec=rate,
-        bricks=dict(zip(places.bricks, bricks, strict=True)),
-        cells=dict(zip(places.cells, cells, strict=True)),
-        layers=dict(zip(places.layers, layers, strict=True)),
+        places=known,
     )
-
-
-class Places:
-    """Every brick, every brick in a layer, and every layer of a phase; which nodes their times are those of."""
-
-    def __init__(self, totals: PhaseTotals) -> None:
-        assert totals.step is not None
-        table, ids = totals.table, totals.inside.ids
-        self._totals, self._step = totals, totals.step.id
-        kind_of, layer_of = table.column("kind_of"), layer_of_nodes(totals)
-        names = {node.id: display_name(node) for node in totals.nodes if layer_of[node.id] == node.id}
-        self.layers = list(dict.fromkeys(names.values()))
-        at_layer = {name: at for at, name in enumerate(self.layers)}
-        self._layer_ids = np.array(list(names), np.int64)
-        self._layer_at = np.array([at_layer[name] for name in names.values()], np.int64)
-        row_of = np.full(len(layer_of), -1)
-        row_of[self._layer_ids] = self._layer_at
-        row_of[0] = -1
-        self.nodes_of_bricks = self._ids = ids[
-            (kind_of[ids] == NodeKind.BRICK) & ~totals.adopted[ids] & (totals.columns["count"][ids] > 0)
-        ]
-        firsts, self._brick_at = np.unique(table.column("first_of")[self._ids], return_inverse=True)
-        self.bricks: list[Brick] = [*(name_and_category(table[node]) for node in firsts.tolist()), BETWEEN_BRICKS]
-        layer = row_of[layer_of[self._ids]]
-        self._is_inside = layer >= 0
-        pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
-        pairs, self._cell_at = np.unique(pair, return_inverse=True)
-        self._layer_of_cell = pairs // len(self.bricks)
-        at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
-        inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
-        self.cells = [*inside, *((BETWEEN_BRICKS, name) for name in self.layers)]
-
-    @property
-    def nodes(self) -> list[Column]:
-        """Whose calls those of `bricks`, `cells` and `layers` are; what lies between bricks is judged by what holds
-        them."""
-        inside = self._ids[self._is_inside]
-        of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
-        return [
-            *(self._ids[self._brick_at == at] for at in range(len(self.bricks) - 1)),
-            np.array([self._step]),
-            *(inside[self._cell_at == at] for at in range(len(self._layer_of_cell))),
-            *of_layers,
-            *of_layers,
-        ]
-
-    def row(self, growth: Growth) -> NDArray[np.int64]:
-        """What each of `bricks`, `cells` and `layers` took, ns."""
-        totals = self._totals
-        closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
-        own_ns = exclusive_of(totals.table, totals.inside, closed_ns, closed_ns)[self._ids]
-        bricks, cells, layers = (np.zeros(len(each), np.int64) for each in (self.bricks, self.cells, self.layers))
-        np.add.at(bricks, self._brick_at, own_ns)
-        bricks[-1] = closed_ns[self._step] - bricks.sum()
-        np.add.at(cells, self._cell_at, own_ns[self._is_inside])
-        np.add.at(layers, self._layer_at, closed_ns[self._layer_ids])
-        between = layers.copy()
-        np.subtract.at(between, self._layer_of_cell, cells[: len(self._layer_of_cell)])
-        cells[len(self._layer_of_cell) :] = between
-        return np.concatenate((bricks, cells, layers))
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
@@ -261,10 +206,3 @@ def _recorded(growth: Growth, step: int) -> tuple[int, int]:
 
 def _of(growth: Growth, column: str, node: int) -> int:
     return int(growth.columns[column][growth.node == node].sum())
-
-
-def _dense(growth: Growth, column: str, size: int) -> Column:
-    found = np.zeros(size, np.int64)
-    known = growth.node < size
-    found[growth.node[known]] = growth.columns[column][known]
-    return found

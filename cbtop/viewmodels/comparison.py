@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.baseline import PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick, judged_change
 
 ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
 ALIKE_SHARE = 0.05  # of the steps of all phases
@@ -152,13 +153,10 @@ def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
 
 
 def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:
-    both = [
-        *((brick, None, figure, after.bricks.get(brick)) for brick, figure in before.bricks.items()),
-        *((*place, figure, after.cells.get(place)) for place, figure in before.cells.items()),
-        *((None, layer, figure, after.layers.get(layer)) for layer, figure in before.layers.items()),
+    both = [place for place in before.places if place in after.places]
+    found = [
+        PlaceChange(*place, judged_change(before.places[place], after.places[place], len(both))) for place in both
     ]
-    known = [(brick, layer, then, now) for brick, layer, then, now in both if now is not None]
-    found = [PlaceChange(brick, layer, change(then, now, len(known))) for brick, layer, then, now in known]
     return tuple(sorted(found, key=lambda one: -abs(one.change.delta)))
 
 

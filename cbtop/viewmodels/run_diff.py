@@ -14,11 +14,12 @@ from math import inf, sqrt
 from statistics import NormalDist, median
 
 from cbtop.units import count, counted, percent
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Surroundings
+from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.runs import MIN_LEARNED, WHOLE_STEP, Part, Place, PlaceTimes, Run, together
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change
+from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # so often a change is found that is called findable
@@ -346,13 +347,13 @@ def _place(
     if before is None or now is None:
         return PlaceDiff(brick, layer, before, now)
     mean = change(before.time, now.time, compared)
-    typical = change(before.typical, now.typical, compared) if before.typical and now.typical else None
+    judged = judged_change(before, now, compared)
     p50, p99 = (
         change(then, is_now, compared) if then and is_now else None
         for then, is_now in ((before.p50, now.p50), (before.p99, now.p99))
     )
     is_short = p50 is not None and max(p50.before, p50.now) < READINGS * resolution_us
-    return PlaceDiff(brick, layer, before, now, typical or mean, mean, p50, p99, is_below_resolution=is_short)
+    return PlaceDiff(brick, layer, before, now, judged, mean, p50, p99, is_below_resolution=is_short)
 
 
 def _pairs(

@@ -5,9 +5,6 @@
 # - A place is a brick, a layer, a brick in a layer, or (neither) the whole step.
 # - A unit is a token; a step where tokens are not known. Times are µs for a unit, exclusive; those of calls are not.
 # Rules
-# - Other programs on a processor make a few calls longer, and what these add to a mean is theirs. So whether a place
-#   has changed is judged by its typical time: what it takes where every call takes as long as the median one of its
-#   layer. Where a brick holds others, and of what lies between bricks, it is judged by the mean.
 # - wall = bricks + between bricks + not recorded inside + between steps, for a unit, whatever ran at the same time.
 # - What the positions cached explain is no noise: times are those at the mean of them, and how they grow is kept.
 
@@ -27,12 +24,19 @@ from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import RARE, Growth, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick, Places, Surroundings
+from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.viewmodels.places import (
+    WHOLE_STEP,
+    Brick,
+    Place,
+    Places,
+    PlaceTimes,
+    median_of,
+    place_times,
+)
 from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
-Place = tuple[Brick | None, str | None]
-WHOLE_STEP: Place = (None, None)
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; of chance alone one block in 300 is
 MAX_KERNELS = 8  # named of a brick
 
@@ -40,18 +44,6 @@ _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_
     RARE.index(name)
     for name in ("kept", "kept_given", "sequences", "sequences_given", "plain", "plain_tokens", "plain_ns")
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceTimes:
-    """What one place took: µs for a unit, µs for a unit where every call is a typical one, µs of a call, and calls a
-    step."""
-
-    time: Figure
-    typical: Figure | None = None
-    p50: Figure | None = None
-    p99: Figure | None = None
-    calls: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +140,11 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along)
     places = Places(totals)
     chosen = [growths[at] for at in ran]
-    found = _places(places, totals, chosen, recorded, inside[ran], along)
+    found = place_times(places, totals, chosen, recorded, inside[ran], along)
     calls = CallTimes(growths, [_step_alone(step, len(table))], 1)
     p50, p99 = (calls.quantile(fraction, count, cached) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached)[0] if p50.figures[0] else None
-    whole = replace(whole, median_us=_median(p50.figures[0]))
+    whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a wall-clock time is another where the typical step is, or what lies between steps
         wall = replace(wall, median_us=typical.mean + outside_us)
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
@@ -284,75 +276,6 @@ def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
             if len(names) < MAX_KERNELS:
                 names[node.name] = None
     return {brick: tuple(sorted(names)) for brick, names in found.items()}
-
-
-def _places(
-    places: Places,
-    totals: PhaseTotals,
-    growths: Sequence[Growth],
-    units: NDArray[np.float64],
-    steps: NDArray[np.float64],
-    along: NDArray[np.float64] | None,
-) -> dict[Place, PlaceTimes]:
-    rows = np.array([places.row(growth) for growth in growths]) / 1e3
-    names: list[Place] = [
-        *((brick, None) for brick in places.bricks),
-        *places.cells,
-        *((None, layer) for layer in places.layers),
-    ]
-    # Bricks, bricks in layers and layers are each as noisy as their like.
-    parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    times = [one for part in parts for one in figures(part, units, along)]
-    # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
-    size = len(totals.table) + 1
-    in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
-    for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
-        if place[0] != BETWEEN_BRICKS:
-            (in_cell if place[0] and place[1] else in_all)[nodes] = at
-    alone = (in_all >= 0) & (in_all < len(places.bricks)) & (in_cell < 0)
-    outside[alone] = in_all[alone] + len(names)
-    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks))
-    p50, p99 = (calls.quantile(fraction, steps, along) for fraction in (MEDIAN, P99))
-    typical_us = p50.typical_us[:, : len(names)]
-    unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
-    for at, brick in enumerate(places.bricks):  # the sum of its parts
-        own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
-        typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
-        if unknown.intersection(own):
-            unknown.add(at)
-    parts = np.split(typical_us, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    typical = [one for part in parts for one in figures(part, units, along)]
-    nested = _nested(places, totals)
-    each = (calls.calls / steps.sum()).tolist()
-    of_layer = dict(zip(names, p50.figures, strict=False))
-    found: dict[Place, PlaceTimes] = {}
-    for at, (place, time) in enumerate(zip(names, times, strict=True)):
-        is_between = place[0] == BETWEEN_BRICKS
-        is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
-        # What lies between bricks is judged by what holds them.
-        median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
-        found[place] = PlaceTimes(
-            replace(time, median_us=_median(median)),
-            typical[at] if is_typical else None,
-            None if is_between else p50.figures[at],
-            None if is_between else p99.figures[at],
-            each[at],
-        )
-    return found
-
-
-def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
-    """The bricks that hold others: their calls are longer than their own time."""
-    found = set()
-    for brick, nodes in zip(places.bricks, places.nodes, strict=False):
-        whole_ns = totals.columns["closed_ns"][nodes].sum()
-        if brick != BETWEEN_BRICKS and totals.closed_exclusive_ns[nodes].sum() < whole_ns:
-            found.add(brick)
-    return found
-
-
-def _median(figure: Figure | None) -> float | None:
-    return None if figure is None else figure.mean
 
 
 def _step_alone(step: int, nodes: int) -> Column:

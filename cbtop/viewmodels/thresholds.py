@@ -24,8 +24,8 @@ from math import inf
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import duration, number, percent
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Brick
 from cbtop.viewmodels.noise import Change, Figure, change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
 
 FIGURES = ("p50", "p99", "per_token")

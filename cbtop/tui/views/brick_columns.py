@@ -109,7 +109,7 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
 
 def change_column(found: Comparison | None) -> Column[BrickRow]:
-    """How the exclusive time of each brick has changed since the baseline."""
+    """How what each brick typically takes has changed since the baseline."""
     changes = found.bricks if found else {}
 
     def cell(row: BrickRow, width: int) -> Line:
@@ -121,7 +121,8 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
         return -1e9 if change is None or change.percent is None else change.percent
 
     doc = (
-        "exclusive µs/token of the last seconds beside the baseline's (`b`), where chance alone does not explain it: "
+        "typical exclusive µs/token of the last seconds beside the baseline's (`b`), each call as long as the median "
+        "one of its layer, where chance alone does not explain it: "
         "`noise` where it may; n/a where they do not compare, for which the overview has the reason (derived)"
     )
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)

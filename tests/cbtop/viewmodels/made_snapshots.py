@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import Brick, PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.baseline import PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.noise import figures
+from cbtop.viewmodels.places import Brick, Place, PlaceTimes
 
 BRICKS: dict[Brick, float] = {  # µs a call
     ("RmsNorm", BrickCategory.NORM): 100.0,
@@ -66,14 +67,17 @@ def made(
     names = [f"Layer {at}" for at in range(layers)]
     wall_us = cell.sum(axis=1, keepdims=True)
     (step_us,), (rate,) = figures(wall_us, weight), figures(weight[:, None], wall_us[:, 0] / 1e6)
-    times = Times(
-        unit="token",
-        step_us=step_us,
-        tokens_per_sec=rate,
-        bricks=dict(zip(BRICKS, figures(of_brick, weight), strict=True)),
-        cells=dict(zip([(brick, name) for name in names for brick in BRICKS], figures(cell, weight), strict=True)),
-        layers=dict(zip(names, figures(of_layer, weight), strict=True)),
-    )
+    parts: list[tuple[list[Place], NDArray[np.float64]]] = [
+        ([(brick, None) for brick in BRICKS], of_brick),
+        ([(brick, name) for name in names for brick in BRICKS], cell),
+        ([(None, name) for name in names], of_layer),
+    ]
+    places = {
+        place: PlaceTimes(figure)
+        for keys, amounts in parts
+        for place, figure in zip(keys, figures(amounts, weight), strict=True)
+    }
+    times = Times("token", step_us, rate, places)
     phase = PhaseFigures("decode", count, 1.0, 1.0, 1.0, 1_000.0, blocks, times)
     return Snapshot(key or f"here:{seed}:1:0", AT, (phase,), seed * 10**11, seed * 10**11 + 10**10, 1.7e9, 0.0)
 

@@ -8,7 +8,8 @@ import pytest
 
 from cbtop.client.store import Store
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS, Snapshot, snapshot
+from cbtop.viewmodels.baseline import Snapshot, snapshot
+from cbtop.viewmodels.places import BETWEEN_BRICKS
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
 from tests.cbtop.viewmodels.verdicts.streams import (

@@ -10,6 +10,7 @@ import pytest
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
 from cbtop.viewmodels.model import About, MergeMode
+from cbtop.viewmodels.places import judged_change
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run
 
@@ -91,10 +92,32 @@ def test_another_machine_is_said_and_compared_all_the_same() -> None:
 def test_a_brick_that_one_of_the_two_alone_has_is_said() -> None:
     (phase,) = BASE.phases
     assert phase.times is not None
-    others = {brick: figure for brick, figure in phase.times.bricks.items() if brick != DOWN}
-    fused = with_phase(BASE, times=replace(phase.times, bricks=others))
+    others = {place: times for place, times in phase.times.places.items() if place[0] != DOWN}
+    fused = with_phase(BASE, times=replace(phase.times, places=others))
     assert compare(fused, NOW, "decode").notes == ("new: DownProjection",)
     assert compare(NOW, fused, "decode").notes == ("no longer there: DownProjection",)
+
+
+def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path: Path) -> None:
+    for name in ("base", "now"):
+        (tmp_path / name).mkdir()
+    later = run(tmp_path / "now", Decoding(noise=0.05, cell_factor={(5, "DownProjection"): 1.3}))
+    later.baselines = run(tmp_path / "base", Decoding(noise=0.05, seed=1)).snapshots()
+    found = later.one().baseline
+    assert found is not None
+    before, now = (each.of("decode") for each in (found.base, found.now))
+    assert before is not None
+    assert now is not None
+    assert before.times is not None
+    assert now.times is not None
+    for one in found.changes:
+        sides = (each.places[one.brick, one.layer] for each in (before.times, now.times))
+        assert one.change == judged_change(*sides, len(found.changes))
+    typical = before.times.places[DOWN, "Layer 5"].typical
+    assert typical is not None
+    (cell,) = [one for one in found.changes if (one.brick, one.layer) == (DOWN, "Layer 5")]
+    assert cell.change.before == typical.mean
+    assert cell.change.percent == pytest.approx(30, abs=4)
 
 
 def _attention_in(record: Path, cached: int | None) -> Comparison:

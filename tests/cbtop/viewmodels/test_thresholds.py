@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import number
-from cbtop.viewmodels.baseline import BETWEEN_BRICKS
 from cbtop.viewmodels.noise import Figure, change
+from cbtop.viewmodels.places import BETWEEN_BRICKS
 from cbtop.viewmodels.run_diff import RunDiff, diff
 from cbtop.viewmodels.runs import Run, TooShort
 from cbtop.viewmodels.thresholds import (

@@ -1,0 +1,186 @@
+"""Every brick, every layer and every brick in a layer of a phase: what each took in blocks of steps; derived."""
+
+# Rules
+# - Other programs on a processor make a few calls longer, and what these add to a mean is theirs. So whether a place
+#   has changed is judged by its typical time: what it takes where every call takes as long as the median one of its
+#   layer. Where a brick holds others, and of what lies between bricks, it is judged by the mean.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.brick_stats import name_and_category
+from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import Column
+from cbtop.profiler.phase_totals import PhaseTotals, exclusive_of
+from cbtop.profiler.stats import Growth
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
+from cbtop.viewmodels.noise import Change, Figure, change, figures
+from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
+
+Brick = tuple[str, BrickCategory]
+BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
+Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
+WHOLE_STEP: Place = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTimes:
+    """What one place took: µs for a unit, µs for a unit where every call is a typical one, µs of a call, and calls a
+    step."""
+
+    time: Figure
+    typical: Figure | None = None
+    p50: Figure | None = None
+    p99: Figure | None = None
+    calls: float = 0.0
+
+
+def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int) -> Change:
+    """How the typical time of a place has changed, or its mean where that is not known, one of so many `compared`."""
+    if before.typical and now.typical:
+        return change(before.typical, now.typical, compared)
+    return change(before.time, now.time, compared)
+
+
+class Places:
+    """Every brick, every brick in a layer, and every layer of a phase; which nodes their times are those of."""
+
+    def __init__(self, totals: PhaseTotals) -> None:
+        assert totals.step is not None
+        table, ids = totals.table, totals.inside.ids
+        self._totals, self._step = totals, totals.step.id
+        kind_of, layer_of = table.column("kind_of"), layer_of_nodes(totals)
+        names = {node.id: display_name(node) for node in totals.nodes if layer_of[node.id] == node.id}
+        self.layers = list(dict.fromkeys(names.values()))
+        at_layer = {name: at for at, name in enumerate(self.layers)}
+        self._layer_ids = np.array(list(names), np.int64)
+        self._layer_at = np.array([at_layer[name] for name in names.values()], np.int64)
+        row_of = np.full(len(layer_of), -1)
+        row_of[self._layer_ids] = self._layer_at
+        row_of[0] = -1
+        self.nodes_of_bricks = self._ids = ids[
+            (kind_of[ids] == NodeKind.BRICK) & ~totals.adopted[ids] & (totals.columns["count"][ids] > 0)
+        ]
+        firsts, self._brick_at = np.unique(table.column("first_of")[self._ids], return_inverse=True)
+        self.bricks: list[Brick] = [*(name_and_category(table[node]) for node in firsts.tolist()), BETWEEN_BRICKS]
+        layer = row_of[layer_of[self._ids]]
+        self._is_inside = layer >= 0
+        pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
+        pairs, self._cell_at = np.unique(pair, return_inverse=True)
+        self._layer_of_cell = pairs // len(self.bricks)
+        at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
+        inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
+        self.cells = [*inside, *((BETWEEN_BRICKS, name) for name in self.layers)]
+
+    @property
+    def nodes(self) -> list[Column]:
+        """Whose calls those of `bricks`, `cells` and `layers` are; what lies between bricks is judged by what holds
+        them."""
+        inside = self._ids[self._is_inside]
+        of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
+        return [
+            *(self._ids[self._brick_at == at] for at in range(len(self.bricks) - 1)),
+            np.array([self._step]),
+            *(inside[self._cell_at == at] for at in range(len(self._layer_of_cell))),
+            *of_layers,
+            *of_layers,
+        ]
+
+    def row(self, growth: Growth) -> NDArray[np.int64]:
+        """What each of `bricks`, `cells` and `layers` took, ns."""
+        totals = self._totals
+        closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
+        own_ns = exclusive_of(totals.table, totals.inside, closed_ns, closed_ns)[self._ids]
+        bricks, cells, layers = (np.zeros(len(each), np.int64) for each in (self.bricks, self.cells, self.layers))
+        np.add.at(bricks, self._brick_at, own_ns)
+        bricks[-1] = closed_ns[self._step] - bricks.sum()
+        np.add.at(cells, self._cell_at, own_ns[self._is_inside])
+        np.add.at(layers, self._layer_at, closed_ns[self._layer_ids])
+        between = layers.copy()
+        np.subtract.at(between, self._layer_of_cell, cells[: len(self._layer_of_cell)])
+        cells[len(self._layer_of_cell) :] = between
+        return np.concatenate((bricks, cells, layers))
+
+
+def place_times(
+    places: Places,
+    totals: PhaseTotals,
+    growths: Sequence[Growth],
+    units: NDArray[np.float64],
+    steps: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+) -> dict[Place, PlaceTimes]:
+    """What every place took in blocks, of which `growths` say what was counted, of so many `units` and recorded
+    `steps`, `along` what they lie (see `noise.figures`)."""
+    rows = np.array([places.row(growth) for growth in growths]) / 1e3
+    names: list[Place] = [
+        *((brick, None) for brick in places.bricks),
+        *places.cells,
+        *((None, layer) for layer in places.layers),
+    ]
+    # Bricks, bricks in layers and layers are each as noisy as their like.
+    parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
+    times = [one for part in parts for one in figures(part, units, along)]
+    # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
+    size = len(totals.table) + 1
+    in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
+    for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
+        if place[0] != BETWEEN_BRICKS:
+            (in_cell if place[0] and place[1] else in_all)[nodes] = at
+    alone = (in_all >= 0) & (in_all < len(places.bricks)) & (in_cell < 0)
+    outside[alone] = in_all[alone] + len(names)
+    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks))
+    p50, p99 = (calls.quantile(fraction, steps, along) for fraction in (MEDIAN, P99))
+    typical_us = p50.typical_us[:, : len(names)]
+    unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
+    for at, brick in enumerate(places.bricks):  # the sum of its parts
+        own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
+        typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
+        if unknown.intersection(own):
+            unknown.add(at)
+    parts = np.split(typical_us, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
+    typical = [one for part in parts for one in figures(part, units, along)]
+    nested = _nested(places, totals)
+    each = (calls.calls / steps.sum()).tolist()
+    of_layer = dict(zip(names, p50.figures, strict=False))
+    found: dict[Place, PlaceTimes] = {}
+    for at, (place, time) in enumerate(zip(names, times, strict=True)):
+        is_between = place[0] == BETWEEN_BRICKS
+        is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
+        # What lies between bricks is judged by what holds them.
+        median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
+        found[place] = PlaceTimes(
+            replace(time, median_us=median_of(median)),
+            typical[at] if is_typical else None,
+            None if is_between else p50.figures[at],
+            None if is_between else p99.figures[at],
+            each[at],
+        )
+    return found
+
+
+def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
+    """The bricks that hold others: their calls are longer than their own time."""
+    found = set()
+    for brick, nodes in zip(places.bricks, places.nodes, strict=False):
+        whole_ns = totals.columns["closed_ns"][nodes].sum()
+        if brick != BETWEEN_BRICKS and totals.closed_exclusive_ns[nodes].sum() < whole_ns:
+            found.add(brick)
+    return found
+
+
+def median_of(figure: Figure | None) -> float | None:
+    return None if figure is None else figure.mean
+
+
+def _dense(growth: Growth, column: str, size: int) -> Column:
+    found = np.zeros(size, np.int64)
+    known = growth.node < size
+    found[growth.node[known]] = growth.columns[column][known]
+    return found
