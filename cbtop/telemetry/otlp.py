@@ -26,6 +26,7 @@ from cbtop.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricsData, Sum
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import SpanContext
 
 METAVAR = "http://HOST:4318"
 HELP = (
@@ -81,13 +82,22 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             return None
         return metric_exporter.export(data) is MetricExportResult.SUCCESS
 
+    last: dict[str, SpanContext] = {}  # of each process that was sent the last time, its step
+
     def send_traces() -> bool | None:
-        found = [
-            span
+        traces = {
+            record.key: trace
             for record, step in sample_steps(subscription.endpoint, subscription.keys, stop)
-            for span in spans(record, step, _resource())
-        ]
-        return span_exporter.export(found) is SpanExportResult.SUCCESS if found else None
+            if (trace := spans(record, step, _resource(), last.get(record.key)))
+        }
+        if not traces:
+            return None
+        found = [span for trace in traces.values() for span in trace]
+        is_taken = span_exporter.export(found) is SpanExportResult.SUCCESS
+        if is_taken:
+            last.clear()
+            last.update((key, trace[0].context) for key, trace in traces.items())
+        return is_taken
 
     _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # else several lines at every failure: we say it once
     threads = [

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
+PREVIOUS = "previous step sent of this process"  # what a span of a step links to
 
 
-def spans(record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
-    """One trace: a span for each record of `step`, below the span that its node's parent had at that time.
+def spans(
+    record: SourceRecord, step: Batch, resource: Resource, before: SpanContext | None = None
+) -> list[ReadableSpan]:
+    """One trace: a span for each record of `step`, below the span that its node's parent had at that time; the step's
+    own comes first, and links to `before`, the step of this process that was sent before it.
 
     Times are Unix times, by the two clocks that the process read together when it began; none where those are
     impossible.
@@ -32,7 +36,7 @@ def spans(record: SourceRecord, step: Batch, resource: Resource) -> list[Readabl
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+    from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
     if record.hello is None:
         return []
@@ -61,6 +65,7 @@ def spans(record: SourceRecord, step: Batch, resource: Resource) -> list[Readabl
                 parent=None if above is None else latest[above][1],
                 resource=resource,
                 attributes=_attributes(record.key, node, elements),
+                links=[] if found or before is None else [Link(before, {"cbtop.link": PREVIOUS})],
                 status=Status(StatusCode.ERROR if failed else StatusCode.UNSET),
                 start_time=start_ns + unix_ns,
                 end_time=end_ns + unix_ns,

@@ -20,7 +20,7 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches, pack
 from cbtop.protocol.ring import Batch, RingReader
 from cbtop.telemetry import steps
-from cbtop.telemetry.otlp_traces import spans
+from cbtop.telemetry.otlp_traces import PREVIOUS, spans
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
@@ -135,6 +135,20 @@ def test_spans_lie_in_each_other_as_the_records_do(run: tuple[SourceRecord, Batc
         "elements": 64,
     }
     assert {pair.key: pair.value.int_value for pair in found[0].attributes}["tokens"] == 1
+
+
+def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    resource = Resource({})
+    first = spans(record, step, resource)
+    second = spans(record, step, resource, first[0].context)
+    assert [span.links for span in first] == [()] * STEP_RECORDS
+    (link,) = second[0].links
+    assert (link.context, dict(link.attributes or {})) == (first[0].context, {"cbtop.link": PREVIOUS})
+    assert [span.links for span in second[1:]] == [()] * (STEP_RECORDS - 1)
+    assert second[0].context != first[0].context
 
 
 def test_bricks_in_bricks_and_failures_are_seen(tmp_path: Path) -> None:
