@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbtop.viewmodels.noise import figures
-from cbtop.viewmodels.run_diff import diff
-from cbtop.viewmodels.runs import together
+from cbtop.viewmodels.noise import Change, figures
+from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
+from cbtop.viewmodels.runs import TooShort, together
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 STEADY = Noise(pauses=0)
@@ -125,3 +125,59 @@ def test_runs_taken_together_forget_no_clock_no_cut_and_no_failed_check() -> Non
     assert together([*runs[:2], replace(runs[2], gpu_clock_mhz=None)]).gpu_clock_mhz is None
     odd = together([*runs[:2], replace(runs[2], is_cut=True, failed_checks=("RmsNorm: finite",))])
     assert (odd.is_cut, odd.failed_checks) == (True, ("RmsNorm: finite",))
+
+
+def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -> None:
+    """A tenth more steps is the most that passes for as many."""
+    for steps, is_said in ((240, False), (264, False), (280, True)):
+        notes = diff(made_run(1, STEADY, 240), made_run(2, STEADY, steps)).notes
+        said = f"decode: {steps} steps, 240 in the baseline, and how much was cached is not said"
+        assert any(note.startswith(said) for note in notes) is is_said
+    assert not diff(made_run(1, STEADY, 240, cached_from=0), made_run(2, STEADY, 280, cached_from=0)).notes
+
+
+def test_losses_are_those_of_the_run_that_has_them() -> None:
+    base, now = made_run(1), made_run(2)
+    lost = {"lost": 2, "seen": 1000}
+    assert diff(base, replace(now, **lost)).why_not == "0.2 % of the records were lost"  # type: ignore[arg-type]
+    assert diff(replace(base, **lost), now).why_not.startswith("0.2 % of the records of the baseline")  # type: ignore[arg-type]
+    assert diff(base, replace(now, lost=1, seen=1000)).why_not == ""
+    assert diff(base, replace(now, **lost), may_lack_records=True).parts  # type: ignore[arg-type]
+
+
+def test_too_little_is_said_of_the_run_and_the_phase_that_lack_it() -> None:
+    base, now = made_run(1), replace(made_run(2), parts=(), too_short=(TooShort("decode", 7, 20),))
+    found = diff(base, now)
+    assert (found.why_not, found.is_too_little) == ("too little in the new run: 7 decode steps of 20 needed", True)
+    said = "too little in the baseline: no prefill steps; too little in the new run: no prefill steps"
+    assert diff(base, now, "prefill").why_not == said
+    assert diff(now, base).why_not == "too little in the baseline: 7 decode steps of 20 needed"
+
+
+def test_fewer_than_three_runs_are_not_taken_together_and_what_is_there_twice_tells_nothing() -> None:
+    one, other, new = (made_run(seed) for seed in (1, 2, 3))
+    assert diff_of([one, replace(one)], [new]).base is one
+    assert "run 1 is there twice" in diff_of([other, one, replace(one)], [new]).why_not
+    elsewhere = replace(other, surroundings=replace(other.surroundings, host="there"))
+    assert "run 2: another host: there, the baseline has here" in diff_of([one, new, elsewhere], [new]).why_not
+    assert diff_of([one, new, elsewhere], [new], anyway=True).base.runs == 3
+
+
+def test_all_bricks_take_as_many_times_as_long_only_where_each_does() -> None:
+    base = made_run(1, STEADY)
+    (part,) = diff(base, made_run(2, STEADY, all_longer=1.2)).parts
+    assert part.machine_ratio == pytest.approx(1.2, abs=0.01)
+    (part,) = diff(base, made_run(2, STEADY, all_longer=1.2, slower=1.3, in_layer=None)).parts
+    assert part.machine_ratio is None
+    (part,) = diff(base, made_run(2, STEADY)).parts
+    assert part.machine_ratio is None
+
+
+def test_how_small_a_change_is_found_follows_from_interval_and_error() -> None:
+    assert findable_percent(Change(100, 101, half=8, error=2)) == pytest.approx(8 + 1.645 * 2, abs=0.01)
+    assert findable_percent(Change(100, 101, half=1, error=0.1)) == pytest.approx(3 + 0.1645, abs=0.01)
+    assert findable_percent(Change(0, 101, half=1, error=0.1)) is None
+    (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
+    known = sorted(findable_percent(one.change) or 0 for one in part.bricks if one.change)
+    assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])  # of five
+    assert part.findable([]) is None
