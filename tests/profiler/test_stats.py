@@ -22,7 +22,16 @@ from cbtop.profiler.stats import (
     NodeStats,
     sane,
 )
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_UNCOUNTED, UNKNOWN_AMOUNT, Batch
+from cbtop.protocol.ring import (
+    FLAG_AMOUNTS,
+    FLAG_CANCELLED,
+    FLAG_FAILED,
+    FLAG_UNCOUNTED,
+    LANE_SHIFT,
+    LANES,
+    UNKNOWN_AMOUNT,
+    Batch,
+)
 
 durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months
 NO_STEPS = np.full(64, -1, np.int64)
@@ -143,6 +152,41 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
         stats.add(both.only(part), step_of, part_of)
     assert stats.column("closed_ns")[2] == 170
     assert not stats.rare("over", [1])
+
+
+@pytest.mark.parametrize(("lane", "noted"), [(3, [(0, 0), (1, 30), (1, 40)]), (LANES - 1, [(0, 0)] * 3)])
+def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
+    lane: int, noted: list[tuple[int, int]]
+) -> None:
+    """A step of 100 ns has a brick of 60; two more that were deferred until after it add 70 and 10."""
+    step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
+    stats = NodeStats()
+    stats.grow(3)
+    found = []
+    for rows in ([(2, 1_000, 1_060), (1, 1_000, 1_100)], [(2, 1_020, 1_090)], [(2, 1_050, 1_060)]):
+        node, start, end = np.array(rows, np.int64).T
+        flags = np.full(len(node), lane << LANE_SHIFT)
+        stats.add(Batch(node, flags, start, end, np.zeros(len(node), np.int64), 0), step_of, part_of)
+        found.append((stats.rare("over", [1]), stats.rare("over_ns", [1])))
+    assert found == noted
+    assert stats.column("closed_ns").tolist() == [0, 100, 140]
+    assert stats.rare("crowded", [1]) == (lane == LANES - 1)
+
+
+def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, 5_000, 2), (2, 7_000, 3), (1, 9_000, 4)]), NO_STEPS, NO_STEPS)
+    found = stats.everything()
+    assert (found.node.tolist(), found.columns["total_ns"].tolist()) == ([1, 2], [14_000, 7_000])
+    assert (found.columns["count"].tolist(), int(found.count.sum()), found.is_empty) == ([2, 1], 3, False)
+    again = NodeStats()
+    again.count(found)
+    assert again.column("elements").tolist()[1:3] == [6, 3]
+    columns = sum(column.nbytes for column in found.columns.values())
+    assert found.size_bytes == found.node.nbytes + columns + found.cell.nbytes + found.count.nbytes
+    with_rare = replace(found, rare={(0, 1): 5})
+    assert with_rare.size_bytes > found.size_bytes
+    assert NodeStats().everything().is_empty
 
 
 @given(
