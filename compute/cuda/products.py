@@ -34,8 +34,8 @@ struct Matrix {
 };
 
 // What a block's threads share, in float4: sums of its warps; for weights in units and float32 activations a unit of
-// these for each thread, 4 floats apart, so that eight threads read 16 bytes each from all banks.
-const int SPACE_OF_SUMS = 32, SPACE_OF_UNITS = 128 * 9;
+// these for each thread along x, 4 floats apart, so that eight threads read 16 bytes each from all banks.
+const int SPACE_OF_SUMS = 64, SPACE_OF_UNITS = 128 * 9;
 
 __device__ __forceinline__ float4 as_floats(uint32_t word)
 {
@@ -123,7 +123,8 @@ __device__ __forceinline__ void accumulate_units(
             int64_t token = min(first_token + t, tokens - 1);
             const float4* from = (const float4*)(x.values + token * columns + begin * 32);
             __syncthreads();
-            for (int i = threadIdx.x; i < count * 8; i += blockDim.x) space[i + i / 8] = __ldg(from + i);
+            for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count * 8; i += blockDim.x * blockDim.y)
+                space[i + i / 8] = __ldg(from + i);
             __syncthreads();
             if (is_mine) {
                 float part[2][ROWS] = {}, total[2] = {};
@@ -203,13 +204,14 @@ __device__ __forceinline__ void add_up(float (&sums)[ROWS][TOKENS], float* space
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) sums[r][t] = warp_sum(sums[r][t]);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    if (warps > 1) {  // along y there is one thread then
+    if (warps > 1) {
+        float* own = space + threadIdx.y * warps * ROWS * TOKENS;
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                if (lane == 0) space[warp * ROWS * TOKENS + r * TOKENS + t] = sums[r][t];
+                if (lane == 0) own[warp * ROWS * TOKENS + r * TOKENS + t] = sums[r][t];
         __syncthreads();
         if (warp == 0) {
 #pragma unroll
@@ -217,7 +219,7 @@ __device__ __forceinline__ void add_up(float (&sums)[ROWS][TOKENS], float* space
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++) {
                     sums[r][t] = 0;
-                    for (int w = 0; w < warps; w++) sums[r][t] += space[w * ROWS * TOKENS + r * TOKENS + t];
+                    for (int w = 0; w < warps; w++) sums[r][t] += own[w * ROWS * TOKENS + r * TOKENS + t];
                 }
         }
     }
@@ -245,32 +247,39 @@ __device__ __forceinline__ void write_product(Matrix matrix, X x, int columns, i
     }
 }
 
-// Of two matrices of as many rows, and `out` = SwiGLU of both products.
-template <class Gate, class Up, int ROWS, int TOKENS, int AT_ONCE, class X>
+// Of two matrices of as many rows, and `out` = SwiGLU of both products. Along y threads have rows of the gate and of
+// up in turn.
+template <class Format, int ROWS, int TOKENS, int AT_ONCE, class X>
 __device__ __forceinline__ void write_gated(
     Matrix gate, Matrix up, float* out, X x, int columns, int tokens, float4* space)
 {
-    const int first = (blockIdx.x * blockDim.y + threadIdx.y) * ROWS, first_token = blockIdx.y * TOKENS;
-    const int64_t size = (int64_t)gate.rows * columns;
-    float sums[2 * ROWS][TOKENS] = {};
-    accumulate<Gate, ROWS, TOKENS, AT_ONCE>(
-        Gate(gate.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums);
-    accumulate<Up, ROWS, TOKENS, AT_ONCE>(
-        Up(up.planes, size), x, gate.rows, columns, tokens, first, first_token, space, sums + ROWS);
+    const Matrix matrix = threadIdx.y % 2 ? up : gate;
+    const int first = (blockIdx.x * (blockDim.y / 2) + threadIdx.y / 2) * ROWS, first_token = blockIdx.y * TOKENS;
+    const Format weights(matrix.planes, (int64_t)matrix.rows * columns);
+    float sums[ROWS][TOKENS] = {};
+    accumulate<Format, ROWS, TOKENS, AT_ONCE>(
+        weights, x, matrix.rows, columns, tokens, first, first_token, space, sums);
     add_up(sums, (float*)space);
+    __syncthreads();
+    float* shown = (float*)space + threadIdx.y * ROWS * TOKENS;
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int t = 0; t < TOKENS; t++)
-                if (first + r < gate.rows && first_token + t < tokens) {
-                    int64_t at = (int64_t)(first_token + t) * gate.rows + first + r;
-                    float g = sums[r][t] + (gate.bias ? gate.bias[first + r] : 0.0f);
-                    float u = sums[ROWS + r][t] + (up.bias ? up.bias[first + r] : 0.0f);
-                    gate.out[at] = g;
-                    up.out[at] = u;
-                    out[at] = g / (1 + expf(-g)) * u;
+                if (first + r < matrix.rows && first_token + t < tokens) {
+                    float sum = sums[r][t] + (matrix.bias ? matrix.bias[first + r] : 0.0f);
+                    matrix.out[(int64_t)(first_token + t) * matrix.rows + first + r] = sum;
+                    shown[r * TOKENS + t] = sum;
                 }
+    }
+    __syncthreads();
+    if (threadIdx.x < ROWS * TOKENS && threadIdx.y % 2 == 0) {
+        const int row = first + threadIdx.x / TOKENS, token = first_token + threadIdx.x % TOKENS;
+        if (row < matrix.rows && token < tokens) {
+            float g = shown[threadIdx.x], u = shown[ROWS * TOKENS + threadIdx.x];
+            out[(int64_t)token * matrix.rows + row] = g / (1 + expf(-g)) * u;
+        }
     }
 }
 """
@@ -280,26 +289,24 @@ MOST_THREADS = 128
 FEW_UNITS = 256  # of a row
 
 
-def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool) -> tuple[int, int]:
+def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
     """Rows that a thread has, and of int8 the units at once: those that were quickest on an H100, of one token in
-    all projections of a 7B (`python -m benchmarks.gpu.gemv`)."""
-    if is_int8:
-        if tokens == 1 and block_format.name == "Q4_K":
-            return 1, 1
-        return 2, 2 if tokens == 1 else 1
-    return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
+    all projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others`: matrices share a launch, of which
+    some are small: the fewer rows a thread has, the more threads do."""
+    if not is_int8:
+        return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
+    if tokens > 1:
+        return 2, 1
+    if block_format.name == "Q4_K":
+        return 1, 1
+    return 1 if is_beside_others else 2, 2
 
 
-def block_of(block_format: BlockFormat, columns: int, is_int8: bool) -> Dimensions:
+def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
     """The threads of a block: those that share rows, and as many others with rows of their own."""
-    if is_int8 and block_format.name == "Q4_K":
+    if is_int8 and (is_beside_others or block_format.name == "Q4_K"):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
-
-
-def blocks_of(block_format: BlockFormat, rows: int, tokens: int, block: Dimensions, is_int8: bool) -> int:
-    """The blocks that a matrix of so many rows is for."""
-    return -(-rows // (ways_of(block_format, tokens, is_int8)[0] * block[1]))
 
 
 # What an entry takes of activations, and as which of the structs it hands them on.
@@ -311,6 +318,11 @@ def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
     """The whole of a module whose entries multiply by matrices of these formats."""
     structs = {one.name: one.planes.source for one in formats if one.planes is not None}
     return UNITS + "".join(structs.values()) + PRODUCTS + "".join(entries)
+
+
+def blocks_of(rows: int, block: Dimensions, in_thread: int) -> int:
+    """The blocks for so many rows of a matrix, of which a thread has `in_thread`."""
+    return -(-rows // (in_thread * block[1]))
 
 
 def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:

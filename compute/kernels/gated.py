@@ -39,6 +39,7 @@ from cbtop.compute.kernels.products import multiply_gated
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import Matrix
 
 
@@ -69,18 +70,17 @@ def gated(
     )
 
 
-def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
-    rows, at_once = ways_of(FORMATS[codes[0]], tokens, is_int8)
+def _entry(block_format: BlockFormat, tokens: int, is_int8: bool) -> str:
+    rows, at_once = ways_of(block_format, tokens, is_int8)
     parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
-    formats = [FORMATS[code] for code in codes]
     return f"""
 KERNEL gated_{tokens}({matrix_parameters("gate")},
     {matrix_parameters("up")},
     float* out, {parameters}, int columns, int tokens STAMP)
 {{
     ENTER
-    {space_of(formats, is_int8)}
-    write_gated<{", ".join(one.name for one in formats)}, {rows}, {tokens}, {at_once}>(
+    {space_of([block_format], is_int8)}
+    write_gated<{block_format.name}, {rows}, {tokens}, {at_once}>(
         {matrix("gate")}, {matrix("up")},
         out, {x}, columns, tokens, space);
     LEAVE
@@ -89,35 +89,41 @@ KERNEL gated_{tokens}({matrix_parameters("gate")},
 
 
 @cache
-def module_of(codes: tuple[int, int], is_int8: bool) -> CudaModule:
-    """The CUDA C++ for gate and up of these formats; an entry each for 1, 2, 4 and 8 tokens."""
-    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
-    name = "_".join(FORMATS[code].name.lower() for code in codes)
-    entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
-    return CudaModule(f"gated{'_int8' * is_int8}_{name}", source_of(formats, entries))
+def module_of(code: int, is_int8: bool) -> CudaModule:
+    """The CUDA C++ for gate and up of a format; an entry each for 1, 2, 4 and 8 tokens."""
+    block_format = FORMATS[code]
+    entries = [_entry(block_format, tokens, is_int8) for tokens in TOKENS]
+    name = f"gated{'_int8' * is_int8}_{block_format.name.lower()}"
+    return CudaModule(name, source_of([block_format], entries))
 
 
 def launches(
     gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
     up: Any, out: Any, scratch: Any,
 ) -> Sequence[Launch]:  # fmt: skip
-    """One, behind the codes of activations where these are int8; with tiles two products of many tokens and
+    """One, behind the codes of activations where these are int8. With tiles, and of two formats, two products and
     SwiGLU."""
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
-    if linear_int8.takes_tiles(x, scratch):
-        assert activation.SWIGLU.cuda is not None
-        return *linear_bf16.launches_of_several(matrices, x, scratch.tiles), *activation.SWIGLU.cuda.launches(
-            gate, up, out
-        )
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
+    after = activation.SWIGLU.cuda
+    assert after is not None
+    if linear_int8.takes_tiles(x, scratch):
+        return *linear_bf16.launches_of_several(matrices, x, scratch.tiles), *after.launches(gate, up, out)
+    if gate_code != up_code:
+        product = linear_int8.launches if is_int8 else linear.launches
+        both = [product(code, weights, bias, x, found, scratch) for code, weights, bias, found in matrices]
+        return *both[0], *both[1], *after.launches(gate, up, out)
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
-    block, several = block_of(FORMATS[gate_code], columns, is_int8), together(tokens)
+    block_format, several = FORMATS[gate_code], together(tokens)
+    threads, deep, _ = block_of(block_format, columns, is_int8)
+    block = threads, max(deep, 2), 1
+    in_thread, _ = ways_of(block_format, several, is_int8)
     one = CudaLaunch(
-        module_of((gate_code, up_code), is_int8),
+        module_of(gate_code, is_int8),
         f"gated_{several}",
-        (blocks_of(FORMATS[gate_code], out.shape[1], several, block, is_int8), -(-tokens // several), 1),
+        (blocks_of(2 * out.shape[1], block, in_thread), -(-tokens // several), 1),
         block,
         (*arguments, out, *activations, np.int32(columns), np.int32(tokens)),
     )
@@ -126,8 +132,17 @@ def launches(
 
 def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
     """The CUDA version for weights of two formats."""
-    many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
-    return CudaKernel((*(QUANTIZE,) * is_int8, module_of(codes, is_int8), *many), launches)
+    gate, up = codes
+    assert activation.SWIGLU.cuda is not None
+    modules = list(activation.SWIGLU.cuda.modules)
+    for code in dict.fromkeys(codes):
+        if gate != up:
+            modules.append(linear_int8.MODULES[code] if is_int8 else linear.MODULES[code])
+        if is_int8:
+            modules += [QUANTIZE, *linear_bf16.cuda_modules(code)]
+    if gate == up:
+        modules.append(module_of(gate, is_int8))
+    return CudaKernel(tuple(dict.fromkeys(modules)), launches)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:

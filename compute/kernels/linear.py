@@ -147,7 +147,7 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
     tokens, columns = x.shape
     arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
     block, several = block_of(FORMATS[code], columns, is_int8=False), together(tokens)
-    grid = blocks_of(FORMATS[code], out.shape[1], several, block, is_int8=False), -(-tokens // several), 1
+    grid = blocks_of(out.shape[1], block, ways_of(FORMATS[code], several, is_int8=False)[0]), -(-tokens // several), 1
     return (CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),)
 
 

@@ -310,7 +310,7 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
         np.int32(tokens),
     )
     block, several = block_of(FORMATS[code], columns, is_int8=True), together(tokens)
-    grid = blocks_of(FORMATS[code], out.shape[1], several, block, is_int8=True), -(-tokens // several), 1
+    grid = blocks_of(out.shape[1], block, ways_of(FORMATS[code], several, is_int8=True)[0]), -(-tokens // several), 1
     return (
         *quantize_launches(x, scratch.codes, scratch.factors),
         CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),

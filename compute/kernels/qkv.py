@@ -69,17 +69,22 @@ def qkv(
     )
 
 
+def _rows(code: int, tokens: int, is_int8: bool) -> int:
+    """That a thread has."""
+    return ways_of(FORMATS[code], tokens, is_int8, is_beside_others=True)[0]
+
+
 def _entry(codes: Sequence[int], tokens: int, is_int8: bool) -> str:
     parameters, x = (INT8_PARAMETERS, INT8) if is_int8 else (FLOATS_PARAMETERS, FLOATS)
     formats, cases = [FORMATS[code] for code in dict.fromkeys(codes)], ""
     for block_format in formats:
         places = [str(place) for place, code in enumerate(codes) if code == block_format.code]
-        rows, at_once = ways_of(block_format, tokens, is_int8)
+        rows, at_once = ways_of(block_format, tokens, is_int8, is_beside_others=True)
         of = f"{block_format.name}, {rows}, {tokens}, {at_once}"
         cases += f"""
     if ({" || ".join(f"part == {place}" for place in places)})
         write_product<{of}>(matrix, {x}, columns, tokens, block, space);"""
-    every = ", ".join(str(ways_of(FORMATS[code], tokens, is_int8)[0]) for code in codes)
+    every = ", ".join(str(_rows(code, tokens, is_int8)) for code in codes)
     return f"""
 KERNEL qkv_{tokens}({matrix_parameters("q")},
     {matrix_parameters("k")},
@@ -124,8 +129,8 @@ def launches(
     if linear_int8.takes_tiles(x, scratch):
         return linear_bf16.launches_of_several(matrices, x, scratch.tiles)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
-    block, several = block_of(FORMATS[q_code], columns, is_int8), together(tokens)
-    blocks = [blocks_of(FORMATS[code], out.shape[1], several, block, is_int8) for code, *_, out in matrices]
+    block, several = block_of(FORMATS[q_code], columns, is_int8, is_beside_others=True), together(tokens)
+    blocks = [blocks_of(out.shape[1], block, _rows(code, several, is_int8)) for code, *_, out in matrices]
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
