@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+from rich.console import RenderableType
+from textual._compositor import ChopsUpdate
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 from textual.notifications import SeverityLevel
+from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input
 
@@ -37,6 +40,7 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.time_bar import TimeBar
 from cbtop.tui.views.welcome import Welcome
+from cbtop.tui.widgets.changed import ChangedCells
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -179,6 +183,9 @@ class CbtopApp(App[int]):
     def _shown_feed(self) -> AppFeed:
         """Where what is shown comes from: what arrives, or a recording that is looked back in."""
         return self._travel.past or self.feed
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, ChangedCells.of(renderable) if isinstance(renderable, ChopsUpdate) else renderable)
 
     def on_mount(self) -> None:
         # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
