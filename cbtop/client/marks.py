@@ -12,6 +12,7 @@ MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
 # A verdict begins where a view shows it, and no view did for so long, and there was one just before.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
+LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat: to make the verdicts takes as long as half a frame
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (Standstill.STALLED, Standstill.SUSPENDED)
 _URGENCY = list(Mark)
@@ -56,11 +57,12 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Take in the verdicts on the first view of that moment, not notes: what bounds a process that is well."""
+        """Take in the verdicts on a view of that moment, every other second, not notes: what bounds a process that is
+        well."""
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
-        if seen_ns == at_ns:
-            return  # that second is known: the verdicts of a view that does not show them are never made
+        if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
+            return  # that is known: the verdicts of a view that does not show them are never made
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):

@@ -18,6 +18,7 @@ from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import on_tracks
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.histograms import distinct
 from cbtop.profiler.stats import sane
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
 from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
@@ -155,7 +156,7 @@ class _Records:
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
         group = self.step_of * LANES + self.lane
-        for one in np.unique(group[~found]):
+        for one in distinct(group[~found]).tolist():
             steps = np.flatnonzero(whole & (group == one))
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
@@ -251,10 +252,10 @@ class _Lanes:
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
-        nodes, ran = self._found.nodes, np.unique(batch.node[at])
+        nodes, ran = self._found.nodes, distinct(batch.node[at])
         kind = nodes.made_of("timeline kinds", None, ran, lambda: _kind_of(nodes, ran.tolist()))[batch.node[at]]
         group = kind * LANES + np.where(kind == KINDS.index(OUTSIDE), 0, self._found.lane[at])
-        return [(KINDS[one // LANES], at[group == one]) for one in np.unique(group).tolist()]
+        return [(KINDS[one // LANES], at[group == one]) for one in distinct(group).tolist()]
 
     @cached_property
     def _ran(self) -> list[tuple[int, int]]:
