@@ -141,7 +141,7 @@ class GpuMachine:
         largest = max(one.rows * one.columns for one in _matrices_of_layers(model))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
         tiles = CudaScratch(self.gpu.zeros((tokens * columns,), "u2"), self.gpu.zeros((largest,), "u2"))
-        return Int8Scratch(codes, factors, 1, tiles)
+        return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> None:
         """By a copy of its own."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda import turns
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch
 from cbtop.compute.cuda.products import (
     INT8,
@@ -76,8 +78,9 @@ U = np.uint64
 
 @dataclass(frozen=True, slots=True)
 class Int8Scratch:
-    """Where a product puts its activations: codes and factors of `quantize_rows`; its threads; and, where the
-    processor has tiles, a TileScratch for products of many tokens; on a GPU a CudaScratch, or None."""
+    """Where a product puts its activations: codes and factors of `quantize_rows`; its threads, on a GPU its
+    multiprocessors; and, where the processor has tiles, a TileScratch for products of many tokens; on a GPU a
+    CudaScratch, or None."""
 
     codes: Any
     factors: Any
@@ -289,6 +292,26 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"linear_int8_{block_format.name.lower()}", source_of([block_format], entries))
 
 
+def _entry_in_turn(block_format: BlockFormat, units: int) -> str:
+    return f"""
+KERNEL linear_in_turn_{units}({matrix_parameters("out")}, {INT8_PARAMETERS}, int columns STAMP)
+{{
+    ENTER
+    {turns.SPACE}
+    product_in_turn<{block_format.name}, {units}>({matrix("out")}, {INT8}, columns, space);
+    LEAVE
+}}
+"""
+
+
+@cache
+def module_in_turn(code: int) -> CudaModule:
+    """The CUDA C++ for one token; an entry for each number of units that a thread has."""
+    block_format = FORMATS[code]
+    entries = [_entry_in_turn(block_format, units) for units in turns.UNITS_OF_THREAD]
+    return CudaModule(f"linear_int8_in_turn_{block_format.name.lower()}", turns.source_of([block_format], entries))
+
+
 MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
 
 
@@ -309,17 +332,21 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
         np.int32(columns),
         np.int32(tokens),
     )
+    quantized = quantize_launches(x, scratch.codes, scratch.factors)
+    shape = turns.shape_of(columns) if tokens == 1 else None
+    if shape is not None:
+        units, block = shape
+        grid = turns.blocks_for(-(-out.shape[1] // 2), block, scratch.threads), 1, 1
+        one = CudaLaunch(module_in_turn(code), f"linear_in_turn_{units}", grid, block, arguments[:-1])
+        return *quantized, one
     block, several = block_of(FORMATS[code], columns, is_int8=True), together(tokens)
     grid = blocks_of(out.shape[1], block, ways_of(FORMATS[code], several, is_int8=True)[0]), -(-tokens // several), 1
-    return (
-        *quantize_launches(x, scratch.codes, scratch.factors),
-        CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),
-    )
+    return *quantized, CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments)
 
 
 def cuda_for(code: int) -> CudaKernel:
     """The CUDA version for weights of a format."""
-    return CudaKernel((QUANTIZE, MODULES[code], *linear_bf16.cuda_modules(code)), launches)
+    return CudaKernel((QUANTIZE, MODULES[code], module_in_turn(code), *linear_bf16.cuda_modules(code)), launches)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:

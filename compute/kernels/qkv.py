@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda import turns
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch
 from cbtop.compute.cuda.products import (
     FLOATS,
@@ -120,6 +121,32 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
     return CudaModule(f"qkv{'_int8' * is_int8}_{name}", source_of(formats, entries))
 
 
+@cache
+def module_in_turn(codes: tuple[int, int, int]) -> CudaModule:
+    """The CUDA C++ for one token in int8; an entry for each number of units that a thread has."""
+    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
+    names = [FORMATS[code].name for code in codes]
+    entries = [
+        f"""
+KERNEL qkv_in_turn_{units}({matrix_parameters("q")},
+    {matrix_parameters("k")},
+    {matrix_parameters("v")},
+    {INT8_PARAMETERS}, int columns STAMP)
+{{
+    ENTER
+    {turns.SPACE}
+    products_in_turn<{", ".join(names)}, {units}>(
+        {matrix("q")},
+        {matrix("k")},
+        {matrix("v")}, {INT8}, columns, space);
+    LEAVE
+}}
+"""
+        for units in turns.UNITS_OF_THREAD
+    ]
+    return CudaModule(f"qkv_int8_in_turn_{'_'.join(names).lower()}", turns.source_of(formats, entries))
+
+
 def launches(
     q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
     v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
@@ -129,11 +156,19 @@ def launches(
     if linear_int8.takes_tiles(x, scratch):
         return linear_bf16.launches_of_several(matrices, x, scratch.tiles)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
-    block, several = block_of(FORMATS[q_code], columns, is_int8, is_beside_others=True), together(tokens)
-    blocks = [blocks_of(out.shape[1], block, _rows(code, several, is_int8)) for code, *_, out in matrices]
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
+    shape = turns.shape_of(columns) if is_int8 and tokens == 1 else None
+    if shape is not None:
+        units, block = shape
+        pieces = sum(-(-out.shape[1] // 2) for *_, out in matrices)
+        grid = turns.blocks_for(pieces, block, scratch.threads), 1, 1
+        given = *arguments, *activations, np.int32(columns)
+        module = module_in_turn((q_code, k_code, v_code))
+        return *before, CudaLaunch(module, f"qkv_in_turn_{units}", grid, block, given)
+    block, several = block_of(FORMATS[q_code], columns, is_int8, is_beside_others=True), together(tokens)
+    blocks = [blocks_of(out.shape[1], block, _rows(code, several, is_int8)) for code, *_, out in matrices]
     one = CudaLaunch(
         module_of((q_code, k_code, v_code), is_int8),
         f"qkv_{several}",
@@ -147,7 +182,8 @@ def launches(
 def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
     """The CUDA version for weights of three formats."""
     many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
-    return CudaKernel((*(QUANTIZE,) * is_int8, module_of(codes, is_int8), *many), launches)
+    own = (QUANTIZE, module_in_turn(codes)) if is_int8 else ()
+    return CudaKernel((*own, module_of(codes, is_int8), *many), launches)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
