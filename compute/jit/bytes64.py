@@ -98,13 +98,26 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
-def with_upper_bits(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """low | high << 4, of each byte."""
+def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
+    """low | what of high's bits from `place` on (0 to 7) comes to lie in `mask` where that bit becomes the fifth.
+
+    They are moved once, from where they lie to where they belong, in words: what of other bytes comes with them is
+    masked away. AVX-512 rotates in one instruction, and takes `&` and `|` for one.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.or_(values[0], builder.shl(values[1], ir.Constant(_BYTES, [4] * 4 * LANES)))
+        low, high, place, mask = values
+        words = builder.bitcast(high, _INTS)
+        up = builder.sub(_INT(4), place)
+        if HAS_VNNI:
+            words = _called(builder, "llvm.fshl.v16i32", _INTS, [words, words, _splat(builder, up, _INTS)])
+        else:
+            is_up = builder.icmp_signed(">", up, _INT(0))
+            left, right = (builder.select(is_up, *amounts) for amounts in ((up, _INT(0)), (_INT(0), builder.neg(up))))
+            words = builder.lshr(builder.shl(words, _splat(builder, left, _INTS)), _splat(builder, right, _INTS))
+        return builder.or_(low, builder.and_(builder.bitcast(words, _BYTES), _splat_bytes(builder, mask)))
 
-    return _bytes(_bytes, _bytes), generate
+    return _bytes(_bytes, _bytes, types.int32, types.int32), generate
 
 
 @_intrinsic

@@ -17,7 +17,6 @@ from cbtop.compute.jit.vectors import (
     load_words,
     multiply,
     prefetch,
-    shift_left,
     shift_right,
     splat,
     to_floats,
@@ -139,17 +138,23 @@ def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 
 @jit_inlined
+def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
+    """All of a's six bits, or four of c and above them the two highest of a: what the masks leave."""
+    return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
+
+
+@jit_inlined
 def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     """Scale and minimum of a sub-block as Q4_K and Q5_K store them (see quantization/six_bits.py)."""
-    fifteen = np.int32(15)
+    # Without a branch, in which LLVM loads all weights and activations of a step before it: registers run out, and no
+    # load is part of the instruction that needs it.
+    is_last = np.int32(half)
+    whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
     m = load_bytes(w, row, base + U(8 * ROWS) + part * U(ROWS))
     c = load_bytes(w, row, base + U(12 * ROWS) + part * U(ROWS))
-    if half == U(0):
-        scales, minima = bits_and(a, np.int32(63)), bits_and(m, np.int32(63))
-    else:
-        scales = bits_or(bits_and(c, fifteen), shift_left(shift_right(a, np.int32(6)), np.int32(4)))
-        minima = bits_or(shift_right(c, np.int32(4)), shift_left(shift_right(m, np.int32(6)), np.int32(4)))
+    scales = _of_either_half(a, c, whole, low, high)
+    minima = _of_either_half(m, shift_right(c, np.int32(4)), whole, low, high)
     return (
         multiply(load_halves(w, row, base), to_floats(scales)),
         multiply(load_halves(w, row, base + U(2 * ROWS)), to_floats(minima)),
@@ -177,8 +182,7 @@ def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    upper = masked(shifted(load_64(w, row, high), high_shift), mask)
-    return with_upper_bits(_nibbles(w, row, low, low_shift), upper)
+    return with_upper_bits(_nibbles(w, row, low, low_shift), load_64(w, row, high), high_shift, mask)
 
 
 @jit_inlined
@@ -203,7 +207,7 @@ def unpack_q5_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     low_shift, high_shift = np.int32(4) * np.int32(part & U(1)), np.int32(half * U(4) + part)
     _ask_ahead(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
     return (
-        *_with_uppers(w, row, low, base + U(16 * ROWS), low_shift, high_shift, np.int32(1)),
+        *_with_uppers(w, row, low, base + U(16 * ROWS), low_shift, high_shift, np.int32(16)),
         *_six_bit_factors(w, row, base, half, part),
     )
 
@@ -218,7 +222,7 @@ def unpack_q6_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     d = load_halves(w, row, base + U(208 * ROWS))
     scales = base + U(192 * ROWS) + (half * U(4) + part) * U(2 * ROWS)
     return (
-        *_with_uppers(w, row, low, high, low_shift, high_shift, np.int32(3)),
+        *_with_uppers(w, row, low, high, low_shift, high_shift, np.int32(48)),
         multiply(d, to_floats(load_signed_bytes(w, row, scales))),
         multiply(d, to_floats(load_signed_bytes(w, row, scales + U(ROWS)))),
     )
