@@ -173,6 +173,40 @@ def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     assert stats.rare("crowded", [1]) == (lane == LANES - 1)
 
 
+@pytest.mark.parametrize("lanes", [(2, 4), (1, 3), (0, LANES - 2)])
+def test_a_step_closes_what_lies_in_its_own_lane(lanes: tuple[int, int]) -> None:
+    """Two steps at the same time, each with a brick; the one that ends first closes its own."""
+    node, start, end = np.array([(2, 1_000, 1_060), (2, 1_010, 1_160), (1, 1_000, 1_100), (1, 1_000, 1_200)]).T
+    flags = np.array([lanes[0], lanes[1], lanes[0], lanes[1]]) << LANE_SHIFT
+    both = Batch(node, flags, start, end, np.zeros(4, np.int64), 0)
+    step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
+    stats = NodeStats()
+    closed = []
+    for part in (np.arange(4) < 3, np.arange(4) == 3):
+        stats.add(both.only(part), step_of, part_of)
+        closed.append(int(stats.column("closed_ns")[2]))
+    assert closed == [60, 60 + 150]
+
+
+def test_of_when_steps_ran_the_last_are_told_and_of_all_nodes_together_so_many() -> None:
+    step_of, part_of = np.array([-1, 1, 2]), np.array([-1, -1, -1])
+    stats = NodeStats()
+    stats.grow(3)
+    for at in range(4):
+        rows = [(1, 1_000 * at + 100, 1_000 * at + 300), (2, 1_000 * at + 500, 1_000 * at + 600)]
+        node, start, end = np.array(rows, np.int64).T
+        stats.add(Batch(node, np.zeros(2, np.int64), start, end, np.ones(2, np.int64), 0), step_of, part_of)
+    node, begin, length = stats.intervals(0, 100)
+    assert node.tolist() == [0] * 8 + [1] * 4 + [2] * 4  # 0: any step
+    assert begin[8:].tolist() == [100, 1_100, 2_100, 3_100, 500, 1_500, 2_500, 3_500]
+    assert begin[:8].tolist() == sorted(begin[8:].tolist())
+    assert length[8:].tolist() == [200] * 4 + [100] * 4
+    node, begin, _ = stats.intervals(2_300, 6)
+    assert (node.tolist(), begin.tolist()) == ([0] * 4 + [1] * 2, [2_100, 2_500, 3_100, 3_500, 2_100, 3_100])
+    assert stats.intervals(2_300, 3)[1].tolist() == [2_500, 3_100, 3_500]
+    assert stats.intervals(10_000, 3)[0].tolist() == []
+
+
 def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
     stats = NodeStats()
     stats.add(batch([(1, 5_000, 2), (2, 7_000, 3), (1, 9_000, 4)]), NO_STEPS, NO_STEPS)
@@ -187,6 +221,20 @@ def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
     with_rare = replace(found, rare={(0, 1): 5})
     assert with_rare.size_bytes > found.size_bytes
     assert NodeStats().everything().is_empty
+
+
+def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
+    stats = NodeStats()
+    stats.add(batch([(1, 5_000, 2)]), NO_STEPS, NO_STEPS)
+    few = stats.everything()
+    assert few.count.dtype == np.uint32
+    before_bytes = stats.size_bytes
+    assert before_bytes > few.columns["count"].nbytes
+    stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
+    assert stats.size_bytes > before_bytes  # a rare column more
+    many = NodeStats()
+    many.count(replace(few, count=few.count.astype(np.int64) << 32))
+    assert many.everything().count.tolist() == [1 << 32]
 
 
 @given(
