@@ -32,9 +32,7 @@ class PhaseTotals:
     table: NodeTable
     stats: NodeStats
     # By node id, of what lies in the phase:
-    columns: dict[str, Column]  # count, elements, total_ns, closed_ns
-    exclusive_ns: Column  # of total_ns
-    closed_exclusive_ns: Column  # of closed_ns
+    columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns
     held: NDArray[np.bool_]  # the bricks with time of their own, and what lies in one: that is the brick's
     adopted: NDArray[np.bool_]  # what was done elsewhere, beside the time of what it lies in
 
@@ -53,6 +51,7 @@ class PhaseTotals:
         stats.grow(size)
         columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
         columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
+        columns["loose_ns"] = stats.rare_column("loose_ns")[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
         # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
@@ -62,11 +61,21 @@ class PhaseTotals:
             table=table,
             stats=stats,
             columns=columns,
-            exclusive_ns=exclusive_of(table, inside, total_ns, total_ns - stats.rare_column("loose_ns")[:size]),
-            closed_exclusive_ns=exclusive_of(table, inside, closed_ns, closed_ns),
             held=held,
             adopted=adopted,
         )
+
+    @cached_property
+    def exclusive_ns(self) -> Column:
+        """By node id, of `total_ns`."""
+        total_ns = self.columns["total_ns"]
+        return exclusive_of(self.table, self.inside, total_ns, total_ns - self.columns["loose_ns"])
+
+    @cached_property
+    def closed_exclusive_ns(self) -> Column:
+        """By node id, of `closed_ns`."""
+        closed_ns = self.columns["closed_ns"]
+        return exclusive_of(self.table, self.inside, closed_ns, closed_ns)
 
     @cached_property
     def count(self) -> dict[int, int]:
