@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cbtop import formatting
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
@@ -40,14 +41,15 @@ def most_verdict_lines(source: SourceView, width: int) -> int:
     return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
 
 
-def _texts(verdict: Verdict, width: int) -> tuple[list[Line], list[Line]]:
+@lru_cache(maxsize=64)  # one stands for a second and longer, and each frame asks twice
+def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
     """Its sentence, and what to do, in as many lines as they take."""
     glyph, role = _LOOKS[verdict.severity]
     gain = _gain(verdict)
     if_so: Line = ((f"{gain} if {clean(verdict.gain_if)} (derived). ", "good"),) if gain else BLANK
     return (
-        wrap_line(((f"  {glyph} ", role),), ((clean(verdict.sentence), "strong"),), width),
-        wrap_line((("    → ", "faint"),), (*if_so, (clean(verdict.advice), "dim")), width),
+        tuple(wrap_line(((f"  {glyph} ", role),), ((clean(verdict.sentence), "strong"),), width)),
+        tuple(wrap_line((("    → ", "faint"),), (*if_so, (clean(verdict.advice), "dim")), width)),
     )
 
 
@@ -56,7 +58,7 @@ def _gain(verdict: Verdict) -> str:
     return "" if more is None else f"+{formatting.number(more)} tokens/s"
 
 
-def _dealt(texts: Sequence[tuple[list[Line], list[Line]]], free: int) -> list[tuple[int, int]]:
+def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
     """Lines for the sentence and for what to do of each: one a sentence, and of those `free` first one for what to do
     of each, then what the words of the first take, and so on."""
     first = [min(1, max(0, free - at)) for at in range(len(texts))]

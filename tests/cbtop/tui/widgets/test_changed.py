@@ -25,9 +25,7 @@ def sent(first: tuple[int, int], second: tuple[int, int]) -> str:
 
 
 @given(spans, spans)
-def test_what_has_changed_is_sent_to_its_place_and_nothing_else(
-    first: tuple[int, int], second: tuple[int, int]
-) -> None:
+def test_what_has_changed_is_sent_to_its_place_and_no_more(first: tuple[int, int], second: tuple[int, int]) -> None:
     screen = [["."] * WIDTH for _ in range(2)]
     for line, column, text in re.findall(r"\x1b\[(\d+);(\d+)H([A-Za-z]*)", sent(first, second)):
         begin = int(column) - 1
