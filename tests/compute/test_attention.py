@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.kernels.attention import (
     CACHE_TYPES,
+    MANY_OF_HALVES,
     attention,
     empty_caches,
     first_seen,
     keys_of,
+    launches,
     plain_caches,
     positions_seen,
     reference,
     scratch_for,
+    scratch_shape,
 )
 from cbtop.compute.kernels.base import floats
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
@@ -126,3 +132,43 @@ def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head
     np.testing.assert_array_equal(caches[1][..., :head_dim], plain[1])
     assert plain[0].strides[1] % 16 == plain[1].strides[1] % 16 == 0
     np.testing.assert_array_equal(*outs)
+
+
+def launch_of(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: Any = np.uint16) -> CudaLaunch:
+    """On a GPU of 132 multiprocessors; nothing is launched."""
+    q, caches = np.empty((tokens, heads * head_dim), np.float32), plain_caches(kv_heads, 64, head_dim, dtype)
+    scratch = np.empty(scratch_shape(132), np.float32)
+    [launch] = launches(q, *caches, np.zeros(1, np.int32), 1.0, 0, 0.0, q, scratch)
+    return launch
+
+
+@given(
+    tokens=st.integers(1, 64),
+    kv_heads=st.integers(1, 200),
+    group=st.integers(1, 70),
+    head_dim=st.integers(1, 256),
+    dtype=st.sampled_from([np.uint16, np.float32]),
+)
+def test_what_the_blocks_of_a_gpu_leave_for_the_last_one_fits_its_scratch(
+    tokens: int, kv_heads: int, group: int, head_dim: int, dtype: Any
+) -> None:
+    launch = launch_of(tokens, kv_heads * group, kv_heads, head_dim, dtype)
+    pieces, heads, others = launch.grid
+    if launch.module is MANY_OF_HALVES:
+        assert dtype == np.uint16
+        assert head_dim <= 128
+        assert others == 1
+    else:
+        assert heads == kv_heads
+        assert pieces == 1 or pieces * heads * others <= 132
+
+
+def test_a_context_is_taken_apart_for_all_of_a_gpu_where_one_token_alone_attends_to_it() -> None:
+    assert launch_of(1, 28, 4, 128).grid == (33, 4, 1)
+    assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)  # twice as many: of two halves of the output
+    assert launch_of(512, 28, 4, 128).grid == (4, 56, 1)
+
+
+def test_heads_that_are_too_large_for_a_gpu_are_refused_by_size() -> None:
+    with pytest.raises(ValueError, match="heads are of 320 numbers; on a GPU at most 256 are wanted"):
+        launch_of(1, 1, 1, 320)

@@ -13,7 +13,7 @@ from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.philox import philox, uniform
-from cbtop.compute.kernels.sampling import drawn, drawn_reference
+from cbtop.compute.kernels.sampling import drawn, drawn_launches, drawn_reference
 from cbtop.compute.settings import Sampling
 from cbtop.profiler.profiler import BrickProfiler
 
@@ -110,3 +110,13 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
 def test_settings_that_draw_nothing_sensible_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ComputeError, match=f"^{next(iter(wrong))} is "):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "searches"),
+    [(40, 0.9, 2), (0, 0.9, 1), (40, 1.0, 1), (0, 1.0, 0), (400, 1.0, 0)],
+)
+def test_on_a_gpu_only_what_leaves_tokens_out_is_searched_for(top_k: int, top_p: float, searches: int) -> None:
+    logits, place = np.zeros((1, 400), np.float32), np.zeros(1, np.int32)
+    entries = [one.entry for one in drawn_launches(logits, 1.0, top_k, top_p, 1, place, place, np.zeros(1, np.int64))]
+    assert entries == ["find_logits_range", "weigh_logits", *["find_last"] * searches, "draw"]
