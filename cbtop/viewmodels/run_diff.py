@@ -220,7 +220,7 @@ def diff(
             notes.append(found)
         else:
             parts.append(found)
-            notes += _part_notes(befores[key], afters[key])
+            notes += _part_notes(befores[key], afters[key], (base.runs, now.runs))
     for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
         notes += [f"only {whose} has {_work(mine[key])}: left out" for key in mine if key not in others]
     if parts:
@@ -467,11 +467,12 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
         )
 
 
-def _part_notes(before: Part, now: Part) -> Iterator[str]:
+def _part_notes(before: Part, now: Part, runs: tuple[int, int]) -> Iterator[str]:
     if before.warm_up or now.warm_up:
         yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
-    if before.cached is None and abs(before.steps - now.steps) > ALIKE_STEPS * max(before.steps, now.steps):
-        steps = f"{counted(now.steps, 'step')}, {count(before.steps)} in the baseline"
+    then, is_now = before.steps // runs[0], now.steps // runs[1]  # of a run: there a cache begins anew
+    if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
+        steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
 
 

@@ -134,6 +134,9 @@ def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -
         said = f"decode: {steps} steps, 240 in the baseline, and how much was cached is not said"
         assert any(note.startswith(said) for note in notes) is is_said
     assert not diff(made_run(1, STEADY, 240, cached_from=0), made_run(2, STEADY, 280, cached_from=0)).notes
+    bases = [made_run(seed, STEADY, 80) for seed in (3, 4, 5)]
+    assert not diff_of(bases, [made_run(6, STEADY, 80)]).notes  # three runs of 80 steps are no longer one
+    assert diff_of(bases, [made_run(6, STEADY, 240)]).notes
 
 
 def test_losses_are_those_of_the_run_that_has_them() -> None:
