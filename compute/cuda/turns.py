@@ -7,39 +7,41 @@ its loads are under way together. On an H100, of Q4_K, a block for each row read
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from cbtop.compute.cuda import products
-from cbtop.compute.cuda.launches import WARP, Dimensions
+from cbtop.compute.cuda.launches import WARP, CudaModule, Dimensions
+from cbtop.compute.cuda.products import INT8, INT8_PARAMETERS, matrix, matrix_parameters, source_of
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-UNITS_OF_THREAD = (1, 2, 4, 5)  # an entry each: more do not stay in registers
+UNITS_OF_THREAD = (1, 2, 4, 5)  # more do not stay in registers
 MOST_WARPS = 16  # that share a row
 WARPS_OF_BLOCK = 4  # where each has rows of its own
 BLOCKS_OF_MULTIPROCESSOR = 8
+WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4  # of a multiprocessor
 
 TURNS = r"""
-// The units of a thread: `unit` and every `stride`-th after it, as far as there are.
-template <int UNITS>
+// The units of a thread: its own in the WARPS that share a row, and every one that many threads after it.
+
+template <int UNITS, int WARPS>
 struct Own {
     uint32_t codes[UNITS][8];
     float4 factors[UNITS];
-    int unit, stride, units;
+    int units;
 };
 
 // Along x the warps of a block share a row, along y they have rows of their own.
-template <int UNITS>
-__device__ __forceinline__ Own<UNITS> own_units(Int8 x, int columns)
+template <int UNITS, int WARPS>
+__device__ __forceinline__ Own<UNITS, WARPS> own_units(Int8 x, int columns)
 {
-    Own<UNITS> own;
-    own.unit = threadIdx.x;
-    own.stride = blockDim.x;
+    Own<UNITS, WARPS> own;
     own.units = columns / 32;
     const uint4 nothing = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int unit = own.unit + u * own.stride;
+        const int unit = threadIdx.x + u * 32 * WARPS;
         const bool is_there = unit < own.units;
         const uint4* at = (const uint4*)x.codes + 2 * unit;
         uint4 a = is_there ? __ldg(at) : nothing, b = is_there ? __ldg(at + 1) : nothing;
@@ -52,21 +54,21 @@ __device__ __forceinline__ Own<UNITS> own_units(Int8 x, int columns)
 }
 
 // What of a row is read before anything is computed.
-template <class Format, int UNITS>
+template <class Format, int UNITS, int WARPS>
 struct Read {
     uint32_t codes[UNITS][8];
     float4 scales[UNITS];
 
-    __device__ __forceinline__ void load(const Format& weights, const Own<UNITS>& own, int row)
+    __device__ __forceinline__ void load(const Format& weights, const Own<UNITS, WARPS>& own, int row)
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-            int64_t at = (int64_t)row * own.units + min(own.unit + u * own.stride, own.units - 1);
+            int64_t at = (int64_t)row * own.units + min((int)threadIdx.x + u * 32 * WARPS, own.units - 1);
             weights.codes(at, codes[u]);
             scales[u] = weights.scales(at);
         }
     }
-    __device__ __forceinline__ float times(const Own<UNITS>& own) const
+    __device__ __forceinline__ float times(const Own<UNITS, WARPS>& own) const
     {
         float sum = 0;
 #pragma unroll
@@ -84,17 +86,33 @@ struct Read {
     }
 };
 
+// Asks for the codes of a block's first rows before anything is waited for: no launch before this writes weights.
+template <int BYTES, int UNITS, int WARPS, int ROWS>
+__device__ __forceinline__ void ahead(const uint8_t* planes, int rows, int columns)
+{
+    const int units = columns / 32, row = ROWS * (blockIdx.x * blockDim.y + threadIdx.y);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const int unit = threadIdx.x + u * 32 * WARPS;
+            if (row + r < rows && unit < units)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(planes + ((int64_t)(row + r) * units + unit) * BYTES));
+        }
+}
+
 // Sums of the warps that share a row, in all their threads; `space`: 32 float2, of which turns take halves. Where
 // warps share rows there is one along y: all of a block come here together.
+template <int WARPS>
 __device__ __forceinline__ float2 of_all_warps(float2 sum, float2* space, int turn)
 {
-    const int warps = blockDim.x / 32;
-    if (warps > 1) {
-        float2* own = space + turn * warps;
+    if (WARPS > 1) {
+        float2* own = space + turn * WARPS;
         if (threadIdx.x % 32 == 0) own[threadIdx.x / 32] = sum;
         __syncthreads();
         sum = make_float2(0, 0);
-        for (int w = 0; w < warps; w++) {
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
             sum.x += own[w].x;
             sum.y += own[w].y;
         }
@@ -107,40 +125,40 @@ __device__ __forceinline__ void write_row(const Matrix& matrix, int row, float s
 }
 
 // Rows 2 * pair and the next one.
-template <class Format, int UNITS>
+template <class Format, int UNITS, int WARPS>
 __device__ __forceinline__ void two_rows(
-    const Matrix& matrix, const Own<UNITS>& own, int columns, int pair, bool is_there, float2* space, int turn)
+    const Matrix& matrix, const Own<UNITS, WARPS>& own, int columns, int pair, bool is_there, float2* space, int turn)
 {
     const Format weights(matrix.planes, (int64_t)matrix.rows * columns);
     const int row = min(2 * pair, matrix.rows - 1), other = min(row + 1, matrix.rows - 1);
-    Read<Format, UNITS> a, b;
+    Read<Format, UNITS, WARPS> a, b;
     a.load(weights, own, row);
     b.load(weights, own, other);
-    float2 sums = of_all_warps(make_float2(a.times(own), b.times(own)), space, turn);
+    float2 sums = of_all_warps<WARPS>(make_float2(a.times(own), b.times(own)), space, turn);
     if (threadIdx.x == 0 && is_there) {
         write_row(matrix, row, sums.x);
         if (other > row) write_row(matrix, other, sums.y);
     }
 }
 
-template <class Format, int UNITS>
-__device__ __forceinline__ void product_in_turn(Matrix matrix, Int8 x, int columns, float2* space)
+template <class Format, int UNITS, int WARPS>
+__device__ __forceinline__ void linear_in_turn(Matrix matrix, Int8 x, int columns, float2* space)
 {
-    const Own<UNITS> own = own_units<UNITS>(x, columns);
+    const Own<UNITS, WARPS> own = own_units<UNITS, WARPS>(x, columns);
     const int pairs = (matrix.rows + 1) / 2, all = gridDim.x * blockDim.y;
     int turn = 0;
     for (int begin = blockIdx.x * blockDim.y; begin < pairs; begin += all, turn ^= 1) {
         const int pair = begin + threadIdx.y;
-        two_rows<Format, UNITS>(matrix, own, columns, min(pair, pairs - 1), pair < pairs, space, turn);
+        two_rows<Format, UNITS, WARPS>(matrix, own, columns, min(pair, pairs - 1), pair < pairs, space, turn);
     }
 }
 
 // Three matrices of the same activations, whose rows stand behind each other.
-template <class First, class Second, class Third, int UNITS>
-__device__ __forceinline__ void products_in_turn(
+template <class First, class Second, class Third, int UNITS, int WARPS>
+__device__ __forceinline__ void qkv_in_turn(
     Matrix first, Matrix second, Matrix third, Int8 x, int columns, float2* space)
 {
-    const Own<UNITS> own = own_units<UNITS>(x, columns);
+    const Own<UNITS, WARPS> own = own_units<UNITS, WARPS>(x, columns);
     const int of_first = (first.rows + 1) / 2, to_third = of_first + (second.rows + 1) / 2;
     const int pairs = to_third + (third.rows + 1) / 2, all = gridDim.x * blockDim.y;
     int turn = 0;
@@ -148,30 +166,30 @@ __device__ __forceinline__ void products_in_turn(
         const int pair = min(begin + (int)threadIdx.y, pairs - 1);
         const bool is_there = begin + threadIdx.y < pairs;
         if (pair < of_first)
-            two_rows<First, UNITS>(first, own, columns, pair, is_there, space, turn);
+            two_rows<First, UNITS, WARPS>(first, own, columns, pair, is_there, space, turn);
         else if (pair < to_third)
-            two_rows<Second, UNITS>(second, own, columns, pair - of_first, is_there, space, turn);
+            two_rows<Second, UNITS, WARPS>(second, own, columns, pair - of_first, is_there, space, turn);
         else
-            two_rows<Third, UNITS>(third, own, columns, pair - to_third, is_there, space, turn);
+            two_rows<Third, UNITS, WARPS>(third, own, columns, pair - to_third, is_there, space, turn);
     }
 }
 
 // A row of the gate beside that of up, and SwiGLU of both products.
-template <class Gate, class Up, int UNITS>
+template <class Gate, class Up, int UNITS, int WARPS>
 __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out, Int8 x, int columns, float2* space)
 {
-    const Own<UNITS> own = own_units<UNITS>(x, columns);
+    const Own<UNITS, WARPS> own = own_units<UNITS, WARPS>(x, columns);
     const Gate gates(gate.planes, (int64_t)gate.rows * columns);
     const Up ups(up.planes, (int64_t)up.rows * columns);
     const int all = gridDim.x * blockDim.y;
     int turn = 0;
     for (int begin = blockIdx.x * blockDim.y; begin < gate.rows; begin += all, turn ^= 1) {
         const int row = min(begin + (int)threadIdx.y, gate.rows - 1);
-        Read<Gate, UNITS> a;
-        Read<Up, UNITS> b;
+        Read<Gate, UNITS, WARPS> a;
+        Read<Up, UNITS, WARPS> b;
         a.load(gates, own, row);
         b.load(ups, own, row);
-        float2 sums = of_all_warps(make_float2(a.times(own), b.times(own)), space, turn);
+        float2 sums = of_all_warps<WARPS>(make_float2(a.times(own), b.times(own)), space, turn);
         if (threadIdx.x == 0 && begin + threadIdx.y < gate.rows) {
             float g = sums.x + (gate.bias ? gate.bias[row] : 0.0f), u = sums.y + (up.bias ? up.bias[row] : 0.0f);
             gate.out[row] = g;
@@ -183,20 +201,38 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 """
 
 
-SPACE = "__shared__ float2 space[32];"  # the sums of warps that share rows
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How threads share a row: `units` of it for each, in `warps`. A template's arguments."""
+
+    units: int
+    warps: int
+
+    @property
+    def block(self) -> Dimensions:
+        """The threads that share a row, and as many rows."""
+        return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
+
+    @property
+    def bounds(self) -> str:
+        """What the compiler is told of registers. It is to have enough of them for all loads of two rows."""
+        threads = self.block[0] * self.block[1]
+        blocks = max((FEWER_WARPS if self.units > MANY_UNITS else WARPS_AT_A_TIME) * WARP // threads, 1)
+        return f"__launch_bounds__({threads}, {blocks})"
+
+    def blocks(self, pieces: int, multiprocessors: int) -> int:
+        """That take so many pieces of work in turn, of which one along y has one at a time."""
+        return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
+
+    def __str__(self) -> str:
+        return f"{self.units}x{self.warps}"
 
 
-def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
-    """The whole of a module whose entries multiply by matrices of these formats."""
-    return products.source_of(formats, [TURNS, *entries])
-
-
-def shape_of(columns: int) -> tuple[int, Dimensions] | None:
-    """Units of a thread, and a block: the threads that share a row, and as many rows. Of what leaves an eighth of the
-    threads at most without work, or as few as can be, the one with the most loads under way; None: rows are too long.
-    """
-    units = columns // UNIT
-    ways = []
+@cache
+def shape_of(columns: int) -> Shape | None:
+    """Of what leaves an eighth of the threads at most without work, or as few as can be, the one with the most loads
+    under way; None: rows are too long."""
+    units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
         for each in UNITS_OF_THREAD:
             idle = each * warps * WARP - units
@@ -205,9 +241,37 @@ def shape_of(columns: int) -> tuple[int, Dimensions] | None:
     if not ways:
         return None
     _, each, warps = min(ways)
-    return -each, (warps * WARP, 1 if warps > 1 else WARPS_OF_BLOCK, 1)
+    return Shape(-each, warps)
 
 
-def blocks_for(pieces: int, block: Dimensions, multiprocessors: int) -> int:
-    """The blocks that take so many pieces of work in turn, of which one along y has one at a time."""
-    return min(-(-pieces // block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
+def _code_bytes(block_format: BlockFormat) -> int:
+    """Of a unit, in the first plane."""
+    assert block_format.planes is not None
+    return block_format.planes.bits[0] * UNIT // 8
+
+
+def module(
+    name: str, formats: Sequence[BlockFormat], shape: Shape, names: Sequence[str], more: str = ""
+) -> CudaModule:
+    """The CUDA C++ of one entry, `name`, of the function of TURNS whose name that is, too: it takes matrices of these
+    formats, as `names` of parameters, and `more` of these, then int8 activations."""
+    rows = 1 if more else 2  # of a matrix in a turn
+    ahead = "\n".join(
+        f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);"
+        for of, one in [*zip(names, formats, strict=True)][: 3 - rows]
+    )
+    parameters = ", ".join([*map(matrix_parameters, names), *([f"float* {more}"] if more else [])])
+    given = ", ".join([*map(matrix, names), *([more] if more else [])])
+    entry = f"""
+KERNEL {shape.bounds} {name}({parameters}, {INT8_PARAMETERS}, int columns STAMP)
+{{
+{ahead}
+    ENTER
+    __shared__ float2 space[32];  // the sums of warps that share rows
+    {name}<{", ".join(one.name for one in formats)}, {shape.units}, {shape.warps}>(
+        {given}, {INT8}, columns, space);
+    LEAVE
+}}
+"""
+    structs = "_".join(one.name.lower() for one in formats)
+    return CudaModule(f"{name}_{shape}_{structs}", source_of(dict.fromkeys(formats), [TURNS, entry]))

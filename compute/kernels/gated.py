@@ -90,26 +90,10 @@ KERNEL gated_{tokens}({matrix_parameters("gate")},
 
 
 @cache
-def module_in_turn(codes: tuple[int, int]) -> CudaModule:
-    """The CUDA C++ for one token in int8; an entry for each number of units that a thread has."""
-    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
-    names = [FORMATS[code].name for code in codes]
-    entries = [
-        f"""
-KERNEL gated_in_turn_{units}({matrix_parameters("gate")},
-    {matrix_parameters("up")},
-    float* out, {INT8_PARAMETERS}, int columns STAMP)
-{{
-    ENTER
-    {turns.SPACE}
-    gated_in_turn<{", ".join(names)}, {units}>(
-        {matrix("gate")}, {matrix("up")}, out, {INT8}, columns, space);
-    LEAVE
-}}
-"""
-        for units in turns.UNITS_OF_THREAD
-    ]
-    return CudaModule(f"gated_int8_in_turn_{'_'.join(names).lower()}", turns.source_of(formats, entries))
+def module_in_turn(codes: tuple[int, int], shape: turns.Shape) -> CudaModule:
+    """The CUDA C++ for one token in int8, whose rows have threads of that shape."""
+    formats = [FORMATS[code] for code in codes]
+    return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out")
 
 
 @cache
@@ -135,11 +119,11 @@ def launches(
         return *linear_bf16.launches_of_several(matrices, x, scratch.tiles), *after.launches(gate, up, out)
     shape = turns.shape_of(columns) if is_int8 and tokens == 1 else None
     if shape is not None:
-        units, block = shape
-        grid = turns.blocks_for(out.shape[1], block, scratch.threads), 1, 1
+        grid = shape.blocks(out.shape[1], scratch.threads), 1, 1
         own = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
         given = *own, out, scratch.codes, scratch.factors, np.int32(columns)
-        turn = CudaLaunch(module_in_turn((gate_code, up_code)), f"gated_in_turn_{units}", grid, block, given)
+        module = module_in_turn((gate_code, up_code), shape)
+        turn = CudaLaunch(module, "gated_in_turn", grid, shape.block, given)
         return *quantize_launches(x, scratch.codes, scratch.factors), turn
     if gate_code != up_code:
         product = linear_int8.launches if is_int8 else linear.launches
@@ -173,7 +157,7 @@ def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
         if is_int8:
             modules += [QUANTIZE, *linear_bf16.cuda_modules(code)]
     if is_int8:
-        modules.append(module_in_turn(codes))
+        modules.append(module_in_turn(codes, turns.Shape(4, 1)))
     if gate == up:
         modules.append(module_of(gate, is_int8))
     return CudaKernel(tuple(dict.fromkeys(modules)), launches)

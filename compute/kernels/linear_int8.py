@@ -292,24 +292,10 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"linear_int8_{block_format.name.lower()}", source_of([block_format], entries))
 
 
-def _entry_in_turn(block_format: BlockFormat, units: int) -> str:
-    return f"""
-KERNEL linear_in_turn_{units}({matrix_parameters("out")}, {INT8_PARAMETERS}, int columns STAMP)
-{{
-    ENTER
-    {turns.SPACE}
-    product_in_turn<{block_format.name}, {units}>({matrix("out")}, {INT8}, columns, space);
-    LEAVE
-}}
-"""
-
-
 @cache
-def module_in_turn(code: int) -> CudaModule:
-    """The CUDA C++ for one token; an entry for each number of units that a thread has."""
-    block_format = FORMATS[code]
-    entries = [_entry_in_turn(block_format, units) for units in turns.UNITS_OF_THREAD]
-    return CudaModule(f"linear_int8_in_turn_{block_format.name.lower()}", turns.source_of([block_format], entries))
+def module_in_turn(code: int, shape: turns.Shape) -> CudaModule:
+    """The CUDA C++ for one token, whose rows have threads of that shape."""
+    return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
 MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
@@ -335,10 +321,9 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
     quantized = quantize_launches(x, scratch.codes, scratch.factors)
     shape = turns.shape_of(columns) if tokens == 1 else None
     if shape is not None:
-        units, block = shape
-        grid = turns.blocks_for(-(-out.shape[1] // 2), block, scratch.threads), 1, 1
-        one = CudaLaunch(module_in_turn(code), f"linear_in_turn_{units}", grid, block, arguments[:-1])
-        return *quantized, one
+        grid = shape.blocks(-(-out.shape[1] // 2), scratch.threads), 1, 1
+        module = module_in_turn(code, shape)
+        return *quantized, CudaLaunch(module, "linear_in_turn", grid, shape.block, arguments[:-1])
     block, several = block_of(FORMATS[code], columns, is_int8=True), together(tokens)
     grid = blocks_of(out.shape[1], block, ways_of(FORMATS[code], several, is_int8=True)[0]), -(-tokens // several), 1
     return *quantized, CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments)
@@ -346,7 +331,8 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
 
 def cuda_for(code: int) -> CudaKernel:
     """The CUDA version for weights of a format."""
-    return CudaKernel((QUANTIZE, MODULES[code], module_in_turn(code), *linear_bf16.cuda_modules(code)), launches)
+    own = QUANTIZE, MODULES[code], module_in_turn(code, turns.Shape(4, 1))
+    return CudaKernel((*own, *linear_bf16.cuda_modules(code)), launches)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:

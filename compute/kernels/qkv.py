@@ -122,29 +122,9 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
 
 
 @cache
-def module_in_turn(codes: tuple[int, int, int]) -> CudaModule:
-    """The CUDA C++ for one token in int8; an entry for each number of units that a thread has."""
-    formats = [FORMATS[code] for code in dict.fromkeys(codes)]
-    names = [FORMATS[code].name for code in codes]
-    entries = [
-        f"""
-KERNEL qkv_in_turn_{units}({matrix_parameters("q")},
-    {matrix_parameters("k")},
-    {matrix_parameters("v")},
-    {INT8_PARAMETERS}, int columns STAMP)
-{{
-    ENTER
-    {turns.SPACE}
-    products_in_turn<{", ".join(names)}, {units}>(
-        {matrix("q")},
-        {matrix("k")},
-        {matrix("v")}, {INT8}, columns, space);
-    LEAVE
-}}
-"""
-        for units in turns.UNITS_OF_THREAD
-    ]
-    return CudaModule(f"qkv_int8_in_turn_{'_'.join(names).lower()}", turns.source_of(formats, entries))
+def module_in_turn(codes: tuple[int, int, int], shape: turns.Shape) -> CudaModule:
+    """The CUDA C++ for one token in int8, whose rows have threads of that shape."""
+    return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
 
 def launches(
@@ -161,12 +141,9 @@ def launches(
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
     shape = turns.shape_of(columns) if is_int8 and tokens == 1 else None
     if shape is not None:
-        units, block = shape
-        pieces = sum(-(-out.shape[1] // 2) for *_, out in matrices)
-        grid = turns.blocks_for(pieces, block, scratch.threads), 1, 1
-        given = *arguments, *activations, np.int32(columns)
-        module = module_in_turn((q_code, k_code, v_code))
-        return *before, CudaLaunch(module, f"qkv_in_turn_{units}", grid, block, given)
+        grid = shape.blocks(sum(-(-out.shape[1] // 2) for *_, out in matrices), scratch.threads), 1, 1
+        module, given = module_in_turn((q_code, k_code, v_code), shape), (*arguments, *activations, np.int32(columns))
+        return *before, CudaLaunch(module, "qkv_in_turn", grid, shape.block, given)
     block, several = block_of(FORMATS[q_code], columns, is_int8, is_beside_others=True), together(tokens)
     blocks = [blocks_of(out.shape[1], block, _rows(code, several, is_int8)) for code, *_, out in matrices]
     one = CudaLaunch(
@@ -182,7 +159,7 @@ def launches(
 def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
     """The CUDA version for weights of three formats."""
     many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
-    own = (QUANTIZE, module_in_turn(codes)) if is_int8 else ()
+    own = (QUANTIZE, module_in_turn(codes, turns.Shape(4, 1))) if is_int8 else ()
     return CudaKernel((*own, module_of(codes, is_int8), *many), launches)
 
 
