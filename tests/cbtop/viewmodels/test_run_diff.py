@@ -9,7 +9,7 @@ import pytest
 
 from cbtop.viewmodels.noise import Change, figures
 from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
-from cbtop.viewmodels.runs import TooShort, together
+from cbtop.viewmodels.runs import Run, TooShort, together
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 STEADY = Noise(pauses=0)
@@ -179,8 +179,34 @@ def test_all_bricks_take_as_many_times_as_long_only_where_each_does() -> None:
 def test_how_small_a_change_is_found_follows_from_interval_and_error() -> None:
     assert findable_percent(Change(100, 101, half=8, error=2)) == pytest.approx(8 + 1.645 * 2, abs=0.01)
     assert findable_percent(Change(100, 101, half=1, error=0.1)) == pytest.approx(3 + 0.1645, abs=0.01)
+    assert findable_percent(Change(50, 51, half=1, error=0.4)) == pytest.approx(3 + 2 * 0.4 * 1.645, abs=0.01)
     assert findable_percent(Change(0, 101, half=1, error=0.1)) is None
     (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
     known = sorted(findable_percent(one.change) or 0 for one in part.bricks if one.change)
     assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])  # of five
     assert part.findable([]) is None
+
+
+def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None:
+    def cached(run: Run, least: float, mean: float, most: float) -> Run:
+        (part,) = run.parts
+        return replace(run, parts=(replace(part, cached_least=least, cached=mean, cached_most=most),))
+
+    base = cached(made_run(1, STEADY), 90, 100, 110)  # to 112.2
+    for mean, is_compared in ((124, True), (125, False)):  # in the middle of both: 112, 112.5
+        now = cached(made_run(2, STEADY), 100, mean, 160)
+        for one, other in ((base, now), (now, base)):
+            assert (diff(one, other).why_not == "") is is_compared
+    for least, is_compared in ((114, True), (115, False)):  # from 111.7, 112.7
+        assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
+
+
+def test_what_is_known_is_every_brick_layer_and_brick_in_a_layer_that_the_clock_can_tell() -> None:
+    (part,) = diff(made_run(1), made_run(2)).parts
+    assert len(part.known) == 5 + 6 + 6 * 5
+    base, now = (replace(made_run(seed), clock_resolution_us=5.0) for seed in (1, 2))
+    (part,) = diff(base, now).parts
+    assert {one.name for one in part.places} - {one.name for one in part.known} == {
+        "RmsNorm",
+        *(f"RmsNorm in Layer {layer}" for layer in range(6)),
+    }
