@@ -17,6 +17,7 @@ from cbtop.profiler.stats import (
     MAX_KEPT_INTERVALS,
     MAX_OPEN_PARTS,
     PERCENTILES,
+    RARE,
     SANE,
     Growth,
     NodeStats,
@@ -221,6 +222,15 @@ def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
     with_rare = replace(found, rare={(0, 1): 5})
     assert with_rare.size_bytes > found.size_bytes
     assert NodeStats().everything().is_empty
+
+
+def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> None:
+    one, other, both = NodeStats(), NodeStats(), NodeStats()
+    one.set_rare({(RARE.index("uncounted"), 1): 3, (RARE.index("uncounted"), 2): 5})
+    other.set_rare({(RARE.index("uncounted"), 1): 4, (RARE.index("uncounted"), 3): 9})
+    for each in (one, other):
+        both.add_rare(each, np.array([0, 7, 7]))  # node 3 is none that is known here
+    assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
 
 
 def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
