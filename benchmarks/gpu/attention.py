@@ -1,9 +1,9 @@
 """Attention on a CUDA device beside reading the same bytes: 28 heads of 128, 4 of keys and values in f16, as of 7B.
 
 One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round replays a
-captured graph of calls over the caches of as many layers as no second-level cache holds, then one of a kernel that
-reads as many bytes in as many launches; ratios are of rounds. Beside prompts torch's attention in float16 runs where
-torch is there: its products are of float16 once, ours of float32 in two halves.
+graph, captured as a decoder does, of calls over the caches of as many layers as no second-level cache holds, then one
+of a kernel that reads as many bytes in as many launches; ratios are of rounds. Beside prompts torch's attention in
+float16 runs where torch is there: its products are of float16 once, ours of float32 in two halves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.base import Ratio
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, line
-from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.device import Gpu, launches_of
 from cbtop.compute.kernels import attention
 
 HEADS, KV_HEADS, HEAD_DIM = 28, 4, 128
@@ -89,7 +89,9 @@ def attend(gpu: Gpu, layers: Layers, tokens: int) -> Callable[[], None]:
 
     def enqueue() -> None:
         for keys, values in layers.numbers:
-            gpu.run(attention.ATTENTION, q, keys, values, start, HEAD_DIM**-0.5, 0, 0.0, out, scratch)
+            call = q, keys, values, start, HEAD_DIM**-0.5, 0, 0.0, out, scratch
+            for one in launches_of(attention.ATTENTION, call):
+                gpu.launch(one, is_early=True)
 
     return enqueue
 
@@ -100,7 +102,7 @@ def read(gpu: Gpu, layers: Layers) -> Callable[[], None]:
 
     def enqueue() -> None:
         for layer in layers.numbers:
-            gpu.launch(CudaLaunch(READ, "read", *grid, (layer, np.int64(words), out)))
+            gpu.launch(CudaLaunch(READ, "read", *grid, (layer, np.int64(words), out)), is_early=True)
 
     return enqueue
 

@@ -32,10 +32,14 @@ struct Sizes {
 };
 // Scores are kept as powers of two: a query times `unit` and a key is one, or what `held` makes of that.
 struct Scores {
+    float unit;
+    __device__ __forceinline__ Scores(float scale, float) : unit(scale * LOG2_E) {}
+    __device__ __forceinline__ float held(float score) const { return score; }
+};
+struct HeldScores {
     float unit, cap;
-    __device__ __forceinline__ Scores(float scale, float cap)
-        : unit(cap > 0 ? scale / cap : scale * LOG2_E), cap(cap * LOG2_E) {}
-    __device__ __forceinline__ float held(float score) const { return cap > 0 ? cap * tanhf(score) : score; }
+    __device__ __forceinline__ HeldScores(float scale, float cap) : unit(scale / cap), cap(cap * LOG2_E) {}
+    __device__ __forceinline__ float held(float score) const { return cap * tanhf(score); }
 };
 __device__ __forceinline__ int first_seen(int position, int window)
 {
@@ -46,6 +50,21 @@ __device__ __forceinline__ float power(float exponent)
     float value;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
     return value;
+}
+// 16 bytes that are read once, past the first-level cache; zeros where they are not there. Without a branch.
+__device__ __forceinline__ uint4 load(const void* from, bool is_there)
+{
+    uint4 words;
+    asm("{\n\t.reg .pred there;\n\tsetp.ne.b32 there, %5, 0;\n\t"
+        "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t"
+        "@there ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n\t}"
+        : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(from), "r"((int)is_there));
+    return words;
+}
+__device__ __forceinline__ float4 load_floats(const void* from, bool is_there)
+{
+    const uint4 words = load(from, is_there);
+    return {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w)};
 }
 // Of the four threads that have a row.
 __device__ __forceinline__ float quad_max(float value)
@@ -234,12 +253,13 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i)
 // time, and loads the next ones where those before are used up. Of the 16 rows of a product the first 8 are the rows,
 // the last 8 what their halves leave. The order of numbers inside of a key, and of those of a value, is as they are
 // loaded: the sums do not mind, as long as the queries have the same.
-template <int KEY_UNITS, int OUT>
+template <int KEY_UNITS, int OUT, class Scores>
 __device__ __forceinline__ void attend_few(
     const float* q, const uint16_t* keys, const uint16_t* values, const int* start, Scores scores, int window,
     float* out, float* scratch, float share, const Sizes& sizes)
 {
     constexpr int VALUE_UNITS = OUT / 64, STEP = 16 * WARPS, FOURS = KEY_UNITS > 4 ? 2 : 1;
+    constexpr int CHAINS = KEY_UNITS > 4 ? 1 : 2;  // sums of a product, so that fewer wait for one another
     __shared__ uint4 query[2 * KEY_UNITS][32];
     __shared__ int exponents[ROWS];
     __shared__ __align__(16) Found<OUT> found;
@@ -267,8 +287,7 @@ __device__ __forceinline__ void attend_few(
 #pragma unroll
                 for (int d = 0; d < KEY_UNITS; d++) {
                     const bool is_there = at < piece.to && 32 * d + 8 * quarter < sizes.stride;
-                    const uint4* from = (const uint4*)(keys + (int64_t)at * sizes.stride + 32 * d + 8 * quarter);
-                    key[n][d] = is_there ? __ldg(from) : uint4{0, 0, 0, 0};
+                    key[n][d] = load(keys + (int64_t)at * sizes.stride + 32 * d + 8 * quarter, is_there);
                 }
             }
         };
@@ -279,8 +298,7 @@ __device__ __forceinline__ void attend_few(
 #pragma unroll
                 for (int d = 0; d < VALUE_UNITS; d++) {
                     const bool is_there = at < piece.to && piece.part + 64 * d + 8 * row < sizes.stride;
-                    const uint4* from = (const uint4*)(values + (int64_t)at * sizes.stride + 64 * d + 8 * row);
-                    value[n][d] = is_there ? __ldg(from) : uint4{0, 0, 0, 0};
+                    value[n][d] = load(values + (int64_t)at * sizes.stride + 64 * d + 8 * row, is_there);
                 }
             }
         };
@@ -311,15 +329,16 @@ __device__ __forceinline__ void attend_few(
         const float factor = grow(exponents[row]);
         const int2 seen = piece.seen(sizes, row);
         float outputs[VALUE_UNITS][8][4] = {}, largest = LOWEST, sum = 0;
+#pragma unroll 1
         for (; p < piece.to; p += STEP) {
-            float products[2][2][4] = {};  // each in two sums, so that fewer wait for one another
+            float products[2][CHAINS][4] = {};
 #pragma unroll
             for (int d = 0; d < KEY_UNITS; d++) {
                 const uint4 a = query[2 * d][lane], b = query[2 * d + 1][lane];
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     multiply(products[n][0], a.x, a.y, a.z, a.w, key[n][d].x, key[n][d].y);
-                    multiply(products[n][1], b.x, b.y, b.z, b.w, key[n][d].z, key[n][d].w);
+                    multiply(products[n][CHAINS - 1], b.x, b.y, b.z, b.w, key[n][d].z, key[n][d].w);
                 }
             }
             load_keys(p + STEP);
@@ -328,7 +347,8 @@ __device__ __forceinline__ void attend_few(
             for (int i = 0; i < 4; i++) {
                 const int at = p + i / 2 * 8 + 2 * quarter + i % 2;
                 const auto& sums = products[i / 2];
-                const float product = sums[0][i % 2] + sums[1][i % 2] + (sums[0][i % 2 + 2] + sums[1][i % 2 + 2]);
+                float product = sums[0][i % 2] + sums[0][i % 2 + 2];
+                if (CHAINS == 2) product += sums[CHAINS - 1][i % 2] + sums[CHAINS - 1][i % 2 + 2];
                 const float score = scores.held(product * factor);
                 weights[i] = at >= seen.x && at < seen.y ? score : HIDDEN;
                 most = fmaxf(most, weights[i]);
@@ -387,7 +407,7 @@ __device__ __forceinline__ void attend_few(
 
 FEW_OF_FLOATS = r"""
 // KEY_UNITS times 128 numbers of a head are keys. A warp takes a position at a time, each thread four numbers of it.
-template <int KEY_UNITS>
+template <int KEY_UNITS, class Scores>
 __device__ __forceinline__ void attend_few(
     const float* q, const float* keys, const float* values, const int* start, Scores scores, int window, float* out,
     float* scratch, float share, const Sizes& sizes)
@@ -411,16 +431,15 @@ __device__ __forceinline__ void attend_few(
         float largest[ROWS], sum[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) largest[r] = LOWEST, sum[r] = 0;
-        const float4 nothing = {0, 0, 0, 0};
+#pragma unroll 1
         for (int p = piece.from + warp; p < piece.to; p += WARPS) {
-            float4 key[KEY_UNITS], value = nothing;
+            float4 key[KEY_UNITS];
 #pragma unroll
             for (int d = 0; d < KEY_UNITS; d++) {
-                const bool is_there = 128 * d + 4 * lane < sizes.stride;
-                key[d] = is_there ? __ldg((const float4*)(keys + (int64_t)p * sizes.stride + 128 * d)) : nothing;
+                key[d] = load_floats(keys + (int64_t)p * sizes.stride + 128 * d, 128 * d + 4 * lane < sizes.stride);
             }
             const bool has_value = piece.part + 4 * lane < sizes.stride;
-            if (has_value) value = __ldg((const float4*)(values + (int64_t)p * sizes.stride));
+            const float4 value = load_floats(values + (int64_t)p * sizes.stride, has_value);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 float product = 0;
@@ -501,7 +520,7 @@ __device__ __forceinline__ void end_copy()
 }
 
 // A warp has 16 rows. A thread has of rows lane / 4 and 8 + lane / 4 of a product columns 2 (lane % 4) and the next.
-template <int DIM>
+template <int DIM, class Scores>
 __device__ __forceinline__ void attend_many(
     const float* q, const uint16_t* keys, const uint16_t* values, const int* start, Scores scores, int window,
     float* out, const Sizes& sizes)
@@ -546,6 +565,7 @@ __device__ __forceinline__ void attend_many(
     const int ends_for_all = warp_row + 15 <= last_row ? begin + warp_row / sizes.group + 1 : 0;
 
     float outputs[DIM / 8][4] = {}, largest[2] = {LOWEST, LOWEST}, sum[2] = {};
+#pragma unroll 1
     for (int p = first; p < end; p += TILE) {
         end_copy();  // the keys; and nobody reads values any more
         begin_copy<DIM>(value, values, p, end, sizes.stride);
@@ -623,7 +643,7 @@ __device__ __forceinline__ void attend_many(
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = warp_row + lane / 4 + 8 * r;
-        const float total = quad_sum(sum[r]);
+        const float inverse = 1 / quad_sum(sum[r]);
         if (row <= last_row) {
             float* to = out + sizes.place(row, kv_head);
 #pragma unroll
@@ -631,7 +651,7 @@ __device__ __forceinline__ void attend_many(
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     if (8 * d + 2 * quarter + i < sizes.head_dim)
-                        to[8 * d + 2 * quarter + i] = outputs[d][2 * r + i] / total;
+                        to[8 * d + 2 * quarter + i] = outputs[d][2 * r + i] * inverse;
         }
     }
 }

@@ -487,21 +487,26 @@ def attention(
 
 LARGEST_HEAD = 256  # of a GPU's
 LARGEST_OF_MANY = 128  # more are too many registers for 16 rows a warp
+HELD = "_held"  # how entries end whose scores have a cap
 
 
-def _entry(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
+def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
+    """Of a size of heads: without a cap, and with one."""
     more, given = ("float* scratch, float share, ", "scratch, share, ") if of_pieces else ("", "")
-    return f"""
-KERNEL {name}(const float* q, const {numbers}* keys, const {numbers}* values, const int* start, float scale,
+    return "".join(
+        f"""
+KERNEL {name}{held}(const float* q, const {numbers}* keys, const {numbers}* values, const int* start, float scale,
     int window, float cap, float* out, {more}int tokens, int heads, int group, int head_dim, int stride,
     int context STAMP)
 {{
     ENTER
     const Sizes sizes = {{tokens, heads, group, head_dim, stride, context}};
-    {call}(q, keys, values, start, Scores(scale, cap), window, out, {given}sizes);
+    {call}(q, keys, values, start, {scores}(scale, cap), window, out, {given}sizes);
     LEAVE
 }}
 """
+        for held, scores in (("", "Scores"), (HELD, "HeldScores"))
+    )
 
 
 FEW_OF_HALVES = CudaModule(
@@ -510,25 +515,25 @@ FEW_OF_HALVES = CudaModule(
     + cuda.FEW
     + cuda.TENSOR_CORES
     + cuda.FEW_OF_HALVES
-    + _entry("few_64", "uint16_t", "attend_few<2, 64>")
-    + _entry("few_128", "uint16_t", "attend_few<4, 128>")
-    + _entry("few_256", "uint16_t", "attend_few<8, 128>"),
+    + _entries("few_64", "uint16_t", "attend_few<2, 64>")
+    + _entries("few_128", "uint16_t", "attend_few<4, 128>")
+    + _entries("few_256", "uint16_t", "attend_few<8, 128>"),
 )
 FEW_OF_FLOATS = CudaModule(
     "attention_few_f32",
     cuda.ATTENTION
     + cuda.FEW
     + cuda.FEW_OF_FLOATS
-    + _entry("few_128", "float", "attend_few<1>")
-    + _entry("few_256", "float", "attend_few<2>"),
+    + _entries("few_128", "float", "attend_few<1>")
+    + _entries("few_256", "float", "attend_few<2>"),
 )
 MANY_OF_HALVES = CudaModule(
     "attention_many_f16",
     cuda.ATTENTION
     + cuda.TENSOR_CORES
     + cuda.MANY_OF_HALVES
-    + _entry("many_64", "uint16_t", "attend_many<64>", of_pieces=False)
-    + _entry("many_128", "uint16_t", "attend_many<128>", of_pieces=False),
+    + _entries("many_64", "uint16_t", "attend_many<64>", of_pieces=False)
+    + _entries("many_128", "uint16_t", "attend_many<128>", of_pieces=False),
 )
 
 
@@ -547,18 +552,18 @@ def launches(
     if head_dim > LARGEST_HEAD:
         raise ValueError(f"heads are of {head_dim} numbers; on a GPU at most {LARGEST_HEAD} are wanted")
     heads, is_half = columns // head_dim, k_cache.dtype == np.uint16
-    group = heads // kv_heads
+    group, held = heads // kv_heads, HELD if cap else ""
     rows = tokens * group
     sizes = [np.int32(one) for one in (tokens, heads, group, head_dim, padded(head_dim), context)]
     first = q, k_cache, v_cache, start, np.float32(scale), np.int32(window), np.float32(cap), out
     if is_half and head_dim <= LARGEST_OF_MANY and rows >= cuda.MANY_ROWS:
         grid, block = (kv_heads, -(-rows // cuda.MANY_ROWS), 1), (cuda.MANY_THREADS, 1, 1)
-        entry = "many_64" if head_dim <= 64 else "many_128"
+        entry = ("many_64" if head_dim <= 64 else "many_128") + held
         return (CudaLaunch(MANY_OF_HALVES, entry, grid, block, (*first, *sizes)),)
     parts = -(-padded(head_dim) // cuda.OUTPUTS)
     grid_of_rows = -(-rows // cuda.ROWS) * parts
     pieces = max((scratch.shape[0] - 1) // (kv_heads * grid_of_rows), 1)
-    entry = "few_256" if parts > 1 else "few_64" if is_half and head_dim <= 64 else "few_128"
+    entry = ("few_256" if parts > 1 else "few_64" if is_half and head_dim <= 64 else "few_128") + held
     module, block = FEW_OF_HALVES if is_half else FEW_OF_FLOATS, (cuda.FEW_THREADS, 1, 1)
     arguments = *first, scratch, np.float32(1 / pieces), *sizes
     return (CudaLaunch(module, entry, (pieces, kv_heads, grid_of_rows), block, arguments),)
