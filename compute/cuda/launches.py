@@ -49,11 +49,15 @@ class CudaKernel:
     device; `start`, `position` and `sequence` are int32 (1,) there, which a graph that runs again reads anew. It
     computes nothing, and asks of arrays only their shapes and types.
 
-    `modules` are those that a launch may be of.
+    `modules` are those that a launch may be of. `together`: one launch in place of those of two calls of a brick;
+    None where there is none. `with_codes(*arguments, codes, factors)`: the same, which also writes what
+    `quantize_rows` makes of the output, for products that take it in int8.
     """
 
     modules: tuple[CudaModule, ...]
     launches: Callable[..., Sequence[Launch]]
+    together: Callable[[tuple[Any, ...], tuple[Any, ...]], Sequence[CudaLaunch]] | None = None
+    with_codes: Callable[..., Sequence[CudaLaunch]] | None = None
 
 
 def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:

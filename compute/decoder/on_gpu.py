@@ -262,12 +262,12 @@ class GpuDecoder(Decoder):
     def _captured(self, *, is_stamped: bool) -> _Graph:
         start = self.position
         with self._stream:
-            warm = LaunchedPass(self._gpu, self._stamps if is_stamped else None)
+            warm = self._pass(is_stamped=is_stamped)
             self._pass_of_one(warm)  # nothing may be loaded while it is captured
             self._stream.synchronize()
             self.position = start
             self._stream.begin_capture()
-            ran = LaunchedPass(self._gpu, self._stamps if is_stamped else None, is_early=True)
+            ran = self._pass(is_stamped=is_stamped, is_early=True)
             try:
                 self._pass_of_one(ran)
                 stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None
@@ -276,6 +276,11 @@ class GpuDecoder(Decoder):
                 self.position = start
         captured.upload(self._stream)
         return _Graph(captured, PassParts(ran.launched), stamps)
+
+    def _pass(self, *, is_stamped: bool, is_early: bool = False) -> LaunchedPass:
+        takes_int8 = self.model.layers[0].q.weight.takes_int8
+        space = self._int8_scratch if takes_int8 else None
+        return LaunchedPass(self._gpu, self._stamps if is_stamped else None, space, is_early=is_early)
 
     def _pass_of_one(self, ran: LaunchedPass) -> None:
         self._on.takes_inputs = True
@@ -289,7 +294,7 @@ class GpuDecoder(Decoder):
     def _launched(self, tokens: Sequence[int], step: Step) -> int:
         """A pass, launch by launch."""
         is_recorded, start = self._profiler.recording, self.position
-        ran = LaunchedPass(self._gpu, self._stamps if is_recorded else None)
+        ran = self._pass(is_stamped=is_recorded)
         try:
             with self._stream:
                 self._whole_pass(tokens, ran.run, ran.layer)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.on_gpu import GpuMachine, model_on
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -100,12 +101,12 @@ def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
         if TIER != "generic":
             model = interleaved(model, lambda one: InterleavedMatrix(one.format, one.data, one.columns))
         decoder = Decoder(model, "numba", 1, profiler, context, machine=Host(1))
-        launched = _numba_launches
+        launched: Callable[..., Iterator[tuple[Any, ...]]] = _numba_launches
     else:
         arrays: Any = ShapedArrays()
         machine = _PlannedMachine(arrays)
         decoder = Decoder(model_on(arrays, model, is_exact=False), "cuda", 1, profiler, context, machine=machine)
-        launched = _cuda_launches
+        launched = partial(_cuda_launches, BrickLaunches(decoder._int8_scratch))
     found: list[Planned] = []
     layers: list[int | None] = [None]
 
@@ -116,11 +117,7 @@ def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
         layers.pop()
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-        counts = Counter(
-            Planned(layers[-1], brick.spec.name, *one)
-            for kernel, call in zip(brick.kernels, calls, strict=True)
-            for one in launched(kernel, call)
-        )
+        counts = Counter(Planned(layers[-1], brick.spec.name, *one) for one in launched(brick.kernels, calls))
         found.extend(_with_count(one, count) for one, count in counts.items())
 
     decoder.plan([0] * tokens, run, layer)
@@ -131,17 +128,19 @@ def _with_count(one: Planned, launches: int) -> Planned:
     return replace(one, launches=launches)
 
 
-def _numba_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[str, str, int]]:
-    function: Any = kernel.implementation
-    code = getattr(function, "py_func", function).__code__
-    yield kernel.name, _file(code.co_filename), code.co_firstlineno
+def _numba_launches(kernels: Sequence[Kernel], calls: Sequence[Arguments]) -> Iterator[tuple[str, str, int]]:
+    for kernel in kernels:
+        function: Any = kernel.implementation
+        code = getattr(function, "py_func", function).__code__
+        yield kernel.name, _file(code.co_filename), code.co_firstlineno
 
 
-def _cuda_launches(kernel: Kernel, call: Arguments) -> Iterator[tuple[Any, ...]]:
-    if kernel.cuda is None:
-        raise ComputeError(f"{kernel.name} runs on no GPU yet: take --backend cpu")
-    code = kernel.cuda.launches.__code__
-    for one in kernel.cuda.launches(*call):
+def _cuda_launches(
+    launches: BrickLaunches, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]
+) -> Iterator[tuple[Any, ...]]:
+    for kernel, one in launches.of(kernels, calls):
+        assert kernel.cuda is not None
+        code = kernel.cuda.launches.__code__
         if isinstance(one, CudaLaunch):
             yield one.entry, *_written(code.co_filename, code.co_firstlineno, one.entry), one.grid, one.block
         else:

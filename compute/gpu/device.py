@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.cuda.compiler import Compiled, compiled
-from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
+from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, Launch, LibraryCall
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.planes import PlaneLayout
@@ -211,6 +213,35 @@ def _parameter(value: Any) -> tuple[Any, Any]:
         kind: Any = value.dtype
         return value.item(), np.ctypeslib.as_ctypes_type(kind)
     return int(value.data.ptr), ctypes.c_void_p
+
+
+class BrickLaunches:
+    """What the bricks of a pass launch, in order. `space`: where products put the codes of their activations; None:
+    none takes int8."""
+
+    def __init__(self, space: Int8Scratch | None = None) -> None:
+        self._space = space
+        self._coded: Any = None  # the array whose codes lie there
+
+    def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
+        """Each launch with its kernel. Two calls that can be are one; what a norm makes is in codes with it, where
+        that is one token, and is not made again for the products behind it."""
+        first = kernels[0]
+        if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
+            yield from ((first, one) for one in first.cuda.together(*calls))
+            return
+        for kernel, arguments in zip(kernels, calls, strict=True):
+            with_codes, space = None if kernel.cuda is None else kernel.cuda.with_codes, self._space
+            if with_codes is not None and space is not None and len(arguments[0]) == 1:
+                self._coded = arguments[kernel.outputs[0]]
+                yield from ((kernel, one) for one in with_codes(*arguments, space.codes, space.factors))
+                continue
+            for one in launches_of(kernel, arguments):
+                if isinstance(one, CudaLaunch) and one.module is QUANTIZE:
+                    if one.arguments[0] is self._coded:
+                        continue
+                    self._coded = None
+                yield kernel, one
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.gpu.device import BACKEND, Gpu, launches_of
+from cbtop.compute.gpu.device import BACKEND, BrickLaunches, Gpu
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.steps import AlikeParts
@@ -45,8 +46,11 @@ class LaunchedPass:
     """Launches the bricks of one pass, and remembers what it launched. With `stamps`, uint64 (most, 2) on the device,
     each launch writes its own."""
 
-    def __init__(self, gpu: Gpu, stamps: Any = None, *, is_early: bool = False) -> None:
-        """`is_early`: as Gpu.launch has it."""
+    def __init__(
+        self, gpu: Gpu, stamps: Any = None, space: Int8Scratch | None = None, *, is_early: bool = False
+    ) -> None:
+        """`space`: as BrickLaunches has it; `is_early`: as Gpu.launch."""
+        self._launches = BrickLaunches(space)
         self.launched: list[Launched] = []
         self._gpu = gpu
         self._stamps = stamps
@@ -62,16 +66,15 @@ class LaunchedPass:
 
     def run(self, brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
         """Launch the kernels of a brick."""
-        for kernel, arguments in zip(brick.kernels, calls, strict=True):
-            for one in launches_of(kernel, arguments):
-                if isinstance(one, CudaLaunch):
-                    what = self._gpu.definition(one)
-                    stamp = None if self._stamps is None else self._slot
-                    self._gpu.launch(one, stamp, is_early=self._is_early)
-                else:
-                    what = KernelDefinition(one.name, BACKEND)
-                    self._between_marks(one)
-                self.launched.append(Launched(brick, self._layer, elements, what))
+        for _, one in self._launches.of(brick.kernels, calls):
+            if isinstance(one, CudaLaunch):
+                what = self._gpu.definition(one)
+                stamp = None if self._stamps is None else self._slot
+                self._gpu.launch(one, stamp, is_early=self._is_early)
+            else:
+                what = KernelDefinition(one.name, BACKEND)
+                self._between_marks(one)
+            self.launched.append(Launched(brick, self._layer, elements, what))
 
     def copy(self, target: Any, source: Any, direction: TransferDirection) -> None:
         """Copy an array to the device or to pinned memory of the host, in its turn."""

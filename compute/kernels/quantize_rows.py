@@ -78,9 +78,33 @@ def _rounded(value: Any) -> Any:
     return np.int32(np.rint(value))
 
 
+# Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them.
+SCALES = r"""
+struct Scale {
+    bool is_finite;
+    float scale, inverse;
+
+    __device__ __forceinline__ float4 factors(int low, int high) const
+    {
+        return make_float4(is_finite ? scale : __int_as_float(0x7fc00000), -scale * (float)(low + high),
+                           -scale * (float)low, -scale * (float)high);
+    }
+};
+__device__ __forceinline__ Scale scale_of(int largest)
+{
+    Scale found = {largest < 0x7f800000, 0, 0};
+    if (found.is_finite && largest) {
+        found.scale = fmaxf(__fdiv_rn(__int_as_float(largest), 127.0f), 1.17549435e-38f);
+        found.inverse = __fdiv_rn(1.0f, found.scale);
+    }
+    return found;
+}
+"""
+
 CUDA = CudaModule(
     "quantize_rows",
-    r"""
+    SCALES
+    + r"""
 KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t blocks STAMP)
 {
     ENTER
@@ -88,22 +112,12 @@ KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t bloc
     const int lane = threadIdx.x % 32;
     if (block < blocks) {
         float value = x[block * 32 + lane];
-        int magnitude = __float_as_int(value) & 0x7fffffff;
-        int largest = __reduce_max_sync(~0u, magnitude);  // as bits, whose order is that of magnitudes
-        bool is_finite = largest < 0x7f800000;
-        float scale = 0, inverse = 0;
-        if (is_finite && largest) {
-            scale = fmaxf(__fdiv_rn(__int_as_float(largest), 127.0f), 1.17549435e-38f);
-            inverse = __fdiv_rn(1.0f, scale);
-        }
-        int code = is_finite ? __float2int_rn(value * inverse) : 0;
+        int magnitude = __float_as_int(value) & 0x7fffffff;  // as bits, whose order is that of magnitudes
+        const Scale scale = scale_of(__reduce_max_sync(~0u, magnitude));
+        int code = scale.is_finite ? __float2int_rn(value * scale.inverse) : 0;
         codes[block * 32 + lane] = (int8_t)code;
         int low = __reduce_add_sync(~0u, lane < 16 ? code : 0), high = __reduce_add_sync(~0u, lane < 16 ? 0 : code);
-        if (lane == 0) {
-            float4 made = {is_finite ? scale : __int_as_float(0x7fc00000), -scale * (float)(low + high),
-                           -scale * (float)low, -scale * (float)high};
-            *(float4*)(factors + block * 4) = made;
-        }
+        if (lane == 0) *(float4*)(factors + block * 4) = scale.factors(low, high);
     }
     LEAVE
 }

@@ -15,6 +15,8 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, line, whole_warps
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
+from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
@@ -36,10 +38,13 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
             out[t, i] = x[t, i] * scale * weight[i]
 
 
+IN_REGISTERS = 2  # of four numbers, in each thread
+
 CUDA = CudaModule(
     "rms_norm",
-    r"""
-const int IN_REGISTERS = 2;  // of four numbers, in each thread
+    SCALES
+    + f"const int IN_REGISTERS = {IN_REGISTERS};"
+    + r"""
 
 KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
 {
@@ -76,6 +81,58 @@ KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, 
     }
     LEAVE
 }
+
+// The same, and its output as quantize_rows leaves it: eight threads have a block of 32 numbers.
+KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* out, int hidden, uint32_t* codes,
+    float4* factors STAMP)
+{
+    ENTER
+    __shared__ float space[32];
+    x += (int64_t)blockIdx.x * hidden;
+    out += (int64_t)blockIdx.x * hidden;
+    codes += (int64_t)blockIdx.x * (hidden / 4);
+    factors += (int64_t)blockIdx.x * (hidden / 32);
+    const int fours = hidden / 4;
+    const float4 nothing = make_float4(0, 0, 0, 0);
+    float4 own[IN_REGISTERS], by[IN_REGISTERS];
+    float squares = 0;
+#pragma unroll
+    for (int n = 0; n < IN_REGISTERS; n++) {
+        const int at = threadIdx.x + n * blockDim.x;
+        own[n] = at < fours ? ((const float4*)x)[at] : nothing;
+        by[n] = at < fours ? ((const float4*)weight)[at] : nothing;
+        squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
+    }
+    const float norm = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+#pragma unroll
+    for (int n = 0; n < IN_REGISTERS; n++) {
+        const int at = threadIdx.x + n * blockDim.x;
+        const float v[4] = {own[n].x * norm * by[n].x, own[n].y * norm * by[n].y, own[n].z * norm * by[n].z,
+                            own[n].w * norm * by[n].w};
+        int largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
+        for (int apart = 4; apart; apart /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, apart));
+        const Scale scale = scale_of(largest);
+        uint32_t packed = 0;
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int code = scale.is_finite ? __float2int_rn(v[i] * scale.inverse) : 0;
+            packed |= (uint32_t)(code & 255) << 8 * i;
+            sum += code;
+        }
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const int other = __shfl_xor_sync(~0u, sum, 4);
+        if (at < fours) {
+            ((float4*)out)[at] = make_float4(v[0], v[1], v[2], v[3]);
+            codes[at] = packed;
+            if (at % 8 == 0) factors[at / 8] = scale.factors(sum, other);
+        }
+    }
+    LEAVE
+}
 """,
 )
 
@@ -85,6 +142,17 @@ def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch,
     rows, hidden = x.shape
     arguments = x, weight, np.float32(epsilon), out, np.int32(hidden)
     return (CudaLaunch(CUDA, "rms_norm", *line(rows, whole_warps(-(-hidden // 4))), arguments),)
+
+
+def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
+    """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
+    blocks of 32 that fit into registers."""
+    rows, hidden = x.shape
+    threads = whole_warps(-(-hidden // 4))
+    if hidden % BLOCK or hidden > 4 * IN_REGISTERS * threads:
+        return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
+    arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), codes, factors
+    return (CudaLaunch(CUDA, "rms_norm_int8", *line(rows, threads), arguments),)
 
 
 def work(hidden: int) -> KernelWork:
@@ -107,5 +175,5 @@ RMS_NORM = Kernel(
     contract("rms_norm"),
     _examples,
     by_token=(0, 3),
-    cuda=CudaKernel((CUDA,), launches),
+    cuda=CudaKernel((CUDA,), launches, with_codes=with_codes),
 )

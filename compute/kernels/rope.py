@@ -57,12 +57,17 @@ def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
 CUDA = CudaModule(
     "rope",
     r"""
-KERNEL rope(float* x, const int* start, const float* table, int columns, int head_dim, int positions, int pairs,
-    int neox, int64_t size STAMP)
+KERNEL rope(float* x, int columns, int64_t size, float* other, int other_columns, int64_t other_size,
+    const int* start, const float* table, int head_dim, int positions, int pairs, int neox STAMP)
 {
     ENTER
-    const int64_t each = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (each < size) {
+    int64_t each = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (each < size + other_size) {
+        if (each >= size) {
+            each -= size;
+            x = other;
+            columns = other_columns;
+        }
         const int pair = (int)(each % pairs), of_token = columns / head_dim;
         const int64_t head = each / pairs, token = head / of_token;
         const int64_t angle = (*start + token) * pairs + pair;
@@ -81,10 +86,30 @@ KERNEL rope(float* x, const int* start, const float* table, int columns, int hea
 
 def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple[CudaLaunch, ...]:
     """A thread for each pair of each head."""
-    (tokens, columns), (_, positions, pairs) = x.shape, table.shape
-    size = tokens * (columns // head_dim) * pairs
-    sizes = (np.int32(one) for one in (columns, head_dim, positions, pairs, neox))
-    return (CudaLaunch(CUDA, "rope", *of_each(size), (x, start, table, *sizes, np.int64(size))),)
+    size = _pairs_of(x, head_dim, table)
+    return (_launch((x, size), (x, 0), head_dim, start, table, neox),)
+
+
+def together(first: Arguments, second: Arguments) -> tuple[CudaLaunch, ...]:
+    """Queries and keys, which are at the same positions of the same table."""
+    (x, head_dim, *how), (other, *_) = first, second
+    table = how[1]
+    of_x, of_other = (_pairs_of(one, head_dim, table) for one in (x, other))
+    return (_launch((x, of_x), (other, of_other), head_dim, *how),)
+
+
+def _pairs_of(x: Any, head_dim: int, table: Any) -> int:
+    tokens, columns = x.shape
+    pairs: int = tokens * (columns // head_dim) * table.shape[2]
+    return pairs
+
+
+def _launch(
+    first: tuple[Any, int], second: tuple[Any, int], head_dim: int, start: Any, table: Any, neox: bool
+) -> CudaLaunch:
+    of_each_x = [one for x, size in (first, second) for one in (x, np.int32(x.shape[1]), np.int64(size))]
+    sizes = (np.int32(one) for one in (head_dim, *table.shape[1:], neox))
+    return CudaLaunch(CUDA, "rope", *of_each(first[1] + second[1]), (*of_each_x, start, table, *sizes))
 
 
 def work() -> KernelWork:
@@ -102,7 +127,7 @@ def _examples(neox: bool) -> Any:
 
 
 def _kernel(name: str, neox: bool) -> Kernel:
-    cuda = CudaKernel((CUDA,), launches)
+    cuda = CudaKernel((CUDA,), launches, together=together)
     return Kernel(name, reference, rope, work, (0,), contract("rope"), _examples(neox), by_token=(0,), cuda=cuda)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import Launched, PassParts
+from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
+from cbtop.compute.kernels.rms_norm import RMS_NORM
+from cbtop.compute.kernels.rope import ROPE_NEOX
+from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.profiler import BrickProfiler
@@ -54,3 +61,44 @@ def test_elements_that_are_given_count_and_not_those_noted_when_a_graph_was_capt
     parts = PassParts([Launched(one, 3, 7, kernel("attention"))])
     assert parts.elements({one: 99}) == [1, 99, 1]
     assert parts.elements({}) == [1, 7, 1]
+
+
+def launches_of_norm_and_product(rows: int, *, is_other: bool) -> list[str]:
+    """What a norm launches, and behind it a product of what it made, or of other activations."""
+    x, normed, other = (np.zeros((rows, 256), np.float32) for _ in range(3))
+    space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, None)
+    launches = BrickLaunches(space)
+    out, no_bias = np.zeros((rows, 64), np.float32), np.zeros(0, np.float32)
+    norm = launches.of([RMS_NORM], ((x, np.ones(256, np.float32), 1e-6, normed),))
+    given = Q4_K.code, np.zeros(64 * 256, np.uint8), no_bias, other if is_other else normed, out, space
+    return [one.entry for _, one in [*norm, *launches.of([LINEAR_INT8[Q4_K.code]], (given,))]]
+
+
+def test_what_a_norm_has_made_codes_of_is_not_rounded_again_and_other_activations_are() -> None:
+    assert launches_of_norm_and_product(1, is_other=False) == ["rms_norm_int8", "linear_in_turn"]
+    assert launches_of_norm_and_product(1, is_other=True) == ["rms_norm_int8", "quantize_rows", "linear_in_turn"]
+    assert launches_of_norm_and_product(3, is_other=False) == ["rms_norm", "quantize_rows", "linear_4"]
+
+
+def test_codes_that_another_product_has_written_over_are_made_again() -> None:
+    x, normed, other = (np.zeros((1, 256), np.float32) for _ in range(3))
+    space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, None)
+    launches = BrickLaunches(space)
+    out, no_bias = np.zeros((1, 64), np.float32), np.zeros(0, np.float32)
+
+    def product(of: Any) -> list[str]:
+        call = Q4_K.code, np.zeros(64 * 256, np.uint8), no_bias, of, out, space
+        return [one.entry for _, one in launches.of([LINEAR_INT8[Q4_K.code]], (call,))]
+
+    assert len([*launches.of([RMS_NORM], ((x, np.ones(256, np.float32), 1e-6, normed),))]) == 1
+    assert product(other) == ["quantize_rows", "linear_in_turn"]
+    assert product(normed) == ["quantize_rows", "linear_in_turn"]
+
+
+def test_queries_and_keys_rotate_in_one_launch_that_has_a_thread_for_each_of_their_pairs() -> None:
+    q, k, table = np.zeros((1, 512), np.float32), np.zeros((1, 128), np.float32), np.zeros((2, 9, 32), np.float32)
+    start = np.zeros(1, np.int32)
+    calls = tuple((one, 64, start, table, True) for one in (q, k))
+    ((_, one),) = BrickLaunches().of([ROPE_NEOX, ROPE_NEOX], calls)
+    assert one.grid[0] * one.block[0] >= (512 + 128) // 2
+    assert [one.arguments[at] is x for at, x in ((0, q), (3, k))] == [True, True]

@@ -14,6 +14,8 @@ from cbtop.compute.decoder.plan import planned
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
+from cbtop.compute.kernels.rms_norm import with_codes
 from cbtop.compute.settings import Sampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
@@ -119,3 +121,20 @@ def test_a_cache_that_has_no_room_is_refused_with_what_is_wanted_and_what_is_the
     with pytest.raises(ComputeError, match=r"the KV cache of .* take .* GB; of .* GB .* GB are free on "):
         GpuDecoder(gpu, on, BrickProfiler(enabled=False), 1 << 40)
     assert pool.used_bytes() == before
+
+
+@pytest.mark.parametrize("hidden", [64, 768, 3584, 8192, 8256, 40])
+def test_codes_of_a_norm_are_those_of_its_output(hidden: int, gpu: Gpu) -> None:
+    rng = np.random.default_rng(hidden)
+    x, weight, out = (gpu.array(rng.standard_normal((1, hidden), np.float32)) for _ in range(3))
+    made, expected = (
+        [gpu.zeros((1, hidden), np.uint8), gpu.zeros((1, max(hidden // 8, 4)), np.float32)] for _ in range(2)
+    )
+    if hidden % 32:
+        hidden -= hidden % 32
+        x, weight, out = x[:, :hidden], weight[:, :hidden], out[:, :hidden]
+    for one in with_codes(x, weight[0], 1e-6, out, *made):
+        gpu.launch(one)
+    gpu.run(QUANTIZE_ROWS, out, *expected)
+    for found, wanted in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(gpu.host(found), gpu.host(wanted))
