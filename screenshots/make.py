@@ -2,7 +2,8 @@
 dashboard watches.
 
 The views are of the recording of a process that is not well (tests/cbtop/imperfect.py), gpu.svg and gpu_graph.svg of
-what was recorded on an H100 (tests/cbtop/h100.py), devices.svg of the demo; run.svg is `cbtop run` on a Hugging Face
+what was recorded on an H100 (tests/cbtop/h100.py), own_kernels*.svg of our own kernels on one
+(tests/cbtop/h100_own_kernels.py), devices.svg of the demo; run.svg is `cbtop run` on a Hugging Face
 model, where transformers is installed.
 """
 
@@ -52,6 +53,8 @@ def main() -> int:
     views = {key: name for name, key in keys.items() if name != "devices"}
     asyncio.run(draw_recorded("imperfect.cbtop", 20.0, views))
     asyncio.run(draw_recorded("h100.cbtop", 20.0, {keys["roofline"]: "gpu", keys["graph"]: "gpu_graph"}))
+    own = {keys["graph"]: "own_kernels", keys["roofline"]: "own_kernels_roofline"}
+    asyncio.run(draw_recorded("h100_own_kernels.cbtop", 3.0, own))
     draw([*CBTOP, "demo", "--serve-only"], {keys["devices"]: "devices"})
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
