@@ -1,4 +1,4 @@
-"""`cbtop bench`: tokens/s of a model on the CPU, asked for and printed as llama-bench does."""
+"""`cbtop bench`: tokens/s of a model, asked for and printed as llama-bench does."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
+from cbtop.compute.settings import BACKENDS, WorkloadOptions
 from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
 from cbtop.tuning.paired import CONFIDENCE_PERCENT
@@ -36,6 +37,7 @@ EPILOG = f"""\
 examples:
   cbtop bench qwen2.5-1.5b-q4_k_m.gguf
   cbtop bench model.gguf -p 128,512 -n 64 -r 5 -t 1,2
+  cbtop bench model.gguf --backend cuda
   cbtop bench model.gguf -o json | jq '.[] | {{n_prompt, n_gen, avg_ts}}'
   cbtop bench model.gguf --paired 'set:-t 1' 'set:-t 2'
   cbtop bench model.gguf --paired set: set:--exact -r 20
@@ -62,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--n-gen", type=_numbers, default=[128], metavar="N,…", help="default: 128; 0: none")
     parser.add_argument("-r", "--repetitions", type=count, metavar="N", help=f"default: {REPETITIONS}")
     parser.add_argument("-t", "--threads", type=_threads, metavar="N,…", help="default: all processors but one")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="cpu", help="this processor, or the first NVIDIA GPU (default: cpu)"
+    )
     parser.add_argument("-o", "--output", choices=tuple(OUTPUTS), default="md", help="default: %(default)s")
     parser.add_argument("--exact", action="store_true", help=EXACT)
     parser.add_argument(
@@ -99,20 +104,24 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     line.show("loading kernels")
     from cbtop.compute.backends import available_threads, cpu_backend
-    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError
+    from cbtop.compute.places import place_of
 
-    threads = options.threads or [max(1, available_threads() - 1)]
+    is_on_cpu = options.backend == "cpu"
+    if options.threads and not is_on_cpu:
+        raise UsageError("-t is of a CPU: leave it away, or take --backend cpu")
+    threads = (options.threads or [max(1, available_threads() - 1)]) if is_on_cpu else [1]
     tests = paired_bench.asked_tests(options)
     try:
         path = options.model or demo_model(line.show)
         line.show("reading the model")
-        model = model_to_run(path, is_exact=options.exact)
+        model = place_of(_asked(options, max(threads))).model(path)
         longest = max(tests, key=lambda test: test.tokens)
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
-        cpu_backend(max(threads))  # too many are refused before anything is measured
+        if is_on_cpu:
+            cpu_backend(max(threads))  # too many are refused before anything is measured
         if said := use_kept_crossovers():
             line.clear()
             sys.stderr.write(f"{said}\n")
@@ -132,7 +141,8 @@ def run(options: argparse.Namespace) -> int:
 def _measured(
     model: Model, asked: Sequence[tuple[int, Test]], options: argparse.Namespace, line: ProgressLine
 ) -> Iterator[_Result]:
-    from cbtop.compute.workload import bare_decoder
+    from cbtop.compute.places import place_of
+    from cbtop.profiler.profiler import BrickProfiler
 
     repetitions = options.repetitions or REPETITIONS
     decoder, threads = None, 0
@@ -141,13 +151,20 @@ def _measured(
         if decoder is None or wanted != threads:
             threads = wanted
             line.show("compiling kernels")
-            decoder = bare_decoder(model, threads, max(test.tokens for _, test in asked), options.kv_cache)
+            context = max(test.tokens for _, test in asked)
+            decoder = place_of(_asked(options, threads)).decoder(model, BrickProfiler(enabled=False), context)
         begun, samples_ns = datetime.now(UTC).isoformat(timespec="seconds"), []
         for _ in range(1 + repetitions):
             line.show(f"measuring: {test.name}, {threads} thread{'s' * (threads > 1)}", done / runs)
             samples_ns.append(took_ns(decoder, test))
             done += 1
         yield _Result(test, threads, decoder.backend, options.kv_cache, begun, samples_ns[1:])
+
+
+def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
+    return WorkloadOptions(
+        threads=threads, is_exact=options.exact, cache_type=options.kv_cache, backend=options.backend
+    )
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,16 @@ def test_a_list_that_is_none_is_a_usage_error(tiny: str, arguments: list[str]) -
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(tmp_path / "none.gguf")]) == 2
     assert "none.gguf does not exist" in capsys.readouterr().err
+
+
+def test_threads_of_a_gpu_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--backend", "cuda", "-t", "2"]) == 2
+    assert "-t is of a CPU: leave it away, or take --backend cpu" in capsys.readouterr().err
+
+
+def test_without_cupy_a_gpu_is_refused_in_one_line_that_says_what_to_install(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert main(["bench", tiny, "--backend", "cuda"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'cbtop[cuda]'")
