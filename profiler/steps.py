@@ -375,39 +375,30 @@ class Step:
         if isinstance(ended, HeldStep):
             ended.told(parts)
             return
-        steps, path = self._steps, self._steps.path
-        try:
-            if parts is None:
-                path.emit(ended.outside, None, HostTime(0), HostTime(0), 0, 0)
-            for keys, began_ns, ended_ns, elements in parts or ():
-                steps.emit(ended.scope, keys, began_ns, ended_ns, elements, self._lane or 0)
-                if isinstance(ended.end, int):
-                    ended.end = HostTime(max(ended.end, ended_ns))
-            if not self._waits:
-                self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
-                self._ended = self._lane = None
-                path.step_ended()
-                steps.flush()
-        except Exception as error:  # noqa: BLE001 - as in __enter__
-            self._ended = self._lane = None
-            steps.give_up(error)
+        if parts is None:
+            self._steps.lose(1)
+        scopes = self._steps.scopes
+        self._record(ended, ((_scope_of(ended.scope, part[0], scopes), *part[1:]) for part in parts or ()))
 
     def told_alike(self, parts: AlikeParts, times: Iterable[tuple[int, int]], elements: Iterable[int]) -> None:
         """As `told`, of parts whose places were looked up before: when each began and ended, and its elements."""
         ended = self._ended
         if not isinstance(ended, Ended):  # the places are those of a step that has its name
-            keys = zip(parts.keys, times, elements, strict=True)
-            self.told([(key, begun, until, count) for key, (begun, until), count in keys])
+            told = zip(parts.keys, times, elements, strict=True)
+            self.told([(keys, began_ns, ended_ns, count) for keys, (began_ns, ended_ns), count in told])
             return
         self._waits -= 1
+        placed = zip(parts.scopes_in(ended.scope, self._steps.scopes), times, elements, strict=True)
+        self._record(ended, ((scope, began_ns, ended_ns, count) for scope, (began_ns, ended_ns), count in placed))
+
+    def _record(self, ended: Ended, parts: Iterable[tuple[Scope, int, int, int]]) -> None:
+        """What ran in it, and behind the last of what it waited for the step itself."""
         steps, path = self._steps, self._steps.path
         try:
-            emit, lane, last_ns = path.emit, self._lane or 0, 0
-            scopes = parts.scopes_in(ended.scope, steps.scopes)
-            for scope, (began_ns, ended_ns), count in zip(scopes, times, elements, strict=True):
-                emit(scope, None, began_ns, ended_ns, count, lane)
-                if ended_ns > last_ns:
-                    last_ns = ended_ns
+            lane, last_ns = self._lane or 0, 0
+            for scope, began_ns, ended_ns, elements in parts:
+                path.emit(scope, None, HostTime(began_ns), HostTime(ended_ns), elements, lane)
+                last_ns = max(last_ns, ended_ns)
             if isinstance(ended.end, int):
                 ended.end = HostTime(max(ended.end, last_ns))
             if not self._waits:

@@ -21,6 +21,8 @@ from cbtop.compute.demo_model import (
     TINY_QWEN3MOE,
     write_model,
 )
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.device import Gpu
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CatalogMessage
 
@@ -76,3 +78,12 @@ def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model
 def decoder_for(profiler: BrickProfiler) -> Callable[[Model, int], Decoder]:
     """Makes a decoder of a model for a number of threads."""
     return lambda model, threads: Decoder(model, "numba", threads, profiler, model.context_length)
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Gpu:
+    """The first GPU; where there is none, or nothing that can use it, the test is skipped."""
+    try:
+        return Gpu()
+    except ComputeError as error:
+        pytest.skip(str(error))

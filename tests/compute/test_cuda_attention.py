@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import floats
@@ -15,14 +14,6 @@ from cbtop.compute.kernels.base import floats
 pytestmark = pytest.mark.gpu
 TOLERANCE = attention.ATTENTION.contract.tolerance
 HELD = 50.0
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except ComputeError as error:
-        pytest.skip(str(error))
 
 
 class _Call:

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.arguments import run_on
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels import gated, linear, linear_bf16, linear_int8, qkv
@@ -33,14 +32,6 @@ ON_GPU = {
     for one in reversed([*variants(), *IN_BF16])
     if one.kernel.cuda is not None and one.peer == REFERENCE
 }
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except ComputeError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("variant", ON_GPU.values(), ids=[" ".join(key) for key in ON_GPU])

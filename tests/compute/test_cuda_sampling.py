@@ -7,21 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels.base import floats
 from cbtop.compute.kernels.sampling import DRAWN, GREEDY, drawn_reference
 
 pytestmark = pytest.mark.gpu
 VOCABULARY = 152_064
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except ComputeError as error:
-        pytest.skip(str(error))
 
 
 def logits(kind: str) -> Any:

@@ -27,14 +27,6 @@ DENSE = [name for name in FAMILIES if name != "qwen3moe"]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    try:
-        return Gpu()
-    except ComputeError as error:
-        pytest.skip(str(error))
-
-
 def off(found: np.ndarray, expected: np.ndarray) -> float:
     """The root of the mean square, in standard deviations of what is expected."""
     return float(np.sqrt(((found - expected) ** 2).mean()) / expected.std())
