@@ -25,10 +25,10 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
-from cbtop.profiler.steps import Step
+from cbtop.profiler.steps import AlikeParts, Step
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT
-from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
 from tests.profiler.memory import Memory, is_plain
@@ -614,3 +614,25 @@ def test_a_process_that_is_in_its_first_step_runs_also_where_that_has_no_name_ye
         source.poll()
         assert source.state == "live"
     profiler.close()
+
+
+def test_parts_that_are_alike_are_recorded_as_if_each_were_told_and_looked_up_once() -> None:
+    norm, product = BrickDefinition.of(BrickId.RMS_NORM), BrickDefinition.of(BrickId.LM_HEAD)
+    alike = AlikeParts([((NodeKind.LAYER, 0), norm), ((NodeKind.LAYER, 0),), (product,)])
+    found = []
+    for _ in range(3):
+        profiler = BrickProfiler(recorder=(recorder := Memory()), clock_ns=count(1_000, 1_000).__next__)
+        for is_alike in (False, True, True):
+            with profiler.step("decode", tokens=1) as step:
+                step.wait()
+            times, elements = [(10, 30), (10, 40), (50, 90)], [7, 1, 9]
+            if is_alike:
+                step.told_alike(alike, times, elements)
+            else:
+                parts = zip(alike.keys, times, elements, strict=True)
+                step.told([(keys, began, ended, amount) for keys, (began, ended), amount in parts])
+        found.append(paths(recorder))
+    first, second, third = ([record[0] for record in found[0]][at : at + 4] for at in (0, 4, 8))
+    assert first == second == third == ["/decode/0/RmsNorm", "/decode/0", "/decode/LmHead", "/decode"]
+    assert found[0] == found[1] == found[2]  # of another profiler its own places are looked up
+    assert [record[1:3] for record in found[0][4:7]] == [(20, 7), (30, 1), (40, 9)]
