@@ -77,6 +77,7 @@ OTHER_ORIGINS = {
         "unsure",
         "age_s",
         "baseline",
+        "since_baseline",
         "verdicts",
         "trend_us",
         "trail",
@@ -126,6 +127,7 @@ def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: 
 
 def _source(view: SourceView) -> dict[str, Any]:
     graph = tuple(view.graph)
+    places = view.baseline.places if view.baseline is not None else {}
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -171,7 +173,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "kernels": [asdict(brick) for brick in view.kernels],
         "categories": [_category(row) for row in view.categories],
         "roofline": _roofline(view.roofline),
-        "graph": [_node(row) for row in graph],
+        "graph": [_node(row, places.get(row.place) if row.place else None) for row in graph],
         "tree": tree_text(graph),
         "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
@@ -426,7 +428,7 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
     }
 
 
-def _node(row: GraphRow) -> dict[str, Any]:
+def _node(row: GraphRow, change: Change | None) -> dict[str, Any]:
     return {
         "id": row.id,
         "parent": row.parent,
@@ -438,6 +440,7 @@ def _node(row: GraphRow) -> dict[str, Any]:
         **_statistics(row, Of.NODE),
         **asdict(row.kernel),
         "burst": None if row.burst is None else _burst(row.burst),
+        "since_baseline": _change(change),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
@@ -40,6 +40,7 @@ from cbtop.viewmodels.model import (
     Verdict,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.roofline import missing_ceilings
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
@@ -431,11 +432,19 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    if path is None:
-        return tree_text(view.graph, _burst_note)
-    is_beside = path.nodes < path.timed_nodes  # else every node would carry the same note
-    tree = tree_text(view.graph, lambda row: _burst_note(row) + _path_note(row) * is_beside)
-    return f"{tree}\n{fmt.critical_path(path)}"
+    is_beside = path is not None and path.nodes < path.timed_nodes  # else every node would carry the same note
+    changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
+
+    def note(row: GraphRow) -> str:
+        return _burst_note(row) + _path_note(row) * is_beside + _change_note(row, changes)
+
+    tree = tree_text(view.graph, note)
+    return tree if path is None else f"{tree}\n{fmt.critical_path(path)}"
+
+
+def _change_note(row: GraphRow, changes: Mapping[Place, Change]) -> str:
+    found = None if row.place is None else changes.get(row.place)
+    return "" if found is None else f"  [Δ {fmt.change(found)}]"
 
 
 def _burst_note(row: GraphRow) -> str:

@@ -14,7 +14,7 @@ from cbtop.units import count, number, percent
 from cbtop.viewmodels.baseline import PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick, judged_change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick, Place, judged_change
 
 ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
 ALIKE_SHARE = 0.05  # of the steps of all phases
@@ -63,6 +63,16 @@ class Comparison:
     def layers(self) -> Mapping[str, Change]:
         """Each as a whole."""
         return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
+
+    @property
+    def places(self) -> Mapping[Place, Change]:
+        """Each layer, each brick in a layer, and each brick that runs in none."""
+        inside = {one.brick for one in self.changes if one.layer is not None}
+        return {
+            (one.brick, one.layer): one.change
+            for one in self.changes
+            if one.layer is not None or one.brick not in inside
+        }
 
     @property
     def slower(self) -> list[PlaceChange]:

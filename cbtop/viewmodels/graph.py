@@ -8,15 +8,18 @@ from typing import overload
 
 import numpy as np
 
+from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.analysis import CriticalPath, CycleError, critical_path
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes, mean_call, runs_of
+from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import Calls
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
+from cbtop.viewmodels.places import Place
 
 # The path of so many nodes takes 0.3 s, its graph included, beside 0.03 s for the rest of their view
 # (2 shared cores): more is not worth the wait twice a second.
@@ -119,7 +122,21 @@ class GraphRows(Sequence[GraphRow]):
             on_critical_path=None if slack_ns is None else node.id in self._on_path,
             slack_us=None if slack_ns is None else slack_ns / 1e3,
             burst=self._in_burst.get(node.id),
+            place=self._place_of(node),
         )
+
+    def _place_of(self, node: Node) -> Place | None:
+        """The outermost layer that it is, or the brick in that layer or in none; None of anything else."""
+        outer, at = None, node
+        while at.kind is not NodeKind.STEP:
+            outer = at if at.kind is NodeKind.LAYER else outer
+            if at.parent is None:
+                break
+            at = self._totals.table[at.parent]
+        layer = None if outer is None else display_name(outer)
+        if node.kind is NodeKind.BRICK and not self._totals.adopted[node.id]:
+            return name_and_category(node), layer
+        return (None, layer) if node is outer else None
 
     def _runs_of(self, node: Node) -> int:
         found = self._runs.get(node.id)

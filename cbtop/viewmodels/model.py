@@ -21,6 +21,7 @@ from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.on_demand import OnDemand, made, with_parts
+from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
 if TYPE_CHECKING:  # it is made of what stands here
@@ -170,6 +171,7 @@ class GraphRow:
     on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
     slack_us: float | None = None  # how much later it could have started without anything ending later
     burst: KernelTimes | None = None  # what the last burst measured of a kernel: part of none of the times above
+    place: Place | None = None  # of the places that a baseline knows; of a brick its layer's, of all that it is there
 
 
 @dataclass(frozen=True, slots=True)

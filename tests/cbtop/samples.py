@@ -172,13 +172,15 @@ def _graph() -> tuple[GraphRow, ...]:
                 p99_us=brick.p99_us if brick and timed else 803.1 if kind is NodeKind.LAYER else None,
                 elements=1_024 if timed else None,
                 percent=8.2 if kind is NodeKind.LAYER else None if avg_us is None else 100 * avg_us / WALL_US,
+                place=None if kind is NodeKind.KERNEL else (brick.key if brick else None, layer_name),
             )
         )
         return len(rows)
 
     in_layers = [row for row in BRICKS if row.count >= LAYERS * STEPS]
     for layer in range(LAYERS):
-        at = add(None, 0, NodeKind.LAYER, f"Layer {layer}", f"Layer {layer}", None)
+        layer_name = f"Layer {layer}"
+        at = add(None, 0, NodeKind.LAYER, layer_name, layer_name, None)
         for brick in in_layers:
             label = f"{brick.name}  {brick.avg_inclusive_us:.1f}µs (1024 elem)"
             child = add(at, 1, NodeKind.BRICK, brick.name, label, brick)

@@ -21,6 +21,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.row_choice import matcher
 from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
+from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.node_detail import LEAST_LINES, NodeDetail
@@ -31,6 +32,8 @@ from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
+from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import Place as ComparedPlace
 
 _SLACK = statistic("slack_us", Of.NODE)
 BESIDE = 160  # cells: from so many on the details stand beside the tree
@@ -99,11 +102,17 @@ def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int
 
 
 def graph_columns(
-    graph: Sequence[GraphRow], rows: Callable[[], Sequence[TreeRow]], *, slack: bool, burst: bool
+    graph: Sequence[GraphRow],
+    rows: Callable[[], Sequence[TreeRow]],
+    *,
+    slack: bool,
+    burst: bool,
+    changes: Mapping[ComparedPlace, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
     """The columns of the tree of `graph`, of which the table holds `rows`; the largest share fills its bar's column.
 
-    The slack is worth a column only where anything lies beside the critical path, a burst only where there was one.
+    The slack is worth a column only where anything lies beside the critical path, a burst only where there was one,
+    and `changes` only where there is a baseline.
     """
     largest_percent = max(largest_share(graph), 1e-9)
     made: dict[int, GraphRow] = {}
@@ -138,6 +147,23 @@ def graph_columns(
             return figure(formatting.NONE_THERE)
         return figure(formatting.number(found.burst.mean_ns / 1e3 if found.burst else None))
 
+    def change_of(row: TreeRow) -> Change | None:
+        place = of(row).place
+        return (changes or {}).get(place) if place is not None else None
+
+    def sort_by_change(row: TreeRow) -> float:
+        found = change_of(row)
+        return -1e9 if found is None or found.percent is None else found.percent
+
+    since_baseline: Column[TreeRow] = Column(
+        "Δ",
+        9,
+        3,
+        lambda row, _: figure(change_text(change_of(row)), change_role(change_of(row))),
+        "of a layer or a brick in it (all it is there, where it runs several times): exclusive µs/token beside the "
+        "baseline's (`b`), as in the bricks; n/a of a kernel, and where a brick runs in layers and outside (derived)",
+        sort_key=sort_by_change,
+    )
     in_burst: Column[TreeRow] = Column(
         "burst µs", 8, 1, lambda row, _: burst_of(row), "mean µs of one launch in the last burst: in no other time"
     )
@@ -158,13 +184,16 @@ def graph_columns(
             is_drawn=True,
         ),
         *figure_columns(NODE_SHARE_COLUMNS, row_of=of),
+        *(() if changes is None else (since_baseline,)),
     )
 
 
 def _columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
     path = source.critical_path
     has_slack = path is not None and path.nodes < path.timed_nodes
-    return graph_columns(source.graph, rows, slack=has_slack, burst=has_burst(source.graph))
+    found = source.baseline if source.merged is None else None
+    changes = None if found is None else found.places
+    return graph_columns(source.graph, rows, slack=has_slack, burst=has_burst(source.graph), changes=changes)
 
 
 def path_line(path: CriticalPathView) -> Line:
@@ -230,7 +259,9 @@ class Graph(View):
         "their figures had when the key was pressed: rows stand still. In the room that rows leave stands the node "
         "under the cursor: its figures and, of a layer or a brick, what is known of that in all layers."
     )
-    columns_doc = tuple((column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True))
+    columns_doc = tuple(
+        (column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True, changes={})
+    )
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "toggle_fold", "fold/unfold"),

@@ -383,6 +383,18 @@ def test_text_and_json_hold_the_same_changes_since_the_baseline() -> None:
     assert all(re.search(rf"^{brick} .*\(noise\)$", text, re.MULTILINE) for brick in bricks)
 
 
+def test_text_and_json_hold_what_has_changed_of_each_place_of_the_graph() -> None:
+    graph = json.loads(REPORTS["json"]([samples.COMPARED], []))["sources"][0]["graph"]
+    lines = REPORTS["text"]([samples.COMPARED], ["tree"]).splitlines()
+    changed = [node for node in graph if node["since_baseline"] and node["since_baseline"]["beyond_noise"]]
+    assert [node["name"] for node in changed] == ["Layer 5", "DownProjection"]
+    for node in changed:
+        change = f"[Δ {node['since_baseline']['percent']:+.1f} % ± "
+        assert [line for line in lines if change in line and node["name"] in line]
+    assert sum("[Δ noise: ±" in line for line in lines) == sum(bool(node["since_baseline"]) for node in graph) - 2
+    assert "Δ" not in REPORTS["text"]([samples.LIVE], ["tree"])
+
+
 def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     why = "another batch: 1.00 sequences a step, the baseline has 4.00"
     text = REPORTS["text"]([samples.UNLIKE], [])

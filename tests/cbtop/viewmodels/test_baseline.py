@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cbtop.client.store import Store
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.baseline import Snapshot, snapshot
+from cbtop.viewmodels.model import GraphRow
 from cbtop.viewmodels.places import BETWEEN_BRICKS
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
@@ -24,6 +26,11 @@ from tests.cbtop.viewmodels.verdicts.streams import (
 
 DOWN = ("DownProjection", BrickCategory.FFN)
 LM_HEAD = ("LmHead", BrickCategory.OTHER)
+
+
+def layer_of(rows: Sequence[GraphRow], row: GraphRow) -> str | None:
+    outer = next((other for other in rows if other.id == row.parent), None)
+    return f"Layer {outer.name}" if outer else None
 
 
 def one(made: Made) -> Snapshot:
@@ -67,6 +74,21 @@ def test_its_times_are_those_that_the_views_show(tmp_path: Path) -> None:
     assert view.layer_times is not None
     for layer in view.layer_times.rows:
         assert times.layers[layer.name].mean == pytest.approx(layer.us, rel=0.02)
+
+
+def test_it_has_every_layer_and_every_brick_of_the_graph(tmp_path: Path) -> None:
+    made = run(tmp_path, Decoding(noise=0))
+    decode = one(made).of("decode")
+    assert decode is not None
+    assert decode.times is not None
+    rows = tuple(made.one(window=True).graph)
+    assert {row.kind for row in rows} >= {NodeKind.LAYER, NodeKind.BRICK}
+    for row in rows:
+        assert row.place is not None
+        assert decode.times.places[row.place].time.mean == pytest.approx(row.avg_inclusive_us)
+        is_layer = row.kind is NodeKind.LAYER
+        place = (None, f"Layer {row.name}") if is_layer else ((row.name, row.category), layer_of(rows, row))
+        assert row.place == place
 
 
 def test_it_has_every_phase_and_what_its_steps_were(tmp_path: Path) -> None:
