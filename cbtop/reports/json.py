@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -22,7 +22,7 @@ from cbtop.reports.sources import (
 from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison
+from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.lanes import Gap, Span
 from cbtop.viewmodels.layers import LayersView
@@ -39,6 +39,7 @@ from cbtop.viewmodels.model import (
     TraceView,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import Brick
 from cbtop.viewmodels.timeline import TimelineView
 
 SCHEMA = "cbtop.snapshot/1"
@@ -172,7 +173,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "kernels": [asdict(brick) for brick in view.kernels],
         "categories": [_category(row) for row in view.categories],
-        "roofline": _roofline(view.roofline),
+        "roofline": _roofline(view.roofline, view.baseline.work if view.baseline is not None else {}),
         "graph": [_node(row, places.get(row.place) if row.place else None) for row in graph],
         "tree": tree_text(graph),
         "critical_path": _critical_path(view.critical_path),
@@ -395,7 +396,7 @@ def _statistics(row: BrickRow | CategoryRow | GraphRow, of: Of) -> dict[str, Any
     return {statistic.key: statistic.value(row) for statistic in statistics_of(of)}
 
 
-def _roofline(view: RooflineView) -> dict[str, Any]:
+def _roofline(view: RooflineView, before: Mapping[Brick, WorkChange]) -> dict[str, Any]:
     return {
         "ceilings": [
             {
@@ -421,11 +422,18 @@ def _roofline(view: RooflineView) -> dict[str, Any]:
                 "brick": point.name,
                 **{key: getattr(point, key) for key in _POINT_KEYS},
                 "bound": point.bound or NOT_MEASURED,
+                "since_baseline": _work_change(before.get(point.key)),
             }
             for point in view.points
         ],
         "without_work": list(view.without_work),
     }
+
+
+def _work_change(found: WorkChange | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"intensity": found.intensity, "gflops": found.gflops, "gflops_change": _change(found.change)}
 
 
 def _node(row: GraphRow, change: Change | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from cbtop.statistics import (
 )
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison
+from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
 from cbtop.viewmodels.model import (
@@ -402,10 +402,15 @@ def _timeline(view: SourceView) -> str:
 
 def _roofline(view: SourceView) -> str:
     roofs = view.roofline
-    rows: Table = [("brick", *_heads(POINT_REPORT), "")]
+    compared = view.baseline if view.merged is None else None
+    work = {} if compared is None else compared.work
+    since = () if compared is None else ("baseline", "Δ GFLOP/s")
+    rows: Table = [("brick", *_heads(POINT_REPORT), *since, "")]
     for point in roofs.points:
         above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
-        rows.append((point.name, *_cells(POINT_REPORT, point), above or ("unsure" if point.roof_unsure else "")))
+        doubt = above or ("unsure" if point.roof_unsure else "")
+        change = () if compared is None else _work_cells(work.get(point.key))
+        rows.append((point.name, *_cells(POINT_REPORT, point), *change, doubt))
     lines = [f"ceiling: {c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in roofs.ceilings]
     lines += [
         f"ridge point: {fmt.number(one.flop_per_byte)} FLOP/byte of {one.bandwidth} and {one.compute}"
@@ -418,6 +423,12 @@ def _roofline(view: SourceView) -> str:
     if view.roofline.without_work:
         lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
     return "\n".join(lines)
+
+
+def _work_cells(found: WorkChange | None) -> tuple[str, str]:
+    if found is None:
+        return fmt.NOT_MEASURED, fmt.NOT_MEASURED
+    return fmt.number(found.gflops), fmt.NOT_MEASURED if found.change is None else fmt.change(found.change)
 
 
 def _measured(ceiling: CeilingRow) -> str:

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Block
+from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.roofline import intensity
 from cbtop.profiler.stats import RARE, Growth, NodeStats
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
@@ -40,6 +42,15 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
+class BrickWork:
+    """What a brick did for a token (or a step), of its shapes, and where that put it under the roofs."""
+
+    flops: float
+    intensity: float  # FLOP per byte
+    gflops: float  # as the roofline shows it
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """What the steps of a phase took."""
 
@@ -47,6 +58,7 @@ class Times:
     step_us: Figure  # of all steps, recorded inside or not
     tokens_per_sec: Figure | None  # of wall-clock time
     places: Mapping[Place, PlaceTimes]  # bricks, in all layers and outside, bricks in one layer, and whole layers
+    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # of those that declare it
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
@@ -195,7 +207,17 @@ def _times(
         step_us=step_us,
         tokens_per_sec=rate,
         places=known,
+        work=_work(totals, float((tokens if is_counted else steps).sum())),
     )
+
+
+def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
+    """That of the bricks that declare flops and bytes, for one of so many `units`."""
+    return {
+        (one.name, one.category): BrickWork(one.flops / units, flop_per_byte, one.gflops)
+        for one in brick_stats(totals)
+        if one.flops is not None and one.gflops and (flop_per_byte := intensity(one.flops, one.bytes))
+    }
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
-from cbtop.viewmodels.baseline import PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick, Place, judged_change
@@ -37,6 +37,15 @@ class PlaceChange:
     def name(self) -> str:
         """`DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkChange:
+    """Where a brick stood under the roofs at the baseline, and how its GFLOP/s have changed."""
+
+    intensity: float  # FLOP per byte
+    gflops: float
+    change: Change | None  # of GFLOP/s by its typical time; None where it holds others, or does not run now
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,20 @@ class Comparison:
             (one.brick, one.layer): one.change
             for one in self.changes
             if one.layer is not None or one.brick not in inside
+        }
+
+    @property
+    def work(self) -> Mapping[Brick, WorkChange]:
+        """Of each brick that declares flops and bytes."""
+        before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
+        if self.why_not or before is None or now is None:
+            return {}
+        changes = self.bricks
+        return {
+            brick: WorkChange(
+                then.intensity, then.gflops, _work_change(changes.get(brick), then, now.work.get(brick))
+            )
+            for brick, then in before.work.items()
         }
 
     @property
@@ -172,6 +195,14 @@ def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:
 
 def _change(before: Figure | None, after: Figure | None, compared: int) -> Change | None:
     return None if before is None or after is None else change(before, after, compared)
+
+
+def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
+    """How the GFLOP/s of a brick have changed whose typical time has by `found`, with errors to first order."""
+    if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
+        return None
+    then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
+    return replace(found, before=then, now=is_now, half=is_now * found.half / found.now, error=0.0)
 
 
 def _is_slower(one: PlaceChange) -> bool:

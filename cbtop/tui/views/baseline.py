@@ -36,8 +36,8 @@ def change_text(change: Change | None) -> str:
     return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 
-def change_role(change: Change | None) -> str:
-    """A colour for what is slower and one for what is faster, of times."""
+def change_role(change: Change | None, *, of_rate: bool = False) -> str:
+    """A colour for what is slower and one for what is faster, of times or `of_rate`s."""
     if change is None or not change.is_beyond_noise:
         return "faint"
-    return "strong bad" if change.delta > 0 else "good"
+    return "strong bad" if (change.delta < 0 if of_rate else change.delta > 0) else "good"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -15,6 +16,7 @@ from textual.widget import Widget
 from cbtop import formatting, statistics
 from cbtop.row_choice import words_of
 from cbtop.tui.views.base import View
+from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.roof_detail import LEAST_LINES, RoofDetail
@@ -24,7 +26,10 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
+from cbtop.viewmodels.comparison import WorkChange
 from cbtop.viewmodels.model import RooflineView, SourceView
+from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import Brick
 from cbtop.viewmodels.roofline import missing_ceilings
 
 BESIDE = 100  # cells: from so many on the table stands beside the plot, as cbtop.tcss has it
@@ -69,6 +74,28 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
 )
 
 
+def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
+    """How the GFLOP/s of each brick have changed since the baseline."""
+
+    def change_of(row: LetteredPoint) -> Change | None:
+        found = changes.get(row.point.key)
+        return found.change if found else None
+
+    def cell(row: LetteredPoint, width: int) -> Line:
+        change = change_of(row)
+        return figure(change_text(change).removesuffix(" %"), change_role(change, of_rate=True))
+
+    def sort_value(row: LetteredPoint) -> float:
+        change = change_of(row)
+        return -1e9 if change is None or change.percent is None else change.percent
+
+    doc = (
+        "GFLOP/s beside the baseline's (`b`), by what each call typically takes, where chance alone does not explain "
+        "it: `noise` where it may; n/a where they do not compare, and of a brick that holds others (derived)"
+    )
+    return Column("Δ %", 6, 2, cell, doc, sort_key=sort_value)
+
+
 class Roofline(View):
     """How far each brick is from what this machine can do."""
 
@@ -83,13 +110,14 @@ class Roofline(View):
         "the others. A roof with half its rounds more than 10 % below the best is unsure: grey, as what is made of "
         "it, behind a ?. Faint lines are levels of cache: no roof, but where what is faster than memory may come "
         "from. The row under the cursor is lit; a faint trail leads through where its brick was in each of the last "
-        "60 s, if that is more than two places. Beside the plot stands how much of every roof it reaches, what it "
-        "takes for a token as the cache and the batch grow, and what each brick would save at its own (derived)."
+        "60 s, if that is more than two places, and with a baseline ○ is where it stood then. Beside the plot stands "
+        "how much of every roof it reaches, what it takes for a token as the cache and the batch grow, and what each "
+        "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here
     ]
-    columns_doc = tuple((column.title, column.doc) for column in POINT_COLUMNS)
+    columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
 
     def compose(self) -> ComposeResult:
         self._letters: dict[object, str] = {}
@@ -117,11 +145,14 @@ class Roofline(View):
         if self._letters_of != source.key:
             self._letters, self._letters_of = {}, source.key
         points = source.roofline.points
+        compared = source.baseline if source.merged is None else None
+        before = {} if compared is None else compared.work
+        self._table.show_columns(POINT_COLUMNS if compared is None else (*POINT_COLUMNS, change_column(before)))
         for point in points:
             self._letters.setdefault(point.key, letter(len(self._letters)))
         rows = [LetteredPoint(self._letters[point.key], point) for point in points]
         self._table.show_rows(rows, of=source.rows_of)
-        self._plot.show_points(source.roofline, rows, self._table.current)
+        self._plot.show_points(source.roofline, rows, self._table.current, before)
         self._notes.show_roofline(source.roofline)
         self._lay_out()
 

@@ -3,12 +3,13 @@
 # Rules
 # - A mark stands in the cell of its values. Several in one cell are their number, and the lines below the plot name
 #   their letters, in the order of their cells from left to right.
-# - The trail of the brick under the cursor lies under roofs, marks and names, and is cut off where the axes end.
+# - The trail of the brick under the cursor lies under roofs, marks and names, and is cut off where the axes end. The
+#   hollow mark where it stood at the baseline is inside them, too, and where no other mark stands.
 # - A brick that lies so far from the others that it would squeeze them is named there, too, and not drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
@@ -19,9 +20,12 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
 from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.comparison import WorkChange
 from cbtop.viewmodels.model import CeilingRow, RooflineView
+from cbtop.viewmodels.places import Brick
 
 RIDGE = "◆"
+BEFORE = "○"  # at the baseline
 MANY = "+"  # ten or more marks in a cell
 # Where names of roofs are tried, best first: parts of the plot's width and height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
@@ -64,11 +68,16 @@ class RooflinePlot(Drawing):
         self._roofline = RooflineView((), (), ())
         self._points: Sequence[LetteredPoint] = ()
         self._selected: LetteredPoint | None = None
+        self._before: Mapping[Brick, WorkChange] = {}
 
     def show_points(
-        self, roofline: RooflineView, points: Sequence[LetteredPoint], selected: LetteredPoint | None
+        self,
+        roofline: RooflineView,
+        points: Sequence[LetteredPoint],
+        selected: LetteredPoint | None,
+        before: Mapping[Brick, WorkChange],
     ) -> None:
-        self._roofline, self._points, self._selected = roofline, points, selected
+        self._roofline, self._points, self._selected, self._before = roofline, points, selected, before
         self.redraw()
 
     def select(self, point: LetteredPoint | None) -> None:
@@ -77,7 +86,9 @@ class RooflinePlot(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         selected, trail = (self._selected.letter, self._selected.point.trail) if self._selected else ("", ())
-        return roofline_lines(self._roofline, self._points, selected, width, height, trail)
+        found = self._before.get(self._selected.point.key) if self._selected else None
+        before = (found.intensity, found.gflops) if found else None
+        return roofline_lines(self._roofline, self._points, selected, width, height, trail, before)
 
 
 def roofline_lines(
@@ -87,9 +98,10 @@ def roofline_lines(
     width: int,
     height: int,
     trail: Sequence[tuple[float, float] | None] = (),
+    before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """The plot in `width` x `height` cells with the `trail` of a brick (BrickRow.trail), and below it what its marks
-    hold and what is outside of it."""
+    """The plot in `width` x `height` cells with the `trail` of a brick (BrickRow.trail) and its FLOP/B and GFLOP/s
+    `before`, and below it what its marks hold and what is outside of it."""
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
@@ -102,7 +114,7 @@ def roofline_lines(
         if len(wanted) <= len(named) or height - len(wanted) < _LEAST_PLOT:
             break
         named = wanted
-    return [*_drawn(plot, roofline, cells, selected, trail), *wanted][:height]
+    return [*_drawn(plot, roofline, cells, selected, trail, before), *wanted][:height]
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
@@ -165,6 +177,7 @@ def _drawn(
     cells: Cells,
     selected: str,
     trail: Sequence[tuple[float, float] | None],
+    before: tuple[float, float] | None,
 ) -> list[Line]:
     """Decades, the trail, roofs, marks, then the names. A name that finds no room is left out, and how many are is
     said."""
@@ -188,6 +201,8 @@ def _drawn(
     for cell, rows in cells.items():
         lit = next((row for row in rows if row.letter == selected), rows[0])
         plot.mark(cell, _mark(rows), lit.role(selected))
+    if before is not None and x.holds(before[0]) and y.holds(before[1]):
+        plot.mark_if_free(plot.cell(*before), BEFORE, "lit")
     for ridge in roofline.ridges:
         plot.mark_if_free(plot.cell(ridge.flop_per_byte, ridge.gflops), RIDGE, "dim")
     titles = [] if plot.title("GFLOP/s") else ["GFLOP/s over"]

@@ -395,6 +395,19 @@ def test_text_and_json_hold_what_has_changed_of_each_place_of_the_graph() -> Non
     assert "Δ" not in REPORTS["text"]([samples.LIVE], ["tree"])
 
 
+def test_text_and_json_hold_where_bricks_stood_under_the_roofs_at_the_baseline() -> None:
+    roofline = json.loads(REPORTS["json"]([samples.COMPARED], []))["sources"][0]["roofline"]
+    lines = REPORTS["text"]([samples.COMPARED], ["roofline"]).splitlines()
+    (down,) = [point for point in roofline["points"] if point["brick"] == "DownProjection"]
+    change = down["since_baseline"]["gflops_change"]
+    row = next(line for line in lines if line.startswith("DownProjection") and "GFLOP" not in line and "%" in line)
+    assert re.search(rf" {units.number(down['since_baseline']['gflops'])} +{change['percent']:+.1f} % ± ", row)
+    assert change["beyond_noise"]
+    unlike = REPORTS["text"]([samples.UNLIKE], ["roofline"])
+    assert re.search(r"^DownProjection .* n/a +n/a$", unlike, re.MULTILINE)
+    assert "Δ" not in REPORTS["text"]([samples.LIVE], ["roofline"])
+
+
 def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     why = "another batch: 1.00 sequences a step, the baseline has 4.00"
     text = REPORTS["text"]([samples.UNLIKE], [])

@@ -14,6 +14,7 @@ from cbtop.viewmodels.model import GraphRow
 from cbtop.viewmodels.places import BETWEEN_BRICKS
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
+from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK
 from tests.cbtop.viewmodels.verdicts.streams import (
     GAP_US,
     IN_LAYERS,
@@ -89,6 +90,23 @@ def test_it_has_every_layer_and_every_brick_of_the_graph(tmp_path: Path) -> None
         is_layer = row.kind is NodeKind.LAYER
         place = (None, f"Layer {row.name}") if is_layer else ((row.name, row.category), layer_of(rows, row))
         assert row.place == place
+
+
+def test_it_has_where_each_brick_stood_under_the_roofs(tmp_path: Path) -> None:
+    made = run(tmp_path, Decoding(noise=0, work=DOWN_WORK))
+    decode = one(made).of("decode")
+    assert decode is not None
+    assert decode.times is not None
+    points = made.one(window=True).roofline.points
+    assert points
+    assert decode.times.work.keys() == {point.key for point in points}
+    for point in points:
+        work = decode.times.work[point.key]
+        assert (work.intensity, work.gflops) == (
+            pytest.approx(point.intensity),
+            pytest.approx(point.gflops, rel=0.02),
+        )
+        assert work.flops / decode.times.bricks[point.key].mean / 1e3 == pytest.approx(work.gflops, rel=0.02)
 
 
 def test_it_has_every_phase_and_what_its_steps_were(tmp_path: Path) -> None:

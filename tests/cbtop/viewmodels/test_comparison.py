@@ -12,6 +12,7 @@ from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
 from cbtop.viewmodels.model import About, MergeMode
 from cbtop.viewmodels.places import judged_change
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
+from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run
 
 BASE = made(1)
@@ -40,6 +41,24 @@ def test_what_is_faster_is_no_verdict() -> None:
     changed = [one for one in found.changes if one.change.is_beyond_noise]
     assert "DownProjection in Layer 5" in [one.name for one in changed]
     assert all(one.change.delta < 0 for one in changed)
+
+
+def test_a_brick_that_does_the_same_work_in_more_time_does_less_of_it_a_second(tmp_path: Path) -> None:
+    plans = Decoding(work=DOWN_WORK), Decoding(work=DOWN_WORK, down_factor=1.25)
+    found = []
+    for at, plan in enumerate(plans):
+        (directory := tmp_path / str(at)).mkdir()
+        found += run(directory, plan).snapshots()
+    fast, slow = found
+    changed = compare(fast, slow, "decode")
+    assert changed.work.keys() == {DOWN}
+    before, change, time = changed.work[DOWN].gflops, changed.work[DOWN].change, changed.bricks[DOWN]
+    assert change is not None
+    assert change.is_beyond_noise
+    assert (change.percent, change.before) == (pytest.approx(-20, abs=1), pytest.approx(before, rel=0.02))
+    assert change.now / change.before == pytest.approx(time.before / time.now)
+    assert change.half / change.now == pytest.approx(time.half / time.now)
+    assert compare(fast, replace(slow, lost_percent=5.0), "decode").work == {}
 
 
 REASONS = [
