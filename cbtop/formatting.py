@@ -245,12 +245,16 @@ def change(found: Change) -> str:
     return f"{found.percent:+,.1f} % ± {percent_number(found.half_percent)}"
 
 
+def rate_change(found: Change) -> str:
+    """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
+    return f"{number(found.now)} tokens/s, was {number(found.before)} ({change(found)})"
+
+
 def baseline_rates(found: Comparison) -> list[str]:
     """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same of a step."""
     parts = []
     if found.tokens_per_sec is not None:
-        rate = found.tokens_per_sec
-        parts.append(f"{number(rate.now)} tokens/s, was {number(rate.before)} ({change(rate)})")
+        parts.append(rate_change(found.tokens_per_sec))
     if found.step_us is not None:
         step = found.step_us
         parts.append(f"{duration(step.now)} a step, was {duration(step.before)} ({change(step)})")
@@ -432,6 +436,7 @@ def losses(loss: LossView) -> str:
 SOURCE_FIGURES = {
     "model": "model",
     "tokens_per_sec": "tokens/s",
+    "rate_change": "Δ",
     "steps_per_sec": "steps/s",
     "lag_s": "lag",
     "clock_offset_us": "clock",

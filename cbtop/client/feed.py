@@ -19,10 +19,10 @@ from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.messages import Ceiling, Unknown
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.baseline import Snapshot, snapshot
-from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
+from cbtop.viewmodels.comparison import Comparison, baselines_of, compare, rate_change
 from cbtop.viewmodels.devices import MachineView, machine_view
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import (
@@ -108,10 +108,11 @@ class Views:
             machine = machine_of(one.store, one.stale_s) if one.store.devices else None
             found = source_row(one.record, phase, window=window, machine=machine, clock=one.clock, now_ns=one.now_ns)
             slowest = slowest_of(job_of(one.record), found.phase)
-            return replace(found, stale_s=one.stale_s, straggler=slowest)
+            found = replace(found, stale_s=one.stale_s, straggler=slowest)
+            return self._with_rate_change(one, found) if self.baselines else found
 
         ended = sum(one.state is not SourceStatus.LIVE for one in known)
-        return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()))
+        return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
         """What this process costs, and the daemons that are others."""
@@ -205,6 +206,15 @@ class Views:
     def clear_baseline(self) -> None:
         """Compare with nothing any more."""
         self.baselines = ()
+
+    def _with_rate_change(self, source: Seen, row: SourceRow) -> SourceRow:
+        """`row` with how its tokens/s have changed since its baseline, or why that is not known."""
+        change, why = None, "it marks no steps"
+        if row.phase is not None:
+            now = snapshot(source.record, gpus_of(source), row.phase, self.baselines, inside=False)
+            change, why = rate_change(baselines_of(self.baselines, now)[0], now, row.phase)
+        unknown = () if change else (Unknown("rate_change", why),)
+        return replace(row, rate_change=change, unknown=(*row.unknown, *unknown))
 
     def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
         """The last seconds of `source` with its baseline, in the phase of `view`; None where there is none."""

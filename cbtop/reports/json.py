@@ -12,6 +12,7 @@ from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
 from cbtop.reports.sources import (
+    change_fields,
     clock_fields,
     cost_fields,
     listed_in,
@@ -317,15 +318,7 @@ def _baseline(found: Comparison | None) -> dict[str, Any] | None:
 def _change(found: Change | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "before": found.before,
-        "now": found.now,
-        "delta": found.delta,
-        "plus_minus": found.half,
-        "percent": found.percent,
-        "median_calls_us": found.medians_us,
-        "beyond_noise": found.is_beyond_noise,
-    }
+    return {**change_fields(found), "median_calls_us": found.medians_us}
 
 
 def _steps(steps: StepsView | None) -> dict[str, Any] | None:

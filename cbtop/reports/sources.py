@@ -18,6 +18,7 @@ from cbtop.viewmodels.model import (
     StallView,
     StragglerView,
 )
+from cbtop.viewmodels.noise import Change
 
 SCHEMA = "cbtop.sources/1"
 PROVENANCE = {
@@ -25,6 +26,7 @@ PROVENANCE = {
         "tokens_per_sec",
         "tokens_per_sec_in_steps",
         "steps_per_sec",
+        "since_baseline",
         "since_s",
         "lost_percent",
         "lag_s",
@@ -51,17 +53,20 @@ def listed_text(listed: ListView | None) -> str:
     if listed is None:
         return NO_LIST
     costs = [f"cbtop: {fmt.process_cost(cost)}" for cost in listed.costs]
-    return "\n".join((sources_text(listed.rows()), *costs))
+    return "\n".join((sources_text(listed.rows(), is_compared=listed.is_compared), *costs))
 
 
-def sources_text(rows: Sequence[SourceRow]) -> str:
-    """Two lines a source, in the order given; then what there is to say of some of them."""
+def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str:
+    """Two lines a source, in the order given; then what there is to say of some of them, and beside a baseline how
+    the tokens/s of each have changed."""
     who = ("pid", "host", "rank", "program", "model", "state", "on", "phase")
     runs: Table = [(*who, "since", "tokens/s", "steps/s", "step p50"), *map(_runs, rows)]
     heads = ("pid", "lost", "lost %", "before attach", "unread", "lag", "recording costs")
     known: Table = [heads, *map(_known, rows)]
     lines = [table(runs, left=9), "", table(known, left=1)]
     lines += [f"{_who(row)}: {fmt.stall(row.stall)}" for row in rows if row.stall]
+    if is_compared:
+        lines += [f"{_who(row)}, Δ (derived): {_since_baseline(row)}" for row in rows]
     lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(rows)]
     lines += [f"{_who(row)}: {row.loss.left_out} announcements left out" for row in rows if row.loss.left_out]
     lines += [
@@ -88,6 +93,10 @@ def sources_json(rows: Sequence[SourceRow]) -> str:
 
 def _who(row: SourceRow) -> str:
     return f"pid {row.pid} of {row.host}"
+
+
+def _since_baseline(row: SourceRow) -> str:
+    return fmt.NOT_MEASURED if row.rate_change is None else fmt.rate_change(row.rate_change)
 
 
 def _runs(row: SourceRow) -> tuple[str, ...]:
@@ -147,6 +156,7 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
         "tokens_per_sec_in_steps": row.steps.tokens_per_sec_in_steps if row.steps else None,
         "steps_per_sec": row.steps_per_sec,
         "rates_are_lower_bounds": row.are_rates_least,
+        "since_baseline": None if row.rate_change is None else change_fields(row.rate_change),
         "step_p50_us": row.steps.p50_us if row.steps else None,
         "produced": row.loss.produced,
         "dropped": row.loss.dropped,
@@ -168,6 +178,18 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
 def cost_fields(cost: ProcessCost) -> dict[str, Any]:
     """What a process of cbtop's costs."""
     return asdict(cost)
+
+
+def change_fields(found: Change) -> dict[str, Any]:
+    """How a figure has changed since the baseline."""
+    return {
+        "before": found.before,
+        "now": found.now,
+        "delta": found.delta,
+        "plus_minus": found.half,
+        "percent": found.percent,
+        "beyond_noise": found.is_beyond_noise,
+    }
 
 
 def clock_fields(clock: ClockView | None) -> dict[str, float | None]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Block
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import intensity
-from cbtop.profiler.stats import RARE, Growth, NodeStats
+from cbtop.profiler.stats import RARE, Calls, Growth, NodeStats
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
 from cbtop.viewmodels.places import Brick, Place, Places, PlaceTimes, place_times
@@ -112,10 +113,15 @@ class Snapshot:
 
 
 def snapshot(
-    record: SourceRecord, devices: Sequence[str] = (), phase: str | None = None, beside: Sequence[Snapshot] = ()
+    record: SourceRecord,
+    devices: Sequence[str] = (),
+    phase: str | None = None,
+    beside: Sequence[Snapshot] = (),
+    *,
+    inside: bool = True,
 ) -> Snapshot:
     """The window of `record`, with the times of every phase or of `phase` alone; without what of it is in one of the
-    snapshots `beside`, too, and would be compared with itself."""
+    snapshots `beside`, too, and would be compared with itself. What lies `inside` steps may be left out."""
     blocks = record.window.blocks()
     for other in beside:
         if other.key == record.key:
@@ -130,7 +136,8 @@ def snapshot(
         key=record.key,
         surroundings=surroundings_of(record, devices),
         phases=tuple(
-            _phase(record, blocks if phase in (None, steps.phase) else [], stats, steps, everything) for steps in ran
+            _phase(record, blocks if phase in (None, steps.phase) else [], stats, steps, everything, inside=inside)
+            for steps in ran
         ),
         begin_ns=blocks[0].begin_ns if blocks else end_ns,
         end_ns=end_ns,
@@ -159,7 +166,13 @@ def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surrounding
 
 
 def _phase(
-    record: SourceRecord, blocks: Sequence[Block], stats: NodeStats, steps: StepsView, everything: int
+    record: SourceRecord,
+    blocks: Sequence[Block],
+    stats: NodeStats,
+    steps: StepsView,
+    everything: int,
+    *,
+    inside: bool,
 ) -> PhaseFigures:
     totals = PhaseTotals.of(record.nodes, stats, steps.phase)
     assert totals.step is not None
@@ -172,32 +185,31 @@ def _phase(
         sequences=steps.sequences.mean if steps.sequences else None,
         cached=steps.cached.mean if steps.cached else None,
         blocks=len(ran),
-        times=None if len(ran) < MIN_BLOCKS else _times(totals, blocks, ran, is_sample=steps.is_sample),
+        times=None
+        if len(ran) < MIN_BLOCKS
+        else _times(totals, blocks, ran, is_sample=steps.is_sample, inside=inside),
     )
 
 
 def _times(
-    totals: PhaseTotals, blocks: Sequence[Block], ran: Sequence[tuple[Block, tuple[int, int]]], *, is_sample: bool
+    totals: PhaseTotals,
+    blocks: Sequence[Block],
+    ran: Sequence[tuple[Block, tuple[int, int]]],
+    *,
+    is_sample: bool,
+    inside: bool,
 ) -> Times:
     """Of `ran`, the `blocks` with recorded steps: how many, and how many tokens."""
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
     is_counted = totals.tokens is not None and tokens.sum() > 0
-    places = Places(totals)
-    growths = [block.growth for block, _ in ran]
-    found = place_times(places, totals, growths, tokens if is_counted else steps, steps, None)
-    calls = totals.stats.calls_of([*places.nodes, [step]])
-    *medians, step_median = [None if one is None or one.p50_ns is None else one.p50_ns / 1e3 for one in calls]
-    # Of too few calls to tell how far chance moves a median, it is known all the same.
-    known = {
-        place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
-        for (place, one), median in zip(found.items(), medians, strict=True)
-    }
+    units = tokens if is_counted else steps
+    (step_calls,) = totals.stats.calls_of([[step]])
     every = [(_of(block.growth, "count", step), _of(block.growth, "total_ns", step)) for block, _ in ran]
     count, total_ns = np.array(every, float).T
     (step_us,) = figures(total_ns[:, None] / 1e3, count)
-    step_us = replace(step_us, median_us=step_median)
+    step_us = replace(step_us, median_us=_median_us(step_calls))
     rate = None
     if is_counted and not is_sample:
         wall_s = np.array([block.end_ns - block.begin_ns for block in blocks]) / 1e9
@@ -206,9 +218,27 @@ def _times(
         unit="token" if is_counted else "step",
         step_us=step_us,
         tokens_per_sec=rate,
-        places=known,
-        work=_work(totals, float((tokens if is_counted else steps).sum())),
+        places=_places(totals, [block.growth for block, _ in ran], units, steps) if inside else {},
+        work=_work(totals, float(units.sum())) if inside else {},
     )
+
+
+def _places(
+    totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
+) -> dict[Place, PlaceTimes]:
+    """That of every place in blocks, of so many `units` and `steps` each."""
+    places = Places(totals)
+    found = place_times(places, totals, growths, units, steps, None)
+    medians = map(_median_us, totals.stats.calls_of(places.nodes))
+    # Of too few calls to tell how far chance moves a median, it is known all the same.
+    return {
+        place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
+        for (place, one), median in zip(found.items(), medians, strict=True)
+    }
+
+
+def _median_us(calls: Calls | None) -> float | None:
+    return None if calls is None or calls.p50_ns is None else calls.p50_ns / 1e3
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:

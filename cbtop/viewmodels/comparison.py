@@ -146,6 +146,16 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
     )
 
 
+def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
+    """How tokens/s have changed in `phase` from `base` to `now`; or why that is not known."""
+    before, after = base.of(phase), now.of(phase)
+    why_not = _why_not(base, now, phase)
+    if why_not or before is None or after is None or before.times is None or after.times is None:
+        return None, why_not
+    found = _change(before.times.tokens_per_sec, after.times.tokens_per_sec, 1)
+    return found, "" if found else "steps that were not recorded left nothing, or not every step said its tokens"
+
+
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
     """The bricks that have become slower beyond noise, the worst first: where one layer has most of it, in that
     layer. What a longer cache, or one of which nobody says how long it is, would make slower in every layer is none

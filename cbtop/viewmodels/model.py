@@ -20,6 +20,7 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.on_demand import OnDemand, made, with_parts
 from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
@@ -554,6 +555,7 @@ class SourceRow:
     straggler: StragglerView | None = None  # of the ranks it is one of
     tokens_per_sec_history: tuple[float, ...] = ()  # as those of a SourceView
     step_us_history: tuple[float | None, ...] = ()
+    rate_change: Change | None = None  # of tokens/s since the baseline
 
     @property
     def standing(self) -> str:
@@ -585,6 +587,7 @@ class ListView:
     ended: int  # so many of the last have ended
     row: Callable[[str], SourceRow]  # made when it is asked for, once
     costs: tuple[ProcessCost, ...] = ()
+    is_compared: bool = False  # with a baseline
 
     def rows(self) -> tuple[SourceRow, ...]:
         """All of them."""

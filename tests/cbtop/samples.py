@@ -43,6 +43,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     WindowView,
 )
+from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.stall import STEP_UNKNOWN
 from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.verdicts import judged
@@ -364,6 +365,11 @@ SEVERAL = list_of(*ROWS, costs=COSTS)
 LIVE = replace(LIVE, listed=SEVERAL)
 
 DEEP = replace(LIVE, layer_times=_layers(80, slow=57))
+_COMPARED_ROWS = (
+    replace(ROWS[0], rate_change=Change(before=94.9, now=85.36, half=1.6)),
+    replace(ROWS[1], rate_change=Change(before=85.1, now=85.36, half=2.0)),
+    *(replace(row, unknown=(*row.unknown, Unknown("rate_change", "it marks no steps"))) for row in ROWS[2:]),
+)
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
@@ -385,6 +391,7 @@ COMPARED = judged(
         baseline=compare(
             _with_work(made(1, layers=LAYERS), 1.5), _with_work(made(2, layers=LAYERS, slower=1.2), 1.0), "decode"
         ),
+        listed=replace(list_of(*_COMPARED_ROWS, costs=COSTS), is_compared=True),
     )
 )
 UNLIKE = replace(LIVE, baseline=compare(with_phase(made(1), sequences=4.0), made(2), "decode"))

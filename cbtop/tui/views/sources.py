@@ -15,6 +15,7 @@ from textual.widget import Widget
 from cbtop import formatting
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.views.base import View
+from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.devices import figure_chart, process_charts
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.columns import Cells, Column
@@ -41,9 +42,10 @@ _STATE_ROLES = {
 
 
 def source_columns(
-    row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str]
+    row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """The columns of a table of keys, `mark` in front of each; the row FOLD says no more than `fold`."""
+    """The columns of a table of keys, `mark` in front of each; the row FOLD says no more than `fold`. Where they are
+    compared with a baseline, what has changed is one."""
 
     def column(
         title: str, width: int, priority: int, cell: Callable[[SourceRow, int], Line], doc: str, align: str = "right",
@@ -59,6 +61,11 @@ def source_columns(
             return ((fold(), "dim"),)
         return ((f"{mark(key)} ", "accent"), (clip(clean(row_of(key).program), width - 2), "strong"))
 
+    since_baseline = column(
+        "Δ", 9, 2, lambda row, _: figure(change_text(row.rate_change), change_role(row.rate_change, of_rate=True)),
+        "of tokens/s, beside the baseline's (`b`), where chance alone does not explain it: `noise` where it may "
+        "(derived)",
+    )  # fmt: skip
     return (
         Column("source", 14, 0, name, f"the program; {SHOWN} is the one that every view shows", align="left",
                stretch=3, max_width=40),
@@ -72,6 +79,7 @@ def source_columns(
         column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left", 3, 18),
         column("tokens/s", 9, 2, lambda row, _: figure(_rate(row), "strong"),
                "tokens of the phase shown a second of wall-clock time, in the time shown (derived)"),
+        *((since_baseline,) if is_compared else ()),
         column("steps/s", 8, 6, lambda row, _: figure(formatting.rate(row, row.steps_per_sec)),
                "steps of that phase a second of wall-clock time (derived)"),
         column("lost %", 7, 3, lambda row, _: figure(*_lost(row)),
@@ -122,7 +130,8 @@ class Sources(View):
         "processor."
     )
     columns_doc = tuple(
-        (column.title, column.doc) for column in source_columns(lambda _: NotImplemented, lambda _: "", lambda: "")
+        (column.title, column.doc)
+        for column in source_columns(lambda _: NotImplemented, lambda _: "", lambda: "", is_compared=True)
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -141,7 +150,7 @@ class Sources(View):
         self._shown: frozenset[str] = frozenset()
         self._unfolded: bool | None = None  # None: nobody has said; then where nothing runs
         self._table: Table[str] = Table(
-            source_columns(lambda key: self._listed.row(key), self._mark, self._fold),
+            self._columns(),
             lambda key: key,
             empty="n/a: nobody keeps a list of the sources here",
             id="sources-table",
@@ -160,10 +169,16 @@ class Sources(View):
     def show_source(self, source: SourceView) -> None:
         self._shown = frozenset((source.key,) if source.merged is None else source.merged.keys)
         if source.listed is not None:
-            self._listed = source.listed
+            is_compared, self._listed = self._listed.is_compared, source.listed
+            if self._listed.is_compared != is_compared:
+                self._table.columns = self._columns()
         self._machines = source.machines
         self._show_rows()
         self._costs.show(self._listed.costs)
+
+    def _columns(self) -> tuple[Column[str], ...]:
+        is_compared = self._listed.is_compared
+        return source_columns(lambda key: self._listed.row(key), self._mark, self._fold, is_compared=is_compared)
 
     def _show_rows(self) -> None:
         listed = self._listed
@@ -277,6 +292,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
         ("lag", lag if row.state is SourceStatus.LIVE else "", ""),
         ("runs", ", ".join(filter(None, who)), ""),
         (row.phase or "", rates if row.phase else "", ""),
+        ("Δ", f"{formatting.rate_change(row.rate_change)} (derived)" if row.rate_change else "", ""),
         ("profiling", "; ".join(filter(None, costs)), ""),
         *(("n/a", f"{formatting.SOURCE_FIGURES[one.figure]}: {one.why}", "dim") for one in row.unknown),
     ]

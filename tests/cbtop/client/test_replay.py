@@ -568,7 +568,8 @@ def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Pat
     assert source["baseline"]["now_covers_s"] > 100
     assert source["window_s"] is None
     changes = {(one["brick"], one["layer"]): one for one in source["baseline"]["changes"]}
-    assert changes["a", None]["now"] == changes["a", None]["before"] == 100
+    # What each call typically takes: to within a bucket of the histogram.
+    assert changes["a", None]["now"] == changes["a", None]["before"] == pytest.approx(100, rel=0.01)
 
 
 def test_a_baseline_that_is_none_is_a_usage_error(recording: Path, tmp_path: Path) -> None:

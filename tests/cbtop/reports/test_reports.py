@@ -408,6 +408,19 @@ def test_text_and_json_hold_where_bricks_stood_under_the_roofs_at_the_baseline()
     assert "Δ" not in REPORTS["text"]([samples.LIVE], ["roofline"])
 
 
+def test_text_and_json_hold_how_the_rate_of_each_source_has_changed() -> None:
+    listed = json.loads(REPORTS["json"]([samples.COMPARED], []))["listed"]
+    text = REPORTS["text"]([samples.COMPARED], [SOURCES])
+    change = listed[0]["since_baseline"]
+    assert (change["before"], change["now"], change["beyond_noise"]) == (94.9, 85.36, True)
+    assert "pid 4242 of buildbox, Δ (derived): 85.36 tokens/s, was 94.90 (-10.1 % ± 1.7)\n" in text
+    assert "pid 7000 of gpubox, Δ (derived): 85.36 tokens/s, was 85.10 (noise: ± 3.0 %)\n" in text
+    assert listed[2]["since_baseline"] is None
+    assert "pid 7001 of gpubox, Δ (derived): n/a\n" in text
+    assert "n/a: Δ of pid 7001" in text
+    assert "Δ" not in REPORTS["text"]([samples.LIVE], [SOURCES])
+
+
 def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     why = "another batch: 1.00 sequences a step, the baseline has 4.00"
     text = REPORTS["text"]([samples.UNLIKE], [])

@@ -61,6 +61,31 @@ def test_a_brick_that_does_the_same_work_in_more_time_does_less_of_it_a_second(t
     assert compare(fast, replace(slow, lost_percent=5.0), "decode").work == {}
 
 
+def test_the_list_has_how_the_rate_of_each_process_has_changed_or_why_that_is_not_known(tmp_path: Path) -> None:
+    found = []
+    for at, plan in enumerate((Decoding(), Decoding(down_factor=2.0))):
+        (directory := tmp_path / str(at)).mkdir()
+        found.append(run(directory, plan))
+    base, made = found
+    key = next(iter(made.seen()))
+    assert not made.listed("decode").is_compared
+    assert made.listed("decode").row(key).rate_change is None
+    made.baselines = base.snapshots()
+    row, view = made.listed("decode", window=True).row(key), made.view(key, "decode", window=True)
+    assert view is not None
+    assert view.baseline is not None
+    assert view.baseline.tokens_per_sec is not None
+    assert row.rate_change is not None
+    assert row.rate_change.is_beyond_noise
+    assert row.rate_change.delta < 0
+    same = view.baseline.tokens_per_sec
+    assert (row.rate_change.before, row.rate_change.now) == (same.before, same.now)
+    made.baselines = made.snapshots()
+    row = made.listed("decode", window=True).row(key)
+    assert row.rate_change is None
+    assert [one.why for one in row.unknown if one.figure == "rate_change"] == ["these seconds are the baseline's own"]
+
+
 REASONS = [
     (replace(BASE, surroundings=replace(AT, model="other")), "another model: made 8L, the baseline has other"),
     (replace(BASE, surroundings=replace(AT, quantization="F16")), "another quantization: Q4_K, the baseline has F16"),

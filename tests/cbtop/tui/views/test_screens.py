@@ -106,6 +106,7 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("layers-with-baseline", samples.COMPARED, ("3",)),
         ("roofline-with-baseline", samples.COMPARED, ("5", "j")),
         ("graph-with-baseline", samples.COMPARED, ("6",)),
+        ("sources-with-baseline", samples.COMPARED, ("7",)),
         ("overview-not-comparable", samples.UNLIKE, ("1",)),
         ("layers-not-comparable", samples.UNLIKE, ("3",)),
         ("help", samples.LIVE, ("question_mark",)),
