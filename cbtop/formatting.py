@@ -30,7 +30,7 @@ from cbtop.profiler.roofline import NO_ROOF, SHARED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.lanes import Lane
+from cbtop.viewmodels.lanes import Lane, Span
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
@@ -49,6 +49,7 @@ from cbtop.viewmodels.model import (
     Verdict,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import WHOLE_STEP
 from cbtop.viewmodels.timeline import TimelineView
 
 NONE_THERE = "–"
@@ -248,6 +249,17 @@ def change(found: Change) -> str:
 def rate_change(found: Change) -> str:
     """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
     return f"{number(found.now)} tokens/s, was {number(found.before)} ({change(found)})"
+
+
+def step_beside(found: Comparison, step: Span) -> str:
+    """`decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`, or why not; of one step, so not judged."""
+    median_us = found.median_us(step.name, WHOLE_STEP)
+    if median_us is None:
+        other = "" if step.name == found.phase else f"it is no {found.phase} step, as those compared"
+        return f"{step.name} n/a: {found.why_not or other or 'no median is known'}"
+    us = step.duration_ns / 1e3
+    off = f" ({100 * (us / median_us - 1):+,.1f} %)" if median_us else ""
+    return f"{step.name} {duration(us)}, was {duration(median_us)}{off}, the baseline's median"
 
 
 def baseline_rates(found: Comparison) -> list[str]:

@@ -40,7 +40,7 @@ from cbtop.viewmodels.model import (
     TraceView,
 )
 from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import Brick
+from cbtop.viewmodels.places import WHOLE_STEP, Brick
 from cbtop.viewmodels.timeline import TimelineView
 
 SCHEMA = "cbtop.snapshot/1"
@@ -169,7 +169,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "shares_close": view.shares_close,
         "layer_times": _layers(view.layer_times),
         "baseline": _baseline(view.baseline),
-        "timeline": _timeline(view.timeline),
+        "timeline": _timeline(view.timeline, view.baseline),
         "verdicts": [asdict(verdict) for verdict in view.verdicts],
         "ranks": None if view.ranks is None else asdict(view.ranks),
         "kernels": [asdict(brick) for brick in view.kernels],
@@ -234,7 +234,7 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
     }
 
 
-def _timeline(found: TimelineView | None) -> dict[str, Any] | None:
+def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
     """The newest records on their lanes; null where none were followed. Of each row and of the gaps the newest are
     listed, and all are counted and added up."""
     if found is None:
@@ -244,6 +244,7 @@ def _timeline(found: TimelineView | None) -> dict[str, Any] | None:
         "length_ns": found.length_ns,
         "newest": None if found.newest is None else _span(found.newest),
         "newest_ended_s": found.newest_s,
+        "since_baseline": _step_beside(found, baseline),
         "steps": found.steps,
         "spans": found.spans,
         "records_older": found.older,
@@ -268,6 +269,14 @@ def _timeline(found: TimelineView | None) -> dict[str, Any] | None:
             for lane in found.lanes
         ],
     }
+
+
+def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
+    """The baseline's median step beside the newest; null where there is none, or it does not compare."""
+    if baseline is None or found.newest is None:
+        return None
+    median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
+    return None if median_us is None else {"median_step_us": median_us}
 
 
 def _span(span: Span) -> dict[str, Any]:

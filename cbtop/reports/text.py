@@ -388,6 +388,8 @@ def _timeline(view: SourceView) -> str:
         lines += [f"lane {lane.name}: {counts}", f"  {fmt.lane_sum(lane, 0, found.length_ns)}"]
     if found.newest is not None:
         lines.append(f"newest whole {found.newest.name}: {fmt.exact(found.newest.duration_ns)}, from its beginning")
+        if view.baseline is not None:
+            lines.append(f"Δ (derived): {fmt.step_beside(view.baseline, found.newest)}")
         rows: Table = [("what", "from µs", "duration µs", "in", "lane")]
         parts = found.newest_parts()
         for lane, part in parts[:TIMELINE_LINES]:

@@ -14,7 +14,7 @@ from cbtop.units import count, number, percent
 from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick, Place, judged_change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change
 
 ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
 ALIKE_SHARE = 0.05  # of the steps of all phases
@@ -82,6 +82,16 @@ class Comparison:
             for one in self.changes
             if one.layer is not None or one.brick not in inside
         }
+
+    def median_us(self, phase: str, place: Place) -> float | None:
+        """The median call of a place at the baseline; None where that is not known, or does not compare."""
+        before = self.base.of(phase)
+        if self.why_not or phase != self.phase or before is None or before.times is None:
+            return None
+        if place == WHOLE_STEP:
+            return before.times.step_us.median_us
+        found = before.times.places.get(place)
+        return None if found is None else found.time.median_us
 
     @property
     def work(self) -> Mapping[Brick, WorkChange]:

@@ -44,6 +44,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.places import PlaceTimes
 from cbtop.viewmodels.stall import STEP_UNKNOWN
 from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.verdicts import judged
@@ -373,7 +374,7 @@ _COMPARED_ROWS = (
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
-    """With so many times as many flops of DownProjection as there are."""
+    """With medians, and so many times as many flops of DownProjection as there are."""
     times = snapshot.phases[0].times
     assert times is not None
     work = {}
@@ -381,7 +382,12 @@ def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
         if row.flops is not None and row.gflops is not None and row.intensity is not None:
             factor = more if row.name == "DownProjection" else 1.0
             work[row.key] = BrickWork(factor * row.flops / STEPS, row.intensity, factor * row.gflops)
-    return with_phase(snapshot, times=replace(times, work=work))
+    places = {
+        place: PlaceTimes(replace(one.time, median_us=one.time.mean), typical=one.time)
+        for place, one in times.places.items()
+    }
+    step_us = replace(times.step_us, median_us=times.step_us.mean)
+    return with_phase(snapshot, times=replace(times, work=work, places=places, step_us=step_us))
 
 
 # Beside a baseline: DownProjection of Layer 5 takes a fifth longer; or another batch, which does not compare.

@@ -27,7 +27,8 @@ class Timeline(View):
         "is, and adds up. Blocks too short for a cell are counted: a number, or ▒ where there is no room for it. It "
         "follows the newest step until a key moves it, and then holds still. Records are received while this view is "
         "open, and no others. In the room under the lanes stand the longest blocks in sight of the row of the "
-        "cursor, and on a wide terminal their sums."
+        "cursor, and on a wide terminal their sums. With a baseline (`b`) the step stands beside the median one of "
+        "then, and so does the block under the cursor (derived)."
     )
     columns_doc = (
         ("between steps", "no step ran on any lane; after the last step it is not known whether one runs"),

@@ -6,15 +6,17 @@ import textwrap
 from collections.abc import Sequence
 
 from cbtop import formatting
-from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks, sums
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
-from cbtop.viewmodels.lanes import Lane, Span
+from cbtop.viewmodels.comparison import Comparison
+from cbtop.viewmodels.lanes import Gap, Lane, Span
 from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
@@ -180,7 +182,11 @@ class TimelineMap(SourceDrawing, can_focus=True):
             return [fit_line(((f" {row}", "dim"),), width) for row in said[:height]]
         labels = label_width(width)
         scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
-        head = [self._headline(self._shown, width), axis(scale, _zero_ns(self._shown), labels)]
+        head = [
+            self._headline(self._shown, width),
+            *self._beside_baseline(self._shown),
+            axis(scale, _zero_ns(self._shown), labels),
+        ]
         foot = [rule((("under the cursor", "dim"),), width), *self._detail(self._shown, width)]
         lines, at = self._lanes(scale, labels)
         free = max(1, height - len(head) - len(foot))
@@ -214,6 +220,30 @@ class TimelineMap(SourceDrawing, can_focus=True):
         seen = f"{formatting.duration((self._end_ns - self._begin_ns) / 1e3)} in sight"
         steps = f"{formatting.counted(shown.steps, 'step')} in {formatting.duration(shown.length_ns / 1e3)}"
         return join_fitting([((" ", ""), *held), *parts, ((seen, "dim"),), ((steps, "dim"),)], width, " · ")
+
+    @property
+    def _baseline(self) -> Comparison | None:
+        return self._source.baseline if self._source is not None else None
+
+    def _beside_baseline(self, shown: TimelineView) -> list[Line]:
+        """The step beside the median one of the baseline; nothing without one."""
+        if shown.newest is None or (found := self._baseline) is None:
+            return []
+        text = clean(formatting.step_beside(found, shown.newest))
+        return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
+
+    def _usual(self, part: Span | Gap) -> str:
+        """The median call at the baseline of the layer or the brick in it that `part` is one of."""
+        if (found := self._baseline) is None or not isinstance(part, Span) or not part.where:
+            return ""
+        phase, *outer = part.where
+        place: Place = (
+            (None, part.name)
+            if part.kind is NodeKind.LAYER
+            else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
+        )
+        median_us = found.median_us(phase, place)
+        return "" if median_us is None else f"baseline's median {formatting.duration(median_us)}"
 
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Each lane: what the time in sight is, then its rows; and which of the lines the cursor is on."""
@@ -252,6 +282,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             [
                 ((f"  {block.glyph or GAP} ", block.role), (clean(part.name), "strong")),
                 ((formatting.exact(part.duration_ns), "strong"),),
+                *([((usual, ""),)] if (usual := self._usual(part)) else []),
                 ((f"from {formatting.exact(part.start_ns - _zero_ns(shown))}", ""),),
                 ((f"{self._at + 1} of {len(row.parts)} in its row", "dim"),),
             ],

@@ -421,6 +421,18 @@ def test_text_and_json_hold_how_the_rate_of_each_source_has_changed() -> None:
     assert "Δ" not in REPORTS["text"]([samples.LIVE], [SOURCES])
 
 
+def test_text_and_json_hold_the_newest_step_beside_the_median_one_of_the_baseline() -> None:
+    view = replace(seen_timelines.at(20.0), baseline=samples.COMPARED.baseline)
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    median_us = source["timeline"]["since_baseline"]["median_step_us"]
+    took_us = source["timeline"]["newest"]["duration_ns"] / 1e3
+    said = f"{formatting.duration(took_us)}, was {formatting.duration(median_us)} ({took_us / median_us - 1:+,.1%}"
+    assert f"Δ (derived): decode {said[:-1]} %), the baseline's median\n" in REPORTS["text"]([view], [TIMELINE])
+    unlike = replace(view, baseline=samples.UNLIKE.baseline)
+    assert "Δ (derived): decode n/a: another batch: " in REPORTS["text"]([unlike], [TIMELINE])
+    assert json.loads(REPORTS["json"]([unlike], []))["sources"][0]["timeline"]["since_baseline"] is None
+
+
 def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     why = "another batch: 1.00 sequences a step, the baseline has 4.00"
     text = REPORTS["text"]([samples.UNLIKE], [])

@@ -30,6 +30,7 @@ from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
 KEY = str(1 + VIEWS.index(Timeline))
 SIZES = [(80, 24), (120, 40), (200, 60)]
 AT_S = 20.0
+MARKED_S = 8.0
 
 
 pytestmark = pytest.mark.usefixtures("utc")
@@ -308,3 +309,27 @@ async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
         assert newest is not None
         assert ("steps", "steps", "0.000", formatting.exact(newest.duration_ns)[:-3], "decode", "") in cells.rows
         assert {row[4] for row in cells.rows} >= {"between steps", "inside layers", "LmHead", "Layer 8"}
+
+
+@pytest.mark.parametrize("size", [(40, 10), *SIZES], ids="{0[0]}x{0[1]}".format)
+async def test_beside_a_baseline_the_step_and_the_block_under_the_cursor_have_the_median_of_then(
+    size: tuple[int, int], golden: Callable[[str, str], None]
+) -> None:
+    with ReplayFeed(RECORDED) as feed:
+        feed.is_playing = False
+        feed.seek(MARKED_S)
+        assert feed.mark_baseline(feed.sources()[0].key)
+        feed.seek(AT_S)
+        app = ReplayApp(feed, interval_s=60)
+        async with app.run_test(size=size) as pilot:
+            text = await opened(pilot)
+            assert " Δ decode 6.00 ms, was 6.00 ms (+0.1 %)" in text
+            golden(f"timeline-with-baseline-{size[0]}x{size[1]}", await opened(pilot, "l", "l", "l"))
+            if size[0] >= 120:
+                assert "baseline's median" in screen_text(app).split("under the cursor")[1]
+
+
+async def test_of_what_does_not_compare_the_timeline_says_why() -> None:
+    app = CbtopApp(ScriptedFeed(replace(at(AT_S), baseline=samples.UNLIKE.baseline)), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert "Δ decode n/a: another batch: 1.00 sequences a step, the baseline has 4.00" in await opened(pilot)
