@@ -46,6 +46,7 @@ from cbtop.viewmodels.model import (
     StallView,
     StragglerView,
     StretchView,
+    TroubledMember,
     Verdict,
 )
 from cbtop.viewmodels.noise import Change
@@ -560,6 +561,13 @@ def stall(found: StallView) -> str:
     if found.usual_s is not None:
         parts.append(f" (p99 of every {found.usual_of}: {duration(1e6 * found.usual_s)})")
     return "".join(parts)
+
+
+def troubled(found: TroubledMember) -> str:
+    """`rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
+    if found.stall is not None:
+        return stall(found.stall)
+    return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"
 
 
 def clock_offset(offset_us: float, uncertainty_us: float) -> str:

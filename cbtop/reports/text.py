@@ -118,6 +118,7 @@ def _head(view: SourceView) -> str:
         lines.append(f"derived: {fmt.MERGED_MEANS[view.merged.mode]}")
     if view.stall is not None:
         lines.append(fmt.stall(view.stall))
+    lines += [fmt.troubled(member) for member in (view.merged.troubled if view.merged else ())]
     if view.straggler is not None and (view.merged is not None or view.straggler.key == view.key):
         lines.append(
             f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"

@@ -6,7 +6,7 @@ Every figure of a merge is derived: it was measured in the members, and put toge
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from math import inf
 from operator import attrgetter
@@ -36,6 +36,7 @@ from cbtop.viewmodels.model import (
     Standstill,
     StepsView,
     StretchView,
+    TroubledMember,
 )
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import shown, source_view, state_of, window_view
@@ -79,6 +80,7 @@ def merged_view(
     running = sum(record.window.has_watched and not record.has_ended for record in taken)
     keys = tuple(record.key for record in taken)
     merged = MergedView(mode, tuple(names.values()), keys, left_out=len(ordered) - len(taken), running=running)
+    merged = replace(merged, troubled=tuple(_troubled(taken)))
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
     factors = {record.sample_every for record in taken}
     plain = replace(
@@ -305,18 +307,28 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
     """The one that stands worst; of several that have stopped going on, the one that did so longest ago."""
+    return max(records, key=_badness)
 
-    def badness(record: SourceRecord) -> tuple[int, float]:
-        stall = stall_view(record)
-        return _BAD.index(stall.word if stall else state_of(record)), stall.age_s if stall else 0.0
 
-    return max(records, key=badness)
+def _badness(record: SourceRecord) -> tuple[int, float]:
+    stall = stall_view(record)
+    return _BAD.index(stall.word if stall else state_of(record)), stall.age_s if stall else 0.0
 
 
 def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
     worst = _worst(records)
     stall = stall_view(worst)
     return None if stall is None else replace(stall, member=_names(records)[worst.key])
+
+
+def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
+    """Those that are suspended, stalled, gone or faulty, beside the worst of all."""
+    names, worst = _names(records), _worst(records)
+    for record in sorted(records, key=_badness, reverse=True):
+        stall, state = stall_view(record), state_of(record)
+        if record is not worst and _BAD.index(stall.word if stall else state) >= _BAD.index(Standstill.SUSPENDED):
+            name, reason = names[record.key], record.state.reason if record.state else ""
+            yield TroubledMember(name, stall.word if stall else state, reason, stall and replace(stall, member=name))
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:

@@ -476,6 +476,16 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class TroubledMember:
+    """One of several processes merged that is gone or does not go on."""
+
+    name: str
+    state: str
+    reason: str  # why it is gone
+    stall: StallView | None  # how it does not go on
+
+
+@dataclass(frozen=True, slots=True)
 class MergedView:
     """What a merged view was made of."""
 
@@ -484,6 +494,8 @@ class MergedView:
     keys: tuple[str, ...]
     left_out: int  # sources of that model that nothing is heard of, or for which there was no room
     running: int = 0  # members that run and were watched: while there are any, the last seconds are theirs alone
+    # Members that are gone, suspended or stalled beside the one whose state the view has; the worst first.
+    troubled: tuple[TroubledMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

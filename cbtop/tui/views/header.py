@@ -240,13 +240,16 @@ def notice(source: SourceView) -> Line:
 def _urgent(source: SourceView) -> Line:
     if source.stale_s is not None:
         return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
+    others = source.merged.troubled if source.merged is not None else ()
+    also = ", ".join(f"{clean(member.name)} {member.state}" for member in others)
+    beside = (f"also {also}; " if also else "", "strong")
     if source.state in ("gone", "faulty"):
-        return ((f"  ✗ {source.state}: ", "bad strong"), (clean(source.state_reason), ""))
+        return ((f"  ✗ {source.state}: ", "bad strong"), beside, (clean(source.state_reason), ""))
     stall = source.stall
     if stall is not None and stall.word is Standstill.STALLED:
-        return (("  ✗ ", "bad strong"), (clean(formatting.stall(stall)), ""))
+        return (("  ✗ ", "bad strong"), beside, (clean(formatting.stall(stall)), ""))
     if stall is not None and stall.word is Standstill.SUSPENDED:
-        return (("  ‖ ", "warn strong"), (clean(formatting.stall(stall)), ""))
+        return (("  ‖ ", "warn strong"), beside, (clean(formatting.stall(stall)), ""))
     if failed := [check for check in source.checks if not check.passed]:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
         return (

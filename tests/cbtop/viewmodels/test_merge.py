@@ -17,6 +17,8 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
+from cbtop.reports.text import text_report
+from cbtop.tui.views.header import notice
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
@@ -253,6 +255,37 @@ def test_a_merge_with_a_stalled_one_is_stalled_and_says_which_and_in_what(tmp_pa
     assert last is not None
     records[3].state = replace(last, state=SourceStatus.GONE)
     assert merged_view(records, mode).standing == "gone"
+
+
+@pytest.mark.parametrize("mode", MergeMode)
+def test_a_merge_names_every_member_that_is_gone_suspended_or_stalled(tmp_path: Path, mode: MergeMode) -> None:
+    records = [rank_run(tmp_path, rank, [10] * 5) for rank in range(5)]
+    quiet = {
+        1: Quiet(5 * 10**9, is_watched=True),  # idle
+        2: Quiet(32 * 10**9, in_flight=4, threads=1),
+        3: Quiet(20 * 10**9, is_suspended=True),
+    }
+    for rank, record in enumerate(records):
+        assert record.state is not None
+        record.state = replace(record.state, quiet=quiet.get(rank))
+    stalled = merged_view(records, mode)
+    assert (stalled.standing, stalled.stall and stalled.stall.member) == ("stalled", "rank 2")
+    assert stalled.merged is not None
+    assert [(one.name, one.state) for one in stalled.merged.troubled] == [("rank 3", "suspended")]
+    assert records[4].state is not None
+    records[4].state = replace(records[4].state, state=SourceStatus.GONE, reason="it left")
+    gone = merged_view(records, mode)
+    assert gone.merged is not None
+    assert (gone.standing, gone.state_reason) == ("gone", "rank 4: it left")
+    assert [one.name for one in gone.merged.troubled] == ["rank 2", "rank 3"]
+    text = text_report([gone], [])
+    assert "\nrank 2: stalled for 32 s in decode → Layer 0 → DownProjection" in text
+    assert "\nrank 3: suspended for 20 s" in text
+    shown = "".join(part for part, _ in notice(gone))
+    assert shown.startswith("  ✗ gone: also rank 2 stalled, rank 3 suspended; rank 4: it left")
+    fine = merged_view(records[:2], mode).merged
+    assert fine is not None
+    assert fine.troubled == ()
 
 
 def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_place(tmp_path: Path) -> None:
