@@ -46,6 +46,7 @@ DRIVER_S = 5.0  # one that is loaded for it takes up to three
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # the widest first, as LLVM names them
 
 
@@ -233,6 +234,31 @@ def _numba() -> Iterator[Fact]:
     yield Fact("numba", f"{version}, {backend.label}, {vectors}, products {products}{of_many}")
 
 
+def _cuda() -> Iterator[Fact]:
+    """What `--backend cuda` needs beside a driver: CuPy, and NVIDIA's compiler, which needs no GPU."""
+    from cbtop.compute.cuda.compiler import architectures
+    from cbtop.compute.errors import ComputeError
+
+    way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"
+    try:
+        version = metadata.version(next(name for name in CUPY if _is_installed(name)))
+        known = architectures()
+    except StopIteration:
+        yield Fact("cuda", "CuPy is not installed", "missing", way_out)
+    except ComputeError as error:
+        yield Fact("cuda", str(error).partition(": pip")[0], "missing", way_out)
+    else:
+        yield Fact("cuda", f"CuPy {version}, kernels are compiled for {known[0]} to {known[-1]}")
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _terminal() -> Iterator[Fact]:
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout)):
         yield Fact("terminal", "none: input or output is redirected", "missing", "`cbtop` prints a report there")
@@ -283,6 +309,7 @@ FACTS: tuple[Callable[[], Iterator[Fact]], ...] = (
     _gpu,
     _roofs,
     _numba,
+    _cuda,
     _terminal,
     _config,
     _extras,

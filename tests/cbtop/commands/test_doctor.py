@@ -54,7 +54,7 @@ def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
     assert all(fact["way_out"] for fact in said.values() if fact["state"] != "ok")
     assert all(line.startswith("–") and " → " in line for line in lines if not line.startswith("✓"))
     assert {"python", "platform", "recorder", "clock", "runtime directory", "daemon", "sources", "GPU", "roofs",
-            "numba", "terminal", "config", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
+            "numba", "cuda", "terminal", "config", "prometheus", "opentelemetry"} == set(said)  # fmt: skip
     assert str(runtime) in said["runtime directory"]["value"]
 
 
