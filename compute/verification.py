@@ -151,6 +151,20 @@ def variants() -> Iterator[Variant]:
             yield replace(variant, peer=PARTS)
 
 
+def variants_on_gpu() -> Iterator[Variant]:
+    """Those of a GPU: beside their references, and of threads, which are the CPU's, one; products in bfloat16, which
+    processors without tiles do not have."""
+    in_bf16 = (
+        Variant(linear_bf16.kernel_for(FORMATS[code], MANY), f"{MANY} tokens") for code in linear_bf16.LINEAR_BF16
+    )
+    found: dict[tuple[str, str], Variant] = {}
+    for one in (*variants(), *in_bf16):
+        if one.kernel.cuda is not None and one.peer == REFERENCE:
+            how = one.how.replace(", 1 thread", "").replace(", 2 threads", "")
+            found.setdefault((one.kernel.name, how), replace(one, how=how))
+    yield from found.values()
+
+
 def _is_of_tiles_where_many(variant: Variant) -> bool:
     """Whether its many tokens are of bfloat16 and one would be of int8, which are other numbers."""
     is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")

@@ -100,16 +100,13 @@ def run(
     decoder.tell()
 
 
-def verify_model(path: Path, threads: int, *, is_exact: bool) -> list[CheckResult]:
+def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
     """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
-    from cbtop.compute.decoder.int8 import model_to_run
-
-    model = model_to_run(path, is_exact=is_exact)
-    decoder = bare_decoder(model, threads, min(2 * PROMPT_TOKENS, model.context_length))
+    model, decoder = _to_verify(path, threads, 2 * PROMPT_TOKENS, is_exact=is_exact, backend=backend)
     return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
 
 
-def verify_pass(path: Path, threads: int, *, is_exact: bool) -> CheckResult:
+def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> CheckResult:
     """Whether the logits of the model at `path` are those of a float64 pass in NumPy: what no check of single bricks
     sees, whose arguments may be wrong already. ModelError where it cannot be run.
 
@@ -119,12 +116,12 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool) -> CheckResult:
     """
     import numpy as np
 
-    from cbtop.compute.decoder.int8 import model_to_run
+    from cbtop.compute.decoder import FAMILIES
+    from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.reference import forward_reference
     from cbtop.protocol.messages import CheckResult
 
-    model = model_to_run(path, is_exact=is_exact)
-    decoder = bare_decoder(model, threads, min(PASS_TOKENS, model.context_length))
+    model, decoder = _to_verify(path, threads, PASS_TOKENS, is_exact=is_exact, backend=backend)
     tokens = np.random.default_rng(PROMPT_SEED).integers(0, model.vocabulary, decoder.context).tolist()
     together = max(len(tokens) - PASS_DECODED, 1)
     decoder.prefill(tokens[:together])
@@ -132,7 +129,8 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool) -> CheckResult:
     for token in tokens[together:]:
         decoder.decode(token)
         found.append(decoder.logits.copy())
-    expected = forward_reference(model, tokens, decoder.context)[together - 1 :]
+    on_host = model if backend == "cpu" else read_model(path, FAMILIES)
+    expected = forward_reference(on_host, tokens, decoder.context)[together - 1 :]
     off = np.sqrt(((np.array(found) - expected) ** 2).mean(axis=1)) / expected.std(axis=1)
     error, tolerance = float(np.median(off) if model.experts else off.max()), PASS_TOLERANCE[is_exact]
     is_known = bool(np.isfinite(error))
@@ -145,6 +143,19 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool) -> CheckResult:
         not_finite="" if is_known else "NaN or infinity",
         note=_unseen(model, len(tokens)),
     )
+
+
+def _to_verify(path: Path, threads: int, context: int, *, is_exact: bool, backend: str) -> tuple[Model, Decoder]:
+    """The model at `path` where it runs, and a decoder of it with that context, or the model's."""
+    from cbtop.compute.places import place_of
+    from cbtop.profiler.profiler import BrickProfiler
+
+    place = place_of(WorkloadOptions(threads=threads, is_exact=is_exact, backend=backend))
+    model = place.model(path)
+    context = min(context, model.context_length)
+    if backend == "cpu":
+        return model, bare_decoder(model, threads, context)
+    return model, place.decoder(model, BrickProfiler(enabled=False), context)
 
 
 def _unseen(model: Model, tokens: int) -> str:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,14 @@ from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
+from cbtop.compute.settings import BACKENDS
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
 from cbtop.units import count as counted
 
 if TYPE_CHECKING:  # they load Numba
     from cbtop.compute.contracts import Contract
-    from cbtop.compute.verification import Variant, Verified
+    from cbtop.compute.verification import Run, Variant, Verified
     from cbtop.protocol.messages import CheckResult
 
 DESCRIPTION = (
@@ -38,6 +40,7 @@ examples:
   cbtop verify                                  all kernels: about a minute
   cbtop verify DownProjection                   those that one brick runs
   cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
+  cbtop verify --backend cuda                   the kernels of a GPU
   cbtop verify --format junit > verify.xml      for CI
   cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
 
@@ -49,6 +52,10 @@ SCHEMA = "cbtop.verify/1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("brick", nargs="?", metavar="BRICK", help="only what this brick runs (default: everything)")
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="cpu",
+        help="the kernels of this processor, or those of the first NVIDIA GPU (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of what is printed (default: text)")
 
 
@@ -56,18 +63,23 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     line.show("loading kernels")
     # Numba takes its time to load.
-    from cbtop.compute.verification import variants, verified
+    from cbtop.compute.errors import ComputeError
+    from cbtop.compute.verification import run_here, variants, variants_on_gpu, verified
 
     if said := use_kept_crossovers():
         line.clear()
         sys.stderr.write(f"{said}\n")
     try:
-        chosen = _chosen(list(variants()), options.brick)
+        on_gpu = options.backend == "cuda"
+        by = _by_gpu() if on_gpu else run_here
+        chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
         kernels = []
         for done, variant in enumerate(chosen):
             line.show(f"verifying: {variant.kernel.name} {variant.how}", done / len(chosen))
-            kernels.append(verified(variant))
-        model = _of_model(options.model, line) if options.model else []
+            kernels.append(verified(variant, run=by))
+        model = _of_model(options.model, options.backend, line) if options.model else []
+    except ComputeError as error:
+        raise UsageError(str(error)) from error
     finally:
         line.clear()
     if options.brick:
@@ -91,26 +103,32 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
     return [variant for variant in all_of_them if brick in variant.bricks]
 
 
-def _of_model(path: Path, line: ProgressLine) -> list[CheckResult]:
+def _by_gpu() -> Run:
+    """ComputeError where there is none."""
+    from cbtop.compute.gpu.arguments import run_on
+    from cbtop.compute.gpu.device import Gpu
+
+    return partial(run_on, Gpu())
+
+
+def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
     """Of every brick of a model its checks in both kinds of pass, and of whole passes that their logits are right.
 
-    With one thread and with as many as there are, with products as fast as they can be and with exact ones.
+    On a CPU with one thread and with as many as there are; with products as fast as they can be and with exact ones.
     """
     from cbtop.compute.backends import available_threads
-    from cbtop.compute.errors import ComputeError
     from cbtop.compute.workload import verify_model, verify_pass
 
     found: list[CheckResult] = []
-    try:
-        for threads, is_exact in product(sorted({1, available_threads()}), (False, True)):
-            how = f"{threads} thread{'s' * (threads > 1)}, {'exact' if is_exact else 'as fast as it can'}"
-            line.show(f"verifying the model's bricks: {how}")
-            results = verify_model(path, threads, is_exact=is_exact)
-            line.show(f"verifying whole passes of the model: {how}; in float64 that takes its time")
-            results.append(verify_pass(path, threads, is_exact=is_exact))
-            found += [replace(one, note=", ".join(filter(None, (how, one.note)))) for one in results]
-    except ComputeError as error:
-        raise UsageError(str(error)) from error
+    is_on_cpu = backend == "cpu"
+    for threads, is_exact in product(sorted({1, available_threads()}) if is_on_cpu else [1], (False, True)):
+        where = f"{threads} thread{'s' * (threads > 1)}" if is_on_cpu else backend
+        how = f"{where}, {'exact' if is_exact else 'as fast as it can'}"
+        line.show(f"verifying the model's bricks: {how}")
+        results = verify_model(path, threads, is_exact=is_exact, backend=backend)
+        line.show(f"verifying whole passes of the model: {how}; in float64 that takes its time")
+        results.append(verify_pass(path, threads, is_exact=is_exact, backend=backend))
+        found += [replace(one, note=", ".join(filter(None, (how, one.note)))) for one in results]
     return found
 
 

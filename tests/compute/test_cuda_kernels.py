@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.compute.gpu.arguments import run_on
 from cbtop.compute.gpu.device import Gpu
-from cbtop.compute.kernels import gated, linear, linear_bf16, linear_int8, qkv
+from cbtop.compute.kernels import gated, linear, linear_int8, qkv
 from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
 from cbtop.compute.kernels.embedding import EMBEDDING
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
@@ -21,20 +21,12 @@ from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
-from cbtop.compute.verification import MANY, REFERENCE, SIZES, Variant, variants, verified
+from cbtop.compute.verification import SIZES, Variant, variants_on_gpu, verified
 
 pytestmark = pytest.mark.gpu
-# Threads are the CPU's: of variants that differ in them alone the first.
-# Processors without tiles run no product in bfloat16: GPUs do.
-IN_BF16 = [Variant(linear_bf16.kernel_for(FORMATS[code], MANY), f"{MANY} tokens") for code in linear_bf16.LINEAR_BF16]
-ON_GPU = {
-    (one.kernel.name, one.how.replace("2 threads", "1 thread")): one
-    for one in reversed([*variants(), *IN_BF16])
-    if one.kernel.cuda is not None and one.peer == REFERENCE
-}
 
 
-@pytest.mark.parametrize("variant", ON_GPU.values(), ids=[" ".join(key) for key in ON_GPU])
+@pytest.mark.parametrize("variant", variants_on_gpu(), ids=lambda one: f"{one.kernel.name} {one.how}")
 def test_a_cuda_version_agrees_with_what_it_is_beside_and_no_planted_fault_passes(variant: Variant, gpu: Gpu) -> None:
     found = verified(variant, SIZES, partial(run_on, gpu))
     assert (found.failed, found.missed) == ((), ())
