@@ -426,6 +426,15 @@ def overhead(sampling: Sampling) -> str:
     return f"recording costs {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
 
 
+def no_bricks(view: SourceView) -> str:
+    """Why no brick is shown: `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`."""
+    steps, every = view.steps, view.sample_every
+    if steps is None or not steps.count or steps.recorded or every is None or every <= 1:
+        return "no brick of this phase was recorded in this time"
+    why = f": {overhead(view.overhead)}" if view.overhead is not None else ""
+    return f"none of the {counted(steps.count, f'{steps.phase} step')} was recorded: one in {every:,} is{why}"
+
+
 def process_cost(cost: ProcessCost) -> str:
     """What a process of ours costs: `this viewer 3.4 % of a core over 10.0 s, 84.1 MB`."""
     if cost.cpu_percent is None and cost.resident_bytes is None:

@@ -51,7 +51,6 @@ TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one se
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 MAX_CHANGES = 10  # of layers and bricks in them that a text report holds
-NO_BRICKS = "n/a (no brick of this phase was recorded in this time)"
 TIMELINE_LINES = 200  # of the newest step
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
@@ -252,7 +251,7 @@ def _bricks(view: SourceView) -> str:
     if view.ranks is not None:
         return "\n".join((_ranks(view.ranks), _books(view)))
     if not view.bricks:
-        return f"bricks: {NO_BRICKS}\n{_books(view)}"
+        return f"bricks: n/a ({fmt.no_bricks(view)})\n{_books(view)}"
     of_ranks = any(row.rank is not None for row in view.bricks)
     owns = [("brick", "category", *_heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
     calls = [("brick", *_heads(CALL_REPORT))]
@@ -358,7 +357,7 @@ def _of_recorded(steps: StepsView | None) -> str:
 
 def _categories(view: SourceView) -> str:
     if not view.categories:
-        return f"categories: {NO_BRICKS}"
+        return f"categories: n/a ({fmt.no_bricks(view)})"
     rows = [("category", *_heads(CATEGORY_REPORT))]
     rows += [(row.name, *_cells(CATEGORY_REPORT, row)) for row in view.categories]
     return "\n".join((table(rows, left=1), *_shares(view)))

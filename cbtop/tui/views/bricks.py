@@ -11,6 +11,7 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
+from cbtop import formatting
 from cbtop.row_choice import words_of
 from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
@@ -20,6 +21,7 @@ from cbtop.tui.views.books import Books
 from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
 from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
 from cbtop.tui.widgets.filter import Filter
+from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
@@ -59,7 +61,6 @@ class Bricks(View):
             lambda row: row.key,
             words=words_of,
             sort_by="wall %",
-            empty="no brick of this phase was recorded in this time",
             id="bricks-table",
         )
         self._detail = BrickDetail(id="brick-detail")
@@ -87,6 +88,7 @@ class Bricks(View):
         if source.baseline is not None and source.merged is None:
             columns = (*columns, change_column(source.baseline))
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
+        self._table.nothing_at_all = clean(formatting.no_bricks(source))
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)
@@ -104,7 +106,7 @@ class Bricks(View):
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        table = 1 + len(self._table.rows)
+        table = 1 + max(1, len(self._table.rows))  # where there is none, why
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
         is_enlarged = is_turned and not has_all

@@ -42,7 +42,7 @@ class SortedTable(Table[RowT]):
         self.chosen: tuple[str, bool] | None = None  # by a key or a click: the column's title, and whether descending
         self._wanted = sort_by, True  # which it is sorted by whenever it has that column
         self.filter_text = ""
-        self._nothing_at_all = empty
+        self.nothing_at_all = empty  # said where there are no rows, whatever is looked for
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
         self._order = SteadyOrder()
@@ -86,7 +86,7 @@ class SortedTable(Table[RowT]):
     def _show_matching(self) -> None:
         by_key: dict[object, RowT] = {self.key(row): row for row in self._all}
         nothing_such = f"{clean(self.filter_text)!r} is in none of {len(self._all)}; esc shows all"
-        self.empty = nothing_such if self.filter_text and self._all else self._nothing_at_all
+        self.empty = nothing_such if self.filter_text and self._all else self.nothing_at_all
         matches = matcher(self.filter_text)
         ordered = [by_key[key] for key in self._order.keys]
         super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])

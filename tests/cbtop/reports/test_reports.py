@@ -433,6 +433,22 @@ def test_text_and_json_hold_the_newest_step_beside_the_median_one_of_the_baselin
     assert json.loads(REPORTS["json"]([unlike], []))["sources"][0]["timeline"]["since_baseline"] is None
 
 
+def test_where_too_few_steps_are_recorded_to_show_a_brick_that_is_said_with_what_recording_costs() -> None:
+    steps = samples.LIVE.steps
+    assert steps is not None
+    costly = Sampling(10_000, 3.1, 2.3, 4.7, 1.0)
+    view = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
+    said = (
+        "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs 3.10% of its steps' time "
+        "(95 %: 2.30 to 4.70; at most 1 is allowed)"
+    )
+    assert f"bricks: n/a ({said})\n" in REPORTS["text"]([view], ["bricks"])
+    no_step = replace(view, steps=replace(steps, count=0, recorded=0))
+    assert "bricks: n/a (no brick of this phase was recorded in this time)\n" in REPORTS["text"](
+        [no_step], ["bricks"]
+    )
+
+
 def test_what_does_not_compare_has_a_reason_and_no_change() -> None:
     why = "another batch: 1.00 sequences a step, the baseline has 4.00"
     text = REPORTS["text"]([samples.UNLIKE], [])

@@ -179,6 +179,14 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
             assert "[red]" in text
 
 
+async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
+    steps = samples.LIVE.steps
+    assert steps is not None
+    source = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000)
+    text = await shown(source, (120, 30), "2")
+    assert "none of the 1,200 decode steps was recorded: one in 10,000 is" in text
+
+
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "5")
     assert "bandwidth and compute ceiling n/a" in text
