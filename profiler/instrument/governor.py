@@ -38,6 +38,7 @@ WARM_UP = 8  # steps of a kind, which fill caches and compile
 SAMPLES = 121  # differences, the newest
 ENOUGH = 11
 MAX_WAITING = 16  # steps that wait for a plain one
+LOOKS = 9  # of which the median is taken
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
 LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
@@ -127,6 +128,7 @@ class Governor:
         "_look_at_ns",
         "_look_at_step",
         "_looked_at_step",
+        "_looks",
         "_models",
         "_own",
         "_recent_ns",
@@ -154,6 +156,7 @@ class Governor:
         self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
         self.told_ns = 0  # that `ended` took the last time: part of what the next one pays
         self.look_ns = 0  # that the last look took: all steps until the next one pay for it
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # the last of these
         self.has_looked = False  # the last time that `ended` was called: what that took is no plain step's
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
@@ -256,7 +259,9 @@ class Governor:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
             return
         own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
-        own = own.plus(Estimate(*[self.look_ns / steps] * 3))
+        # One look is interrupted by other programs; what they take of it is theirs.
+        self._looks.append(self.look_ns)
+        own = own.plus(Estimate(*[sorted(self._looks)[len(self._looks) // 2] / steps] * 3))
         allowed_ns = USED * self.allowed_share * step_ns - own.high  # a step, for recording
         every = math.ceil(cost.high / allowed_ns) if allowed_ns > 0 else MOST_EVERY
         if self._recorded * cost.middle + self._seen * own.middle > self.allowed_share * self._lived_ns:

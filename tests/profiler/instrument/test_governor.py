@@ -322,3 +322,16 @@ def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtim
     assert "a sample: one step in 20;" in text
     assert "recording costs 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)" in text
     assert '"overhead_percent": 0.62' in REPORTS["json"]([view], ["bricks"], None)
+
+
+def test_a_look_that_others_interrupted_once_is_not_taken_for_what_looks_cost() -> None:
+    host = Host(cost_ns=20_000)
+    host.governor.look_ns = 100_000
+    host.live(decoding(2_000), own_ns=1_000)
+    usual = host.governor.every
+    for said in range(8):
+        before = len(host.said)
+        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # what the last look took
+        while len(host.said) == before:
+            host.live(decoding(1), own_ns=1_000)
+        assert host.governor.every <= 2 * usual
