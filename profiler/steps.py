@@ -20,7 +20,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -370,7 +370,7 @@ class Step:
     def told(self, parts: Iterable[Part] | None) -> None:
         """Record `parts`, for which it waited, once it has ended, and it behind the last; None: they are lost."""
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # it was not recorded, or runs still
+        if ended is None:  # it was not recorded, runs still, or is a parent's
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -388,8 +388,13 @@ class Step:
             self.told([(keys, began_ns, ended_ns, count) for keys, (began_ns, ended_ns), count in told])
             return
         self._waits -= 1
-        placed = zip(parts.scopes_in(ended.scope, self._steps.scopes), times, elements, strict=True)
-        self._record(ended, ((scope, began_ns, ended_ns, count) for scope, (began_ns, ended_ns), count in placed))
+
+        def placed() -> Iterator[tuple[Scope, int, int, int]]:
+            scopes = parts.scopes_in(ended.scope, self._steps.scopes)
+            for scope, (began_ns, ended_ns), count in zip(scopes, times, elements, strict=True):
+                yield scope, began_ns, ended_ns, count
+
+        self._record(ended, placed())
 
     def _record(self, ended: Ended, parts: Iterable[tuple[Scope, int, int, int]]) -> None:
         """What ran in it, and behind the last of what it waited for the step itself."""
@@ -617,7 +622,7 @@ class Step:
         """In a forked child: the parent records this step, and what is done for it."""
         for adopted in list(self._adopted):
             adopted.let_go()
-        self._scope, self._lane = None, None
+        self._scope = self._lane = self._ended = None
 
     def _rename(self) -> None:
         """Go on under the name that was set, where this step began under another."""

@@ -607,6 +607,57 @@ def test_a_step_that_runs_as_its_process_forks_is_counted_once_by_the_parent(
     ]
 
 
+TOLD_IN_A_FORK = """
+import os, sys
+from pathlib import Path
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+p = BrickProfiler(recorder=RingRecorder(Path(sys.argv[1])))
+with p.step("decode", tokens=1) as step:
+    step.wait()
+child = os.fork()
+step.told([(("late",), 10, 20, 1)])
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+print("parent" if child else "child", p.report().steps, flush=True)
+"""
+
+
+def test_a_step_that_waits_as_its_process_forks_is_recorded_by_the_parent_alone(
+    implementation: str, runtime: Path
+) -> None:
+    run = [sys.executable, "-c", TOLD_IN_A_FORK, str(runtime)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == ["child 0", "parent 1"]
+
+
+@pytest.mark.parametrize("meanwhile", ["disable", "close"])
+def test_a_step_that_is_told_of_when_its_profiler_is_off_raises_nothing(
+    make: MAKE, runtime: Path, meanwhile: str
+) -> None:
+    profiler = make(recorder=RingRecorder(runtime))
+    alike = AlikeParts([("late",)])
+    for _ in range(2):
+        with profiler.step("decode", tokens=1) as step:
+            step.wait()
+        getattr(profiler, meanwhile)()
+        step.told_alike(alike, [(10, 20)], [1])
+        with profiler.step("decode", tokens=1):
+            pass
+        profiler.enable()
+
+
+def test_trouble_with_a_place_of_parts_that_are_alike_is_not_the_hosts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    profiler = BrickProfiler(recorder=Memory())
+    with profiler.step("decode", tokens=1) as step:
+        step.wait()
+    step.told_alike(AlikeParts([(["no key"],)]), [(10, 20)], [1])  # type: ignore[list-item]
+    assert "nothing is recorded from here on" in caplog.text
+
+
 def test_a_process_that_is_in_its_first_step_runs_also_where_that_has_no_name_yet(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     with profiler.step(), profiler.brick("a"):
