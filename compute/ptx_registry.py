@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from cbtop.compute.cuda.compiler import hash_of
 from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 MAX_BYTES = 1 << 24  # of one
@@ -17,11 +19,12 @@ class PtxRegistry:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_dir() / "ptx" if folder is None else folder
 
-    def add(self, ptx_hash: int, ptx: bytes) -> None:
+    def add(self, ptx: bytes) -> None:
         """Keep it. Where nothing can be written it is not: a run does not depend on it."""
+        ptx_hash = hash_of(ptx)
         path = self._path(ptx_hash)
         try:
-            if path.exists():
+            if self.lookup(ptx_hash) is not None:
                 return
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_whole(path, ptx)
@@ -30,30 +33,35 @@ class PtxRegistry:
             return
 
     def lookup(self, ptx_hash: int) -> str | None:
-        """None where it was not compiled on this machine, or is no longer kept."""
+        """None where it was not compiled on this machine, is no longer kept, or is not what it was."""
         try:
             found = bytes_of(self._path(ptx_hash), MAX_BYTES)
         except (OSError, ValueError):
             return None
-        return None if found is None else found.decode("utf-8", "replace")
+        return None if found is None or hash_of(found) != ptx_hash else found.decode("utf-8", "replace")
 
     def hashes(self) -> list[int]:
         """Those that are kept, newest first."""
-        if not self._folder.is_dir():
-            return []
-        files = sorted(self._files(), key=lambda path: path.stat().st_mtime, reverse=True)
-        return [int(path.stem, 16) for path in files]
+        return [int(path.stem, 16) for path in reversed(self._files())]
 
     def _path(self, ptx_hash: int) -> Path:
         return self._folder / f"{ptx_hash:016x}.ptx"
 
     def _files(self) -> list[Path]:
-        return [path for path in self._folder.glob("*.ptx") if _is_hash(path.stem)]
+        """Oldest first; what another process removes meanwhile is none."""
+        found = []
+        with suppress(OSError):
+            for entry in os.scandir(self._folder):
+                path = Path(entry.path)
+                with suppress(OSError):
+                    if path.suffix == ".ptx" and _is_hash(path.stem) and entry.is_file(follow_symlinks=False):
+                        found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
     def _forget_oldest(self) -> None:
-        files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
+        files = self._files()
         for path in files[: max(len(files) - MAX_KEPT, 0)]:
-            os.unlink(path)
+            path.unlink(missing_ok=True)
 
 
 def _is_hash(text: str) -> bool:

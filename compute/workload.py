@@ -88,16 +88,18 @@ def run(
     if place.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
-    if tokenizer is None:
-        _decode_until(decoder, prompt, options.steps, should_stop, tracing)
-    else:
-        write(options.prompt or "")
-        _go_on(decoder, prompt, options.steps, should_stop, tracing, tokenizer, write)
+    try:
+        if tokenizer is None:
+            _decode_until(decoder, prompt, options.steps, should_stop, tracing)
+        else:
+            write(options.prompt or "")
+            _go_on(decoder, prompt, options.steps, should_stop, tracing, tokenizer, write)
+    finally:
+        decoder.tell()
     if tracing:
         tracing.finish()
     if decoder.guard:
         decoder.guard.finish()
-    decoder.tell()
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:

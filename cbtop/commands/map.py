@@ -42,14 +42,15 @@ PREFILL_TOKENS = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.gguf", help="the model")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="what computes (default: %(default)s)")
-    parser.add_argument("--kernel", metavar="NAME", help="only kernels with NAME in theirs")
-    parser.add_argument("--reverse", metavar="NAME", help="kernels with NAME in theirs first, then who launches them")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--kernel", metavar="NAME", help="only kernels with NAME in theirs")
+    which.add_argument("--reverse", metavar="NAME", help="kernels with NAME in theirs first, then who launches them")
     parser.add_argument("--prefill", action="store_true", help=f"a pass of {PREFILL_TOKENS} tokens, not of one")
     parser.add_argument("--json", action="store_true", help="print JSON, each layer by itself")
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.compute.decoder.plan import planned  # numpy and Numba
+    from cbtop.compute.decoder.plan import MULTIPROCESSORS, planned  # numpy and Numba
 
     tokens = PREFILL_TOKENS if options.prefill else 1
     try:
@@ -62,13 +63,17 @@ def run(options: argparse.Namespace) -> int:
         kernels = ", ".join(sorted({one.kernel for one in launched}))
         raise NoDataError(f"no kernel has {name!r} in its name; there are {kernels}")
     if options.json:
-        document = {"schema": SCHEMA, "backend": options.backend, "tokens": tokens}
+        document: dict[str, object] = {"schema": SCHEMA, "backend": options.backend, "tokens": tokens}
+        if options.backend == "cuda":
+            document["multiprocessors"] = MULTIPROCESSORS
         launches = [asdict(one) for one in chosen]
         sys.stdout.write(json.dumps(document | {"launches": launches}, indent=2) + "\n")
         return 0
     total = sum(one.launches for one in chosen)
     passes = f"a pass of {tokens} token{'s' * (tokens > 1)}"
     said = f"{total} launches {passes} on {options.backend}, by the decoder's plan"
+    if options.backend == "cuda":
+        said += f"; grids are those of an H100's {MULTIPROCESSORS} multiprocessors"
     sys.stdout.write(f"{_by_kernel(chosen) if options.reverse else _by_layer(chosen)}\n\n{said}\n")
     return 0
 

@@ -7,6 +7,7 @@ import sys
 
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import NoDataError, UsageError
+from cbtop.profiler.graph.nodes import printable
 
 DESCRIPTION = (
     "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash stands in the detail of a kernel in "
@@ -35,7 +36,9 @@ def run(options: argparse.Namespace) -> int:
     hashes = registry.hashes()
     if options.what == "list":
         for one in hashes:
-            sys.stdout.write(f"{one:016x}  {', '.join(_entries(registry.lookup(one) or ''))}\n")
+            ptx = registry.lookup(one)
+            entries = "damaged" if ptx is None else printable(", ".join(_entries(ptx)))
+            sys.stdout.write(f"{one:016x}  {entries}\n")
         if not hashes:
             raise NoDataError("no CUDA kernel was compiled on this machine: cbtop demo --backend cuda does")
         return 0

@@ -147,12 +147,12 @@ __device__ __forceinline__ Sums sums_of_threads(uint32_t count, double sum, uint
     __syncthreads();
     return {counts[threadIdx.x], count, sums[threadIdx.x], sum};
 }
-// The first thread of which it holds; it must hold of one.
+// The first thread of which it holds; the last where it holds of none, as where a logit is no number.
 __device__ __forceinline__ int first_thread(bool holds)
 {
     __shared__ int first;
     __syncthreads();
-    if (threadIdx.x == 0) first = THREADS;
+    if (threadIdx.x == 0) first = THREADS - 1;
     __syncthreads();
     if (holds) atomicMin(&first, threadIdx.x);
     __syncthreads();
@@ -261,6 +261,7 @@ __device__ __forceinline__ Found find_sorted(
     const Logits& all, Search search, int top_k, double fraction, int bin, int listed, uint64_t* numbers)
 {
     __shared__ Found found;
+    if (threadIdx.x == 0) found = {0, 0};  // no token, where the thread below has no number
     int size = THREADS;
     while (size < listed) size *= 2;
     for (int i = threadIdx.x; i < size; i += THREADS) numbers[i] = i < listed ? __ldcg(numbers_of_bin + i) : 0;

@@ -3,41 +3,41 @@
 Rules
 - A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
   a token's pass two graphs are captured, with the first token.
-- What a recorded step has told is handed on while the device works for the next one, or when the sequence ends.
+- What a recorded step has told is handed on while the device works for the next one, or when the sequence ends; of
+  the last one by `tell`. Where it cannot be known, the step is recorded and what ran in it is counted as lost.
+- A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.workspace import Workspace
-from cbtop.compute.errors import ModelError
+from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.checks import checked
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
-from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts
+from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts, Times, have_run
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.settings import GREEDY, Sampling
-from cbtop.profiler.device.launch_times import LaunchTimes
 from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import TransferDirection
 
-MOST_LAUNCHES = 1 << 14  # of a pass
+MOST_LAUNCHES = 1 << 14  # of a pass that is stamped; what a longer one tells is lost
 
 Elements = Mapping[ComputeBrick, int]
 
@@ -109,8 +109,8 @@ class GpuMachine:
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Each decoder has a stream of its own."""
-        return nullcontext()
+        """Of the GPU, which all its decoders share."""
+        return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
         """A copy on the device."""
@@ -161,7 +161,7 @@ class _Graph:
 
     graph: Any
     parts: PassParts
-    stamps: NDArray[np.uint64] | None
+    stamps: Times | None
 
 
 class GpuDecoder(Decoder):
@@ -191,8 +191,8 @@ class GpuDecoder(Decoder):
         self._chosen = gpu.pinned((1,), np.int64)
         self._graphs: dict[bool, _Graph] = {}
         self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
-        self._times: LaunchTimes | None = None
-        self._untold: tuple[Step, PassParts, NDArray[np.uint64], Elements] | None = None
+        self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
+        self._told_until_ns = 0  # on the device's clock
         gpu.synchronize()  # what was written so far was so on another stream
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
@@ -245,35 +245,52 @@ class GpuDecoder(Decoder):
             on.sequence.fill(self._sequence)
         return space.logits, how.temperature, how.top_k, how.top_p, how.seed, on.end, on.sequence, space.choice
 
+    @contextmanager
+    def _whole_or_none(self) -> Iterator[None]:
+        """On the stream, a pass that none of another decoder runs beside. Where it ends in an error or an interrupt,
+        so has what it launched, and it is as if it had not begun."""
+        start = self.position
+        with self._on.turn(), self._stream:
+            try:
+                yield
+            except BaseException:
+                self.position = start
+                with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # the error that is raised says more
+                    self._stream.synchronize()
+                raise
+
     def _replayed(self, token: int, step: Step) -> int:
         is_recorded, start = self._profiler.recording, self.position
-        self._on.sent[:] = token, start, start + 1, self._sequence
-        if not self._graphs:  # for which the pass runs twice: what it writes into the cache is the same
-            self._graphs = {is_stamped: self._captured(is_stamped=is_stamped) for is_stamped in (False, True)}
-        graph = self._graphs[is_recorded]
-        graph.graph.launch(self._stream)
-        self.tell()  # while the device works
-        self._stream.synchronize()
-        self.position = start + 1
-        if graph.stamps is not None:
-            self._hold(step, graph.parts, graph.stamps, self._elements_at(start))
-        return int(self._chosen[0])
+        with self._whole_or_none():
+            self._on.sent[:] = token, start, start + 1, self._sequence
+            if not self._graphs:  # for which the pass runs twice: what it writes into the cache is the same
+                self._graphs = {is_stamped: self._captured(is_stamped=is_stamped) for is_stamped in (False, True)}
+            graph = self._graphs[is_recorded]
+            graph.graph.launch(self._stream)
+            self.tell()  # while the device works
+            self._stream.synchronize()
+            chosen = self._token()
+            if graph.stamps is not None:
+                self._hold(step, graph.parts, graph.stamps, self._elements_at(start))
+            self.position = start + 1
+        return chosen
 
     def _captured(self, *, is_stamped: bool) -> _Graph:
         start = self.position
-        with self._stream:
-            warm = self._pass(is_stamped=is_stamped)
-            self._pass_of_one(warm)  # nothing may be loaded while it is captured
-            self._stream.synchronize()
-            self.position = start
+        self._pass_of_one(self._pass(is_stamped=is_stamped))  # nothing may be loaded while it is captured
+        self._stream.synchronize()
+        self.position = start
+        ran = self._pass(is_stamped=is_stamped, is_early=True)
+        try:
             self._stream.begin_capture()
-            ran = self._pass(is_stamped=is_stamped, is_early=True)
-            try:
-                self._pass_of_one(ran)
-                stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None
-            finally:
-                captured = self._stream.end_capture()
-                self.position = start
+            self._pass_of_one(ran)
+            stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None
+        except BaseException:
+            with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # not begun, or no graph
+                self._stream.end_capture()
+            raise
+        captured = self._stream.end_capture()
+        self.position = start
         captured.upload(self._stream)
         return _Graph(captured, PassParts(ran.launched), stamps)
 
@@ -283,8 +300,8 @@ class GpuDecoder(Decoder):
         return LaunchedPass(self._gpu, self._stamps if is_stamped else None, space, is_early=is_early)
 
     def _pass_of_one(self, ran: LaunchedPass) -> None:
-        self._on.takes_inputs = True
         try:
+            self._on.takes_inputs = True
             ran.copy(self._on.inputs, self._on.sent, TransferDirection.H2D)
             self._whole_pass((0,), ran.run, ran.layer)
             ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
@@ -293,32 +310,36 @@ class GpuDecoder(Decoder):
 
     def _launched(self, tokens: Sequence[int], step: Step) -> int:
         """A pass, launch by launch."""
-        is_recorded, start = self._profiler.recording, self.position
+        is_recorded, stamps = self._profiler.recording, None
         ran = self._pass(is_stamped=is_recorded)
-        try:
-            with self._stream:
-                self._whole_pass(tokens, ran.run, ran.layer)
-                ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
-                stamps = self._copy_stamps(len(ran.launched)) if is_recorded else None
-                self.tell()
-                self._stream.synchronize()
-        except BaseException:
-            self.position = start
-            raise
-        if stamps is not None:
-            self._hold(step, PassParts(ran.launched), stamps, {})
-        return int(self._chosen[0])
+        with self._whole_or_none():
+            self._whole_pass(tokens, ran.run, ran.layer)
+            ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
+            if is_recorded and len(ran.launched) <= MOST_LAUNCHES:
+                stamps = self._copy_stamps(len(ran.launched))
+            self.tell()
+            self._stream.synchronize()
+            chosen = self._token()
+            if is_recorded:
+                self._hold(step, PassParts(ran.launched), stamps, {})
+        return chosen
 
-    def _copy_stamps(self, count: int) -> NDArray[np.uint64]:
-        told: NDArray[np.uint64] = self._told[:count]
+    def _token(self) -> int:
+        token = int(self._chosen[0])
+        if not 0 <= token < self.model.vocabulary:  # as sampling.py says it
+            raise ComputeError("no token can be drawn: a logit is NaN or infinite; the weights are damaged")
+        return token
+
+    def _copy_stamps(self, count: int) -> Times:
+        told: Times = self._told[:count]
         self._gpu.copy(told, self._stamps[:count], self._gpu.cupy.cuda.runtime.memcpyDeviceToHost)
         return told
 
     # --- what a recorded step has told ------------------------------------------------------------------------------
 
-    def _hold(self, step: Step, parts: PassParts, stamps: NDArray[np.uint64], elements: Elements) -> None:
+    def _hold(self, step: Step, parts: PassParts, stamps: Times | None, elements: Elements) -> None:
         step.wait()
-        self._untold = step, parts, stamps.copy(), elements
+        self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
         """Of the bricks of a token's pass those that grow with its position."""
@@ -333,10 +354,19 @@ class GpuDecoder(Decoder):
         if self._untold is None:
             return
         (step, parts, stamps, elements), self._untold = self._untold, None
-        if self._times is None:
-            self._times = LaunchTimes()
-        offset_ns = self._times.offset_ns(int(stamps[0, 0]))
-        if offset_ns is None or (stamps[:, 0] > stamps[:, 1]).any():  # a launch that has not ended did not run
-            step.told(None)
-        else:
+        if self._gpu.is_of_parent:  # so is the step
+            return
+        offset_ns = None
+        try:
+            if stamps is not None and have_run(stamps, self._told_until_ns):
+                self._told_until_ns = int(stamps[-1, 1])
+                offset_ns = self._gpu.offset_ns(self._told_until_ns)
+            elif stamps is not None:  # a clock that was set back stays behind ends that were written before
+                self._told_until_ns = 0
+                with self._on.turn(), self._stream:
+                    self._stamps.fill(0)
+        finally:
+            if stamps is None or offset_ns is None:
+                step.told(None)
+        if stamps is not None and offset_ns is not None:
             step.told_alike(parts.alike, parts.times(stamps, offset_ns), parts.elements(elements))

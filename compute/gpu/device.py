@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,13 @@ from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.definitions import KernelDefinition
+from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.launch_times import LaunchTimes
 
 BACKEND = "cuda"
+WEIGHTS_TOGETHER = 1 << 24  # that are put into planes at a time
+_log = logging.getLogger("cbtop")
+
 STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute
 
 
@@ -46,6 +54,9 @@ class Gpu:
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
         self._most_threads: int = found["maxThreadsPerMultiProcessor"]
+        self._can_launch_early: bool = found["major"] >= 9  # kernels of older ones do not wait (prelude.py)
+        self._turn = threading.RLock()
+        self._times: LaunchTimes | None = None
         self._process = os.getpid()
         self._modules: dict[tuple[CudaModule, bool], tuple[Any, Compiled]] = {}
         self._functions: dict[tuple[CudaModule, str, bool], Any] = {}
@@ -56,9 +67,32 @@ class Gpu:
         """What screens show."""
         return f"{BACKEND}:{self.device.id}"
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked: CUDA works for the one that began it, and for no child."""
+        return os.getpid() != self._process
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Current in this thread, and for one pass at a time: sampling keeps in its module what is between launches,
+        and another pass would choose other tokens by it."""
+        with self._turn, self.device:
+            yield
+
+    def offset_ns(self, device_ns: int) -> int | None:
+        """As LaunchTimes; None also where the driver refuses to have its clock read."""
+        try:
+            with self.turn():
+                if self._times is None:
+                    self._times = LaunchTimes()
+                return self._times.offset_ns(device_ns)
+        except DriverError as error:
+            _log.warning("cbtop: what ran in a step on %s is not known: %s", self.label, error)
+            return None
+
     def check(self) -> None:
-        """ComputeError in a fork: CUDA works for the process that began it, and for no child."""
-        if os.getpid() != self._process:
+        """ComputeError in a fork."""
+        if self.is_of_parent:
             raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
 
     def synchronize(self) -> None:
@@ -92,11 +126,18 @@ class Gpu:
             raise self._no_room(int(np.prod(shape)) * np.dtype(dtype).itemsize) from error
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
-        """The planes of a matrix of the host, uint8 (size of all,)."""
-        block_format, data = matrix.format, matrix.data
-        blocks = self.array(data).reshape(-1, block_format.block_bytes)
+        """The planes of a matrix of the host, uint8 (size of all,). Beside them it takes 0.2 GB at most.
+        ComputeError where there is no room."""
+        block_format = matrix.format
+        blocks = matrix.data.reshape(-1, block_format.block_bytes)
         planes = self.zeros((layout.size_bytes(len(blocks), block_format.block_elements),), np.uint8)
-        layout.fill(blocks, planes)
+        together = max(WEIGHTS_TOGETHER // block_format.block_elements, 1)
+        for first in range(0, len(blocks), together):
+            part = blocks[first : first + together]
+            try:
+                layout.fill(self.cupy.asarray(part), planes, first, len(blocks))
+            except self.cupy.cuda.memory.OutOfMemoryError as error:
+                raise self._no_room(part.nbytes) from error
         return planes
 
     def _no_room(self, size_bytes: int) -> ComputeError:
@@ -115,7 +156,7 @@ class Gpu:
             made = compiled(module.source, self.architecture, stamped=stamped)
             loaded = self.cupy.cuda.function.Module()
             loaded.load(made.cubin)
-            PtxRegistry().add(made.ptx_hash, made.ptx)
+            PtxRegistry().add(made.ptx)
             self._modules[key] = loaded, made
         return self._modules[key]
 
@@ -134,7 +175,7 @@ class Gpu:
             return
         arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
         function = self.function(one.module, one.entry, stamped=stamp is not None)
-        if is_early:
+        if is_early and self._can_launch_early:
             self._launch_early(function, one, arguments)
         else:
             function(one.grid, one.block, arguments, shared_mem=one.shared_bytes)

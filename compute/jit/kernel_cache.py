@@ -39,11 +39,11 @@ def use_directory(root: Path, digest: str) -> Path | None:
     directory = root / f"numba-{digest}"
     try:
         if directory.is_dir() and not os.access(directory, os.W_OK):
-            return _copied(directory) if _is_believed(directory) else None
+            return _copied(directory) if is_believed(directory) else None
         is_new = not directory.is_dir()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        if not _is_believed(directory):
+        if not is_believed(directory):
             return None
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -62,7 +62,8 @@ def use_directory(root: Path, digest: str) -> Path | None:
     return directory
 
 
-def _is_believed(directory: Path) -> bool:
+def is_believed(directory: Path) -> bool:
+    """Whether no other user may write to what is in it. OSError where it is not there."""
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()

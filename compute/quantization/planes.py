@@ -58,19 +58,23 @@ class PlaneLayout:
                 high = middle
         return low
 
-    def fill(self, blocks: Array, out: Array) -> None:
-        """The planes of uint8 (blocks, block_bytes) into uint8 (size_bytes,)."""
+    def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
+        """What the planes have of uint8 (blocks, block_bytes) into uint8 (size_bytes,). These are the blocks from
+        `first` on, `of` so many; None: all. On the way it takes some 4 bytes for each weight of `blocks`."""
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)
         for bits in self.bits:
             parts.append(_PACKED[bits](units >> shift if shift else units))
             shift += bits
         parts += [blocks[:, begin:end] for begin, end in self.kept]
-        at = 0
+        at, count = 0, len(blocks) if of is None else of
         for part in parts:
             flat = part.reshape(-1)
-            out[at : at + flat.size] = flat
-            at += flat.size + -flat.size % ALIGNED
+            block_size = flat.size // len(blocks)
+            begin = at + first * block_size
+            out[begin : begin + flat.size] = flat
+            size = count * block_size
+            at += size + -size % ALIGNED
 
 
 def _eight(units: Array) -> Array:

@@ -19,7 +19,3 @@ class LaunchTimes:
         self._device.look_at_clocks()
         time = self._device.time
         return None if time.last is None else time.host_ns(device_ns) - device_ns
-
-    def close(self) -> None:
-        """Leave nothing on the device."""
-        self._device.close()

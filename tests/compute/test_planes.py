@@ -178,6 +178,16 @@ def test_scale_times_code_and_offset_as_cuda_reads_them_are_the_weights(
     assert (off <= 2e-7 * (np.abs(products) + np.abs(offset[..., None]))).all()
 
 
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+def test_planes_that_are_filled_part_by_part_are_those_of_all_blocks(block_format: BlockFormat) -> None:
+    blocks = np.random.default_rng(2).integers(0, 256, (9, block_format.block_bytes), np.uint8)
+    layout, expected = layout_of(block_format), planes_of(block_format, blocks)
+    found = np.zeros_like(expected)
+    for first in range(0, 9, 4):
+        layout.fill(blocks[first : first + 4], found, first, 9)
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_of_floats_the_plane_are_the_rows_as_they_are(name: str) -> None:
     (block_format,) = (one for one in FORMATS.values() if one.name == name)

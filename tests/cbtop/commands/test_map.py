@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.cli import main
+from cbtop.compute.cuda.compiler import hash_of
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.ptx_registry import PtxRegistry
 
@@ -64,14 +65,42 @@ def test_ptx_is_listed_and_shown_by_as_many_digits_as_tell_it_apart(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert called(capsys, "ptx", "list")[0] == 3
-    registry = PtxRegistry()
-    registry.add(0xAB00 << 48, b".visible .entry rms_norm(\n.param .u64 x)\n")
-    registry.add(0xAB01 << 48, b".visible .entry rope(\n")
+    texts = [b".visible .entry rms_norm(\n.param .u64 x)\n", b".visible .entry rope(\n"]
+    norm, rope = (f"{hash_of(one):016x}" for one in texts)
+    for one in texts:
+        PtxRegistry().add(one)
     code, out, _ = called(capsys, "ptx", "list")
     assert code == 0
-    assert sorted(out.splitlines()) == ["ab00000000000000  rms_norm", "ab01000000000000  rope"]
-    assert called(capsys, "ptx", "show", "ab00") == (0, ".visible .entry rms_norm(\n.param .u64 x)\n\n", "")
-    assert called(capsys, "ptx", "show", "0xAB01")[1].startswith(".visible .entry rope(")
-    assert called(capsys, "ptx", "show", "ab")[0] == 2
+    assert sorted(out.splitlines()) == sorted([f"{norm}  rms_norm", f"{rope}  rope"])
+    assert called(capsys, "ptx", "show", norm[:4]) == (0, ".visible .entry rms_norm(\n.param .u64 x)\n\n", "")
+    assert called(capsys, "ptx", "show", f"0x{rope.upper()}")[1].startswith(".visible .entry rope(")
     assert called(capsys, "ptx", "show", "rope")[0] == 2
-    assert called(capsys, "ptx", "show", "ff")[0] == 3
+    assert called(capsys, "ptx", "show", "ff" * 8)[0] == 3
+    other = tmp_path / "cbtop" / "ptx" / f"{norm[:15]}{int(norm[15], 16) ^ 1:x}.ptx"
+    other.write_bytes(texts[1])
+    assert called(capsys, "ptx", "show", norm[:15])[0] == 2
+    assert f"{other.stem}  damaged" in called(capsys, "ptx", "list")[1].splitlines()
+    assert called(capsys, "ptx", "show", other.stem)[0] == 3
+
+
+def test_names_in_ptx_that_a_terminal_would_obey_are_shown_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    PtxRegistry().add(b".entry \x1b[2Jf(")
+    assert "\x1b" not in called(capsys, "ptx", "list")[1]
+
+
+def test_map_of_a_gpu_says_of_how_many_multiprocessors_its_grids_are(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = called(capsys, "map", model, "--backend", "cuda")
+    assert out.rstrip().endswith("by the decoder's plan; grids are those of an H100's 132 multiprocessors")
+    said = json.loads(called(capsys, "map", model, "--backend", "cuda", "--json")[1])
+    assert said["multiprocessors"] == 132
+
+
+def test_map_takes_kernel_or_reverse_and_not_both(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["map", model, "--kernel", "rope", "--reverse", "greedy"])
+    assert "not allowed with argument" in capsys.readouterr().err

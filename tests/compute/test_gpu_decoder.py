@@ -1,0 +1,173 @@
+"""What the decoder on a GPU does where something goes wrong, on a GPU that computes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.decoder import FAMILIES, on_gpu
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.passes import have_run
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+from tests.compute.conftest import ListRecorder
+from tests.compute.fake_gpu import FakeGpu
+
+NODE = 0xFFFFFF
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu()
+
+
+def decoder_on(gpu: Any, path: Path, profiler: BrickProfiler, *, is_eager: bool = False) -> GpuDecoder:
+    on = model_on(gpu, read_model(path, FAMILIES), is_exact=False)
+    return GpuDecoder(gpu, on, profiler, 64, is_eager=is_eager)
+
+
+def interrupted_at(count: int) -> Any:
+    """Called so often, it is a Ctrl-C."""
+    left = [count]
+
+    def call(*arguments: object) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    return call
+
+
+def kinds(recorder: ListRecorder) -> list[NodeKind | None]:
+    """Of each record; None: against no node, which counts what is lost."""
+    nodes = {one.id: one.kind for one in recorder.messages if isinstance(one, Node)}
+    return [nodes.get(tag & NODE) for tag, _ in recorder.records]
+
+
+@pytest.mark.parametrize("count", [5, 40, 75, 110])  # as the first pass runs, is captured, and so for the other graph
+def test_an_interrupt_as_a_graph_is_made_leaves_no_token_and_no_stream_that_captures(
+    count: int, gpu: FakeGpu, model_files: dict[str, Path]
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    decoder.prefill([1, 2, 3])
+    gpu.before_launch = interrupted_at(count)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.decode(1)
+    assert (decoder.position, gpu.stream.capturing, gpu.in_flight, decoder._on.takes_inputs) == (3, None, 0, False)
+    gpu.before_launch = lambda one: None
+    decoder.decode(1)
+    assert decoder.position == 4
+
+
+def test_an_interrupt_while_a_step_is_told_of_waits_for_what_was_launched_and_appends_nothing(
+    gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    decoder.decode(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "tell", interrupted_at(1))
+        with pytest.raises(KeyboardInterrupt):
+            decoder.decode(1)
+    assert (decoder.position, gpu.in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_a_pass_runs_in_its_turn(is_eager: bool, gpu: FakeGpu, model_files: dict[str, Path]) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False), is_eager=is_eager)
+    turns: list[int] = []
+    gpu.before_launch = lambda one: turns.append(gpu.turns)
+    decoder.prefill([1, 2])
+    decoder.decode(1)
+    assert 0 not in turns
+
+
+def test_a_pass_with_more_launches_than_can_be_stamped_runs_and_what_it_told_is_counted_as_lost(
+    gpu: FakeGpu,
+    model_files: dict[str, Path],
+    recorder: ListRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(on_gpu, "MOST_LAUNCHES", 4)
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
+    decoder.prefill([1, 2, 3])
+    assert kinds(recorder) == [None, NodeKind.STEP]
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_of_a_step_in_which_a_kernel_did_not_run_nothing_is_told_and_of_the_next_one_all(
+    is_eager: bool, gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder), is_eager=is_eager)
+    decoder.decode(1)
+    decoder.tell()
+    whole = kinds(recorder)
+    assert whole.count(NodeKind.KERNEL) > 10
+    recorder.records.clear()
+    gpu.skipped = "greedy"  # both of its stamps are those of the step before
+    decoder.decode(1)
+    decoder.tell()
+    assert kinds(recorder) == [None, NodeKind.STEP]
+    recorder.records.clear()
+    gpu.skipped = ""
+    decoder.decode(1)
+    decoder.tell()
+    assert kinds(recorder) == whole
+
+
+def test_after_the_clock_of_a_gpu_was_set_back_one_step_is_lost_and_the_next_one_told(
+    gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
+    decoder.decode(1)
+    decoder.tell()
+    whole = kinds(recorder)
+    gpu.now_ns = 1_000
+    for expected in ([None, NodeKind.STEP], whole):
+        recorder.records.clear()
+        decoder.decode(1)
+        decoder.tell()
+        assert kinds(recorder) == expected
+
+
+def test_where_the_clock_of_a_gpu_cannot_be_read_the_step_is_recorded_and_what_ran_in_it_lost(
+    gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    gpu.offset = None
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
+    decoder.decode(1)
+    decoder.restart()
+    assert kinds(recorder) == [None, NodeKind.STEP]
+
+
+def test_a_fork_tells_nothing_of_the_last_step_of_its_parent(
+    gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
+    decoder.decode(1)
+    gpu.is_of_parent = True
+    decoder.restart()
+    assert recorder.records == []
+
+
+def test_a_token_that_is_none_of_the_vocabulary_is_no_result(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    decoder._space.choice[0] = 1 << 22
+    with pytest.raises(ComputeError, match="a logit is NaN or infinite"):
+        decoder.prefill([1])
+    assert decoder.position == 0
+
+
+def test_stamps_count_where_each_launch_ended_behind_its_begin_and_began_behind_the_one_before() -> None:
+    whole = np.array([(5_000, 6_000), (6_416, 9_000), (9_416, 9_416)], np.uint64)
+    assert have_run(whole, 4_000)
+    assert not have_run(whole, 9_416)  # the first one's are of an earlier pass
+    for at, value in (((1, 1), 4_000), ((1, 1), 90_000), ((2, 0), 1), ((2, 1), 9_415)):
+        stamps = whole.copy()
+        stamps[at] = value
+        assert not have_run(stamps, 4_000), (at, value)
