@@ -19,6 +19,7 @@ import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
+from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.workspace import Workspace
@@ -37,6 +38,7 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import TransferDirection
 
+TOGETHER = 8  # weights that a thread dequantises
 MOST_LAUNCHES = 1 << 14  # of a pass that is stamped; what a longer one tells is lost
 
 Elements = Mapping[ComputeBrick, int]
@@ -49,6 +51,11 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
     """
     if model.experts is not None:
         raise ModelError("a mixture of experts runs on no GPU yet: run it with --backend cpu")
+    if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
+        raise ModelError(
+            f"heads of {model.head_dim} numbers and {model.vocabulary:,} tokens; on a GPU at most "
+            f"{attention.LARGEST_HEAD} and {1 << PLACE_BITS:,} are possible: run it with --backend cpu"
+        )
     gpu.require_room(model.weights_bytes, "the weights")
 
     def moved(one: Any) -> Any:
@@ -58,6 +65,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
 
     def matrix(one: Any, *, takes_int8: bool) -> Any:
         assert isinstance(one, QuantizedMatrix)
+        if one.columns % TOGETHER:
+            raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
         return DeviceMatrix.of(gpu, one, takes_int8=rounds)
 

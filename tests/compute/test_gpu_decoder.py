@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from cbtop.compute.decoder import FAMILIES, on_gpu
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
-from cbtop.compute.errors import ComputeError
+from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.passes import have_run
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.floats import F32
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -161,6 +164,28 @@ def test_a_token_that_is_none_of_the_vocabulary_is_no_result(gpu: FakeGpu, model
     with pytest.raises(ComputeError, match="a logit is NaN or infinite"):
         decoder.prefill([1])
     assert decoder.position == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"head_dim": 320}, "heads of 320 numbers"),
+        ({"vocabulary": (1 << 22) + 1}, "4,194,305 tokens"),
+    ],
+)
+def test_what_no_kernel_is_made_for_is_refused_before_anything_is_moved(
+    changed: dict[str, int], said: str, gpu: Any, model_files: dict[str, Path]
+) -> None:
+    model = replace(read_model(model_files["qwen2"], FAMILIES), **changed)
+    with pytest.raises(ModelError, match=said):
+        model_on(gpu, model, is_exact=False)
+
+
+def test_a_matrix_whose_rows_are_not_of_whole_eights_is_refused(gpu: Any, model_files: dict[str, Path]) -> None:
+    model = read_model(model_files["qwen2"], FAMILIES)
+    odd = QuantizedMatrix.of(F32, np.zeros((4, 12), np.float32))
+    with pytest.raises(ModelError, match="12 columns, no multiple of 8"):
+        model_on(gpu, replace(model, lm_head=odd), is_exact=True)
 
 
 def test_stamps_count_where_each_launch_ended_behind_its_begin_and_began_behind_the_one_before() -> None:
