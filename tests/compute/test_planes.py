@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.compute.cuda.units import UNITS
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
+from tests.compute.cuda_on_cpu import guarded, library
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
 # Where a block has its scales in binary16; all other bytes may be any.
@@ -36,33 +35,6 @@ HALVES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-# What of CUDA the structs ask, for a compiler of C++: they run here as they are.
-HOST = r"""
-#include <cstdint>
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) uint2 { uint32_t x, y; };
-struct char2 { signed char x, y; };
-struct float4 { float x, y, z, w; };
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static uint4 load_once(const void* from) { return *(const uint4*)from; }
-template <class T> T __ldg(const T* at) { return *at; }
-static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t places)
-{
-    uint64_t both = (uint64_t)b << 32 | a;
-    uint32_t found = 0;
-    for (int i = 0; i < 4; i++) found |= (uint32_t)(both >> 8 * (places >> 4 * i & 7) & 255) << 8 * i;
-    return found;
-}
-static float of_half(uint16_t bits)
-{
-    _Float16 value;
-    std::memcpy(&value, &bits, 2);
-    return value;
-}
-"""
 READ = r"""
 extern "C" void read_NAME(const uint8_t* planes, int64_t weights, uint32_t* codes, float* scales)
 {
@@ -95,14 +67,6 @@ def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
     return st.builds(made, st.integers(1, 12), some_bytes, st.integers(0, 1 << 32))
 
 
-def aligned(data: Bytes) -> Bytes:
-    """A copy that begins where memory of a GPU would."""
-    space = np.zeros(len(data) + ALIGNED, np.uint8)
-    begin = -space.ctypes.data % ALIGNED
-    space[begin : begin + len(data)] = data
-    return space[begin : begin + len(data)]
-
-
 def unpacked(plane: Bytes, bits: int) -> Bytes:
     """What the units of a plane of codes hold of them, uint8 (units, 32): as planes.py has it, bit by bit."""
     units = plane.reshape(-1, UNIT * bits // 8)
@@ -119,20 +83,14 @@ def unpacked(plane: Bytes, bits: int) -> Bytes:
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def readers() -> Callable[[str], Any]:
     """The structs of all formats, compiled for this machine."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile the structs with")
-    at: Path = tmp_path_factory.mktemp("structs")
     bodies = [layout_of(one).source + READ.replace("NAME", one.name) for one in IN_PLANES.values()]
-    (at / "structs.cpp").write_text(HOST + UNITS + "".join(bodies))
-    command = [compiler, "-std=c++17", "-w", "-O1", "-shared", "-fPIC", "-o", "structs.so", "structs.cpp"]
-    if subprocess.run(command, cwd=at, capture_output=True, check=False).returncode:
-        command.insert(1, "-Wfatal-errors")
-        pytest.fail(subprocess.run(command, cwd=at, capture_output=True, text=True, check=False).stderr)
-    library = ctypes.CDLL(str(at / "structs.so"))
-    return lambda name: library[f"read_{name}"]
+    try:
+        structs = library(UNITS + "".join(bodies))
+    except ComputeError as error:
+        pytest.skip(str(error))
+    return lambda name: structs[f"read_{name}"]
 
 
 @pytest.mark.parametrize("block_format", IN_PLANES.values(), ids=IN_PLANES)
@@ -165,7 +123,7 @@ def test_scale_times_code_and_offset_as_cuda_reads_them_are_the_weights(
     readers: Callable[[str], Any], block_format: BlockFormat, data: st.DataObject
 ) -> None:
     blocks = data.draw(blocks_of(block_format))
-    planes = aligned(planes_of(block_format, blocks))
+    planes = guarded(planes_of(block_format, blocks))
     units = len(blocks) * block_format.block_elements // UNIT
     codes, scales = np.zeros((units, UNIT), np.int8), np.zeros((units, 4), np.float32)
     pointers = [ctypes.c_void_p(one.ctypes.data) for one in (planes, codes, scales)]

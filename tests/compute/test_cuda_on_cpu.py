@@ -1,0 +1,378 @@
+"""Every kernel's CUDA version on a GPU of the host beside its reference; and the tool itself by planted faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.cuda.launches import CudaLaunch, CudaModule
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.on_gpu import GpuMachine, model_on
+from cbtop.compute.decoder.plan import planned
+from cbtop.compute.decoder.reference import forward_reference
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.arguments import run_on
+from cbtop.compute.gpu.passes import LaunchedPass
+from cbtop.compute.kernels.base import Arguments, floats, with_copies
+from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
+from cbtop.compute.kernels.rms_norm import RMS_NORM, with_codes
+from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.floats import F16
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.verification import Variant, verified
+from cbtop.profiler.profiler import BrickProfiler
+from tests.compute import cuda_on_cpu
+from tests.compute.cuda_on_cpu import CpuAsGpu
+from tests.compute.test_cuda_kernels import ON_GPU, product_of
+from tests.compute.test_on_gpu import DENSE, PROMPT, off
+
+SIZES = (7, 32)
+QUICK = ("embedding", "greedy", "drawn", "kv_write", "quantize_rows", "residual_add", "rms_norm", "rope_neox",
+    "rope_normal", "soft_cap", "swiglu")  # fmt: skip
+QUICK_PRODUCTS = ("q4_k_linear_int8", "q6_k_linear_int8", "q8_0_linear_int8", "q4_k_q6_k_gated_int8",
+    "q4_k_q6_k_qkv_int8", "q4_k_linear")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CpuAsGpu:
+    try:
+        return CpuAsGpu()
+    except ComputeError as error:
+        pytest.skip(str(error))
+
+
+def is_quick(name: str, how: str) -> bool:
+    """Whether a default run has time for it: g++ takes about a second for each module."""
+    if name == "attention":
+        return how in ("1 token, 1 thread, f16 cache", "6 tokens, 1 thread, f16 cache")
+    return name in QUICK or (name in QUICK_PRODUCTS and how.startswith("1 token"))
+
+
+VARIANTS = [
+    pytest.param(one, id=" ".join(key), marks=() if is_quick(*key) else (pytest.mark.slow,))
+    for key, one in ON_GPU.items()
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, gpu: CpuAsGpu) -> None:
+    found = verified(variant, SIZES, partial(run_on, gpu))
+    assert (found.failed, found.missed) == ((), ())
+
+
+def long_products() -> Iterator[Any]:
+    """Rows of one warp, and of several, whose last one has less to do."""
+    for columns in (3584, 9216, 18944):
+        for name, formats, is_int8, quick in (
+            ("linear", (Q4_K,), True, (9216,)),
+            ("linear", (Q6_K,), True, (18944,)),
+            ("linear", (Q8_0,), True, ()),
+            ("linear", (Q4_K,), False, ()),
+            ("linear", (F16,), False, ()),
+            ("qkv", (Q4_K, Q4_K, Q6_K), True, (3584,)),
+            ("qkv", (Q8_0, Q8_0, Q8_0), True, ()),
+            ("gated", (Q4_K, Q6_K), True, (9216,)),
+            ("gated", (Q8_0, Q8_0), True, ()),
+            ("gated", (Q4_K, Q4_K), False, ()),
+        ):
+            for tokens in (1, 3, 8):
+                is_default = tokens == 1 and columns in quick
+                label = f"{name} {' '.join(one.name for one in formats)} {columns} {tokens} {is_int8}"
+                marks = () if is_default else (pytest.mark.slow,)
+                yield pytest.param(name, formats, columns, tokens, is_int8, id=label, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "formats", "columns", "tokens", "is_int8"), [*long_products()])
+def test_products_of_rows_that_several_warps_share_agree_with_their_reference(
+    name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: CpuAsGpu
+) -> None:
+    assert error_of_product(name, formats, columns, tokens, is_int8, gpu) <= 1
+
+
+def error_of_product(
+    name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: CpuAsGpu
+) -> float:
+    """The largest, in tolerances of the contract."""
+    kernel, arguments = product_of(name, formats, columns, tokens, is_int8)
+    expected = with_copies(arguments, kernel.outputs)
+    kernel.reference(*expected)
+    run_on(gpu, kernel, arguments)
+    offs = [np.abs(arguments[at] - expected[at]).max() / np.abs(expected[at]).max() for at in kernel.outputs]
+    return float(max(offs)) / kernel.contract.tolerance
+
+
+# Numbers one by one, in fours that registers hold, with threads that have none, and more than registers hold.
+@pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
+def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(hidden: int, gpu: CpuAsGpu) -> None:
+    rng = np.random.default_rng(hidden)
+    arguments = floats(rng, 2, hidden), floats(rng, hidden), 1e-6, np.zeros((2, hidden), np.float32)
+    expected = with_copies(arguments, RMS_NORM.outputs)
+    RMS_NORM.reference(*expected)
+    run_on(gpu, RMS_NORM, arguments)
+    assert np.abs(arguments[3] - expected[3]).max() <= RMS_NORM.contract.tolerance * np.abs(expected[3]).max()
+
+
+def codes_of_norm(hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
+    """The output, codes and factors that a norm makes with it, and what a norm and quantize_rows do."""
+    rng = np.random.default_rng(hidden)
+    weight = floats(rng, hidden)
+    weight[:32], weight[37] = 0, 1e-42
+    x, by = gpu.array(floats(rng, rows, hidden)), gpu.array(weight)
+    found, expected = (
+        [gpu.zeros((rows, hidden), np.float32), gpu.zeros((rows, hidden), "u1"), gpu.zeros((rows, hidden // 8), "f4")]
+        for _ in range(2)
+    )
+    for one in with_codes(x, by, 1e-6, *found):
+        gpu.launch(one)
+    gpu.run(RMS_NORM, x, by, 1e-6, expected[0])
+    gpu.run(QUANTIZE_ROWS, *expected)
+    return found, expected
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("hidden", [64, 768, 3584, 8192, 8256])
+def test_codes_that_a_norm_makes_are_to_the_bit_those_of_its_output(hidden: int, rows: int, gpu: CpuAsGpu) -> None:
+    for one, other in zip(*codes_of_norm(hidden, rows, gpu), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("weird", [np.nan, np.inf, 3e38])
+def test_a_norm_marks_blocks_that_are_not_finite_as_quantize_rows_does(weird: float, gpu: CpuAsGpu) -> None:
+    x, weight = np.ones((1, 128), np.float32), np.full(128, 2, np.float32)
+    x[0, 5], weight[70] = 40, weird
+    codes, factors = (gpu.array(one) for one in empty_codes(1, 128))
+    for one in with_codes(gpu.array(x), gpu.array(weight), 1e-6, gpu.zeros((1, 128), np.float32), codes, factors):
+        gpu.launch(one)
+    out, expected = np.zeros((1, 128), np.float32), empty_codes(1, 128)
+    run_on(gpu, RMS_NORM, (x, weight, 1e-6, out))
+    QUANTIZE_ROWS.implementation(out, *expected)
+    np.testing.assert_array_equal(codes, expected[0])
+    np.testing.assert_array_equal(factors, expected[1])
+
+
+def test_rows_are_rounded_to_the_bit_as_on_the_cpu_whatever_is_in_them(gpu: CpuAsGpu) -> None:
+    rng = np.random.default_rng(1)
+    x = floats(rng, 9, 64)
+    x[0], x[1], x[2, 40], x[3, 3], x[4, 63] = 0, -0.0, np.nan, np.inf, -np.inf
+    x[5] *= np.float32(1e-41)  # subnormal
+    x[6, :32], x[6, 32:] = 1e-38, 3e38
+    x[7] = np.arange(64) * 0.5 - 16  # codes that lie between two
+    x[7, 0] = 127
+    found, expected = empty_codes(9, 64), empty_codes(9, 64)
+    run_on(gpu, QUANTIZE_ROWS, (x, *found))
+    QUANTIZE_ROWS.implementation(x, *expected)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kernel", [ROPE_NORMAL, ROPE_NEOX], ids=lambda one: one.name)
+def test_queries_and_keys_that_rotate_in_one_launch_do_as_in_two(kernel: Any, tokens: int, gpu: CpuAsGpu) -> None:
+    assert error_of_rotation(kernel, tokens, gpu) < 1e-6
+
+
+def error_of_rotation(kernel: Any, tokens: int, gpu: CpuAsGpu) -> float:
+    rng, head_dim, start = np.random.default_rng(tokens), 20, 4
+    table = angle_table(9, 1e4 ** (-np.arange(8) / 8))  # of a head some numbers stay
+    both = floats(rng, tokens, 14 * head_dim), floats(rng, tokens, 2 * head_dim)
+    neox = kernel is ROPE_NEOX
+    moved = [gpu.array(one) for one in both]
+    how = gpu.array(np.array([start], np.int32)), gpu.array(table), neox
+    for one in together(*((x, head_dim, *how) for x in moved)):
+        gpu.launch(one)
+    for x in both:
+        kernel.reference(x, head_dim, start, table, neox)
+    return max(float(np.abs(one - other).max()) for one, other in zip(moved, both, strict=True))
+
+
+# --- a pass of a decoder --------------------------------------------------------------------------------------------
+
+Launch = Callable[[ComputeBrick, int, *tuple[Arguments, ...]], None]
+
+
+def decoder_on(gpu: CpuAsGpu, path: Path, *, is_exact: bool) -> Decoder:
+    on = model_on(gpu, read_model(path, FAMILIES), is_exact=is_exact)
+    return Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=GpuMachine(gpu))
+
+
+def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]:
+    """The entries that a pass launches, as GpuDecoder has it launched."""
+    takes_int8 = decoder.model.layers[0].q.weight.takes_int8
+    ran = LaunchedPass(gpu, None, decoder._int8_scratch if takes_int8 else None)
+    decoder.plan(tokens, ran.run, ran.layer)
+    return [one.what.name for one in ran.launched]
+
+
+def kernel_by_kernel(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> None:
+    """A pass of which nothing is done in one launch with anything else."""
+
+    def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+        for kernel, arguments in zip(brick.kernels, calls, strict=True):
+            gpu.run(kernel, *arguments)
+
+    def layer(index: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    decoder.plan(tokens, run, layer)
+
+
+@pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
+@pytest.mark.parametrize(
+    "family", [one if one == "qwen2" else pytest.param(one, marks=pytest.mark.slow) for one in DENSE]
+)
+def test_logits_of_a_pass_are_those_of_a_float64_pass_and_of_kernels_one_by_one(
+    family: str, is_exact: bool, model_files: dict[str, Path], gpu: CpuAsGpu
+) -> None:
+    expected = forward_reference(read_model(model_files[family], FAMILIES), PROMPT, 64)
+    decoder, other = (decoder_on(gpu, model_files[family], is_exact=is_exact) for _ in range(2))
+    found = []
+    for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
+        pass_of(gpu, decoder, tokens)
+        kernel_by_kernel(gpu, other, tokens)
+        np.testing.assert_array_equal(decoder.logits, other.logits)
+        found.append(decoder.logits.copy())
+    offs = [off(*both) for both in zip(found, expected[-3:], strict=True)]
+    assert max(offs) < (2e-3 if is_exact else 0.12)
+
+
+def test_a_pass_launches_what_the_plan_says(model_files: dict[str, Path], gpu: CpuAsGpu) -> None:
+    names = pass_of(gpu, decoder_on(gpu, model_files["qwen2"], is_exact=False), [1])
+    plan = planned(model_files["qwen2"], "cuda")
+    assert names == [one.kernel for one in plan for _ in range(one.launches)]
+
+
+# --- that faults are found ------------------------------------------------------------------------------------------
+
+
+class Faulty(CpuAsGpu):
+    """Compiles all modules with `old` in their source replaced."""
+
+    def __init__(self, old: str, new: str, *, is_reversed: bool = False) -> None:
+        super().__init__(is_reversed=is_reversed)
+        self._old, self._new = old, new
+
+    def source(self, module: CudaModule) -> str:
+        """With the fault, where it can be in it."""
+        return module.source.replace(self._old, self._new)
+
+
+@pytest.fixture
+def faulty(gpu: CpuAsGpu) -> type[Faulty]:
+    """Where there is a compiler."""
+    return Faulty
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("apart = 4; apart; apart /= 2) largest", "apart = 2; apart; apart /= 2) largest"),
+        ("sum += __shfl_xor_sync(~0u, sum, 2);", ""),
+        ("codes += (int64_t)blockIdx.x * (hidden / 4);", ""),
+        ("if (at % 8 == 0) factors", "if (at % 16 == 0) factors"),
+    ],
+    ids=["distance", "exchange", "row", "factors"],
+)
+def test_a_norm_whose_codes_are_wrong_is_found(old: str, new: str, faulty: type[Faulty]) -> None:
+    found, expected = codes_of_norm(64, 3, faulty(old, new))
+    assert not all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("sum + (matrix.bias ? matrix.bias[row] : 0.0f)", "sum"),
+        ("if (other > row) write_row", "if (false) write_row"),
+        ("own[threadIdx.x / 32] = sum;\n        __syncthreads();", "own[threadIdx.x / 32] = sum;"),
+    ],
+    ids=["bias", "row", "barrier"],
+)
+def test_a_product_that_is_wrong_is_found(old: str, new: str, faulty: type[Faulty]) -> None:
+    assert error_of_product("linear", (Q4_K,), 9216, 1, True, faulty(old, new)) > 1
+
+
+@pytest.mark.parametrize("old", ["x = other;", "columns = other_columns;"])
+def test_a_rotation_of_keys_by_what_belongs_to_queries_is_found(old: str, faulty: type[Faulty]) -> None:
+    assert error_of_rotation(ROPE_NEOX, 3, faulty(old, "")) > 1e-3
+
+
+def test_a_rotation_that_writes_behind_the_keys_is_found(faulty: type[Faulty]) -> None:
+    with pytest.raises(ComputeError, match="rope of rope: it wrote beside an array"):
+        error_of_rotation(ROPE_NEOX, 3, faulty("each -= size;", ""))
+
+
+EVERY_OTHER = r"""
+KERNEL every_other(int* out STAMP)
+{
+    ENTER
+    if (threadIdx.x % 2) BARRIER
+    out[threadIdx.x] = threadIdx.x;
+    LEAVE
+}
+"""
+NEIGHBOUR = r"""
+KERNEL neighbour(int* out STAMP)
+{
+    ENTER
+    __shared__ int numbers[64];
+    numbers[threadIdx.x] = threadIdx.x;
+    BARRIER
+    out[threadIdx.x] = numbers[threadIdx.x ^ 32];
+    LEAVE
+}
+"""
+
+
+def launched(gpu: CpuAsGpu, entry: str, source: str, *arguments: Any) -> None:
+    gpu.launch(CudaLaunch(CudaModule(entry, source), entry, (2, 1, 1), (64, 1, 1), arguments))
+
+
+def test_an_exchange_that_half_a_warp_does_not_come_to_is_refused(gpu: CpuAsGpu) -> None:
+    source = EVERY_OTHER.replace("BARRIER", "warp_sum(1);\n    else __syncthreads();")
+    with pytest.raises(ComputeError, match="every_other of every_other: threads wait for ones that never come"):
+        launched(gpu, "every_other", source, gpu.zeros(64, np.int32))
+
+
+def test_who_has_returned_is_waited_for_no_more(gpu: CpuAsGpu) -> None:
+    out = gpu.zeros(64, np.int32)
+    launched(gpu, "every_other", EVERY_OTHER.replace("BARRIER", "__syncthreads();"), out)
+    assert out.tolist() == [*range(64)]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_what_no_barrier_keeps_in_order_differs_by_the_order_of_threads(is_reversed: bool, gpu: CpuAsGpu) -> None:
+    expected = [one ^ 32 for one in range(64)]
+    here = CpuAsGpu(is_reversed=is_reversed)
+    found, raced = here.zeros(64, np.int32), here.zeros(64, np.int32)
+    launched(here, "neighbour", NEIGHBOUR.replace("BARRIER", "__syncthreads();"), found)
+    launched(here, "neighbour", "// of its own\n" + NEIGHBOUR.replace("BARRIER", ""), raced)
+    assert found.tolist() == expected
+    assert raced.tolist() != expected
+
+
+def test_arguments_of_other_sizes_or_another_count_and_loads_between_words_are_refused(gpu: CpuAsGpu) -> None:
+    source = "KERNEL first(const float4* x, int at STAMP) { ENTER __ldg(x + at); LEAVE }"
+    x = gpu.zeros(128, np.float32)
+    launched(gpu, "first", source, x, np.int32(1))
+    with pytest.raises(ComputeError, match="an argument is not of its parameter's size"):
+        launched(gpu, "first", source, x, np.int64(1))
+    with pytest.raises(ComputeError, match="it has other parameters than arguments"):
+        launched(gpu, "first", source, x)
+    with pytest.raises(ComputeError, match=r"a load of several words .* in thread 0, 0, 0 of block 0, 0, 0"):
+        launched(gpu, "first", source, x[1:], np.int32(1))
+
+
+def test_source_that_is_no_c_is_refused_in_the_words_of_the_compiler(gpu: CpuAsGpu) -> None:
+    with pytest.raises(ComputeError, match="ptx_bar_sync"):
+        cuda_on_cpu.library('KERNEL waits(int* at STAMP) { asm volatile("bar.sync 0;" ::: "memory"); }')
