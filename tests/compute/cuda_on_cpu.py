@@ -5,8 +5,8 @@ Rules
 - Of a block one thread runs at a time, and hands over where it waits for others: at a barrier, and where a warp
   exchanges values. Blocks run in order, so that the last one is the last to arrive.
 - An array lies between bytes that must stay as they are. What is written farther off harms this process.
-- Shared memory keeps what the block before left in it, and threads of a block run in the order of their numbers, or
-  (`is_reversed`) backwards: what two orders make differ is a race. Nothing here finds every race.
+- Threads of a block run in the order of their numbers, or (`is_reversed`) backwards: what two orders make differ is a
+  race. Nothing here finds every race.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from cbtop.protocol.cache import cache_dir, replace_whole
 
 OPTIONS = ("-std=c++20", "-w", "-O1", "-fno-gnu-unique", "-shared", "-fPIC")
 GUARD_BYTES = mmap.PAGESIZE  # before and behind each array
-GUARD = 0xFF  # of floats no numbers
+# Of floats no numbers, and signaling, so that what is made of them is not the same.
+GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 
 # What of CUDA the sources ask (CUDA C++ Programming Guide, "C++ Language Extensions"; PTX ISA for `ptx_...`, to whose
@@ -53,7 +54,9 @@ SHIM = r"""
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __shared__ static
+#define __shared__ static __attribute__((section("shared")))
+extern char __start_shared[] __attribute__((weak, visibility("hidden")));  // by the linker
+extern char __stop_shared[] __attribute__((weak, visibility("hidden")));
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 
@@ -394,6 +397,7 @@ template <class... P> static const char* launch(
     for (volatile long b = 0; b < blocks; b = b + 1) {
         const unsigned at = (unsigned)b;
         blockIdx = {at % grid[0], at / grid[0] % grid[1], at / grid[0] / grid[1]};
+        memset(__start_shared, 0xa5, __stop_shared - __start_shared);
         for (Thread& one : block.threads) one.has_begun = one.has_ended = false;
         for (size_t w = 0; w < block.warps.size(); w++)
             block.warps[w].barrier = {w + 1 == block.warps.size() ? all - 32 * (int)w : 32, 0, 0};
@@ -445,12 +449,13 @@ def compiler() -> str:
     return found
 
 
-def library(source: str) -> ctypes.CDLL:
-    """CUDA C++ behind the prelude, for this machine; what was compiled before is loaded again. ComputeError with the
-    compiler's words where it refuses it, and where there is none."""
+def library(source: str, exported: str = "") -> ctypes.CDLL:
+    """CUDA C++ behind the prelude, for this machine, and C++ for what is looked up in it; what was compiled before is
+    loaded again. ComputeError with the compiler's words where it refuses it, and where there is none."""
     renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates may have the name of an entry, too
     prelude, own = (ASM.sub(_of_ptx, text) for text in (TYPEDEF.sub("", PRELUDE), renamed))
-    whole = SHIM + prelude + own + "".join(ENTRY.replace("NAME", name) for _, name in KERNEL.findall(source))
+    entries = "".join(ENTRY.replace("NAME", name) for _, name in KERNEL.findall(source))
+    whole = f"{SHIM}namespace {{\n{prelude}{own}\n}}\n{entries}{exported}"
     digest = hashlib.sha256(repr((compiler(), OPTIONS)).encode() + whole.encode()).hexdigest()
     kept = cache_dir() / "cuda_on_cpu" / f"{digest}.so"
     if not kept.exists():
@@ -471,7 +476,7 @@ def guarded(values: Any) -> Any:
     values = np.asarray(values)
     pages = mmap.mmap(-1, 2 * GUARD_BYTES + max(values.nbytes, 1))
     space = np.frombuffer(pages, np.uint8)
-    space[:] = GUARD
+    space[:GUARD_BYTES] = space[-GUARD_BYTES:] = GUARD
     out = space[GUARD_BYTES : GUARD_BYTES + values.nbytes].view(values.dtype).reshape(values.shape)
     out[...] = values
     return out
@@ -481,7 +486,7 @@ def _is_whole(array: Any) -> bool:
     """Whether nothing was written before or behind an array, of `guarded` or a part of one."""
     while isinstance(array.base, np.ndarray):
         array = array.base
-    return bool((array[:GUARD_BYTES] == GUARD).all() and (array[-GUARD_BYTES:] == GUARD).all())
+    return bool(np.array_equal(array[:GUARD_BYTES], GUARD) and np.array_equal(array[-GUARD_BYTES:], GUARD))
 
 
 class CpuAsGpu(Gpu):

@@ -85,9 +85,9 @@ def unpacked(plane: Bytes, bits: int) -> Bytes:
 @pytest.fixture(scope="module")
 def readers() -> Callable[[str], Any]:
     """The structs of all formats, compiled for this machine."""
-    bodies = [layout_of(one).source + READ.replace("NAME", one.name) for one in IN_PLANES.values()]
+    bodies = [layout_of(one).source for one in IN_PLANES.values()]
     try:
-        structs = library(UNITS + "".join(bodies))
+        structs = library(UNITS + "".join(bodies), "".join(READ.replace("NAME", name) for name in IN_PLANES))
     except ComputeError as error:
         pytest.skip(str(error))
     return lambda name: structs[f"read_{name}"]
