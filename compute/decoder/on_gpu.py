@@ -25,7 +25,7 @@ from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.checks import checked
-from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.device import BrickLaunches, Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts, Times, have_run
 from cbtop.compute.kernels import attention
@@ -228,13 +228,14 @@ class GpuDecoder(Decoder):
     def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
         """As Decoder's."""
         findings: list[tuple[str, str, Finding]] = []
-
-        def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-            findings.extend(checked(self._gpu, self._matrices, brick, calls))
-
         self.restart()
         self._check(tokens)
         for part in (tokens[:-1], tokens[-1:]):
+            launches = BrickLaunches(self._code_space)
+
+            def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
+                findings.extend(checked(self._gpu, self._matrices, by, brick, calls))
+
             if part:
                 self._forward(part, run, lambda index: nullcontext())
         self.restart()
@@ -304,9 +305,12 @@ class GpuDecoder(Decoder):
         return _Graph(captured, PassParts(ran.launched), stamps)
 
     def _pass(self, *, is_stamped: bool, is_early: bool = False) -> LaunchedPass:
-        takes_int8 = self.model.layers[0].q.weight.takes_int8
-        space = self._int8_scratch if takes_int8 else None
-        return LaunchedPass(self._gpu, self._stamps if is_stamped else None, space, is_early=is_early)
+        return LaunchedPass(self._gpu, self._stamps if is_stamped else None, self._code_space, is_early=is_early)
+
+    @property
+    def _code_space(self) -> Int8Scratch | None:
+        """As BrickLaunches has it."""
+        return self._int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _pass_of_one(self, ran: LaunchedPass) -> None:
         try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.checks import Finding
-from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.device import BrickLaunches, Gpu
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.linear import CHECKED_ROWS
@@ -23,17 +23,22 @@ Matrices = Mapping[int, QuantizedMatrix]  # by the address of their planes
 
 
 def checked(
-    gpu: Gpu, matrices: Matrices, brick: ComputeBrick, calls: tuple[Arguments, ...]
+    gpu: Gpu, matrices: Matrices, launches: BrickLaunches, brick: ComputeBrick, calls: tuple[Arguments, ...]
 ) -> Iterator[tuple[str, str, Finding]]:
-    """Launch the kernels of a brick one after the other, each held to its reference; yields (brick, assertion,
-    finding)."""
-    for kernel, arguments in zip(brick.kernels, calls, strict=True):
-        before = {place: gpu.host(arguments[place]) for place in kernel.outputs}
-        gpu.run(kernel, *arguments)
+    """Launch a brick as `launches` of its pass has it, then hold each kernel to its reference; yields (brick,
+    assertion, finding)."""
+    every = [{place: gpu.host(call[place]) for place in kernel.outputs} for kernel, call in _pairs(brick, calls)]
+    for _, one in launches.of(brick.kernels, calls):
+        gpu.launch(one)
+    for (kernel, arguments), before in zip(_pairs(brick, calls), every, strict=True):
         after = {place: gpu.host(arguments[place]) for place in kernel.outputs}
         for output, expected in _compared(gpu, matrices, kernel, arguments, before, after):
             for assertion in brick.spec.assertions:
                 yield brick.spec.name, assertion.name, assertion.evaluate(from_bits(output), from_bits(expected))
+
+
+def _pairs(brick: ComputeBrick, calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Arguments]]:
+    return zip(brick.kernels, calls, strict=True)
 
 
 def _compared(

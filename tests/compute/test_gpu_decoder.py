@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,28 @@ def test_a_matrix_whose_rows_are_not_of_whole_eights_is_refused(gpu: Any, model_
     odd = QuantizedMatrix.of(F32, np.zeros((4, 12), np.float32))
     with pytest.raises(ModelError, match="12 columns, no multiple of 8"):
         model_on(gpu, replace(model, lm_head=odd), is_exact=True)
+
+
+def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False), is_eager=True)
+    launched: list[str] = []
+    gpu.before_launch = lambda one: launched.append(one.entry)
+    decoder.decode(1)
+    expected = [*launched]
+    assert "rms_norm_int8" in expected
+    launched.clear()
+    decoder.verify([1])
+    assert launched == expected
+
+
+def test_what_a_decoder_has_on_a_gpu_goes_with_it(
+    gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
+    decoder.decode(decoder.prefill([1, 2]))
+    caches = weakref.ref(decoder._layers[0].k_cache)
+    del decoder
+    assert caches() is None
 
 
 def test_stamps_count_where_each_launch_ended_behind_its_begin_and_began_behind_the_one_before() -> None:
