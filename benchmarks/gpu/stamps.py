@@ -29,7 +29,7 @@ def stamped_and_told(decoder: GpuDecoder, gpu: Gpu, cupti: TorchsCupti) -> list[
     stamps = decoder._stamps
     cupti.begin(OF_KERNELS)
     try:
-        ran = LaunchedPass(gpu, stamps)
+        ran = LaunchedPass(gpu, stamps, decoder._code_space)
         decoder._whole_pass((1,), ran.run, ran.layer)
         gpu.cupy.cuda.runtime.deviceSynchronize()
         cupti.end()
