@@ -26,16 +26,17 @@ from cbtop.compute.kernels.base import Arguments, floats, with_copies
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
 from cbtop.compute.kernels.rms_norm import RMS_NORM, with_codes
 from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
+from cbtop.compute.kernels.sampling import DRAWN
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
-from cbtop.compute.verification import Variant, verified
+from cbtop.compute.verification import Variant, variants_on_gpu, verified
 from cbtop.profiler.profiler import BrickProfiler
 from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
-from tests.compute.test_cuda_kernels import ON_GPU, product_of
+from tests.compute.test_cuda_kernels import product_of
 from tests.compute.test_on_gpu import DENSE, PROMPT, off
 
 SIZES = (7, 32)
@@ -56,13 +57,14 @@ def gpu() -> CpuAsGpu:
 def is_quick(name: str, how: str) -> bool:
     """Whether a default run has time for it: g++ takes about a second for each module."""
     if name == "attention":
-        return how in ("1 token, 1 thread, f16 cache", "6 tokens, 1 thread, f16 cache")
+        return how in ("1 token, f16 cache", "6 tokens, f16 cache")
     return name in QUICK or (name in QUICK_PRODUCTS and how.startswith("1 token"))
 
 
 VARIANTS = [
     pytest.param(one, id=" ".join(key), marks=() if is_quick(*key) else (pytest.mark.slow,))
-    for key, one in ON_GPU.items()
+    for one in variants_on_gpu()
+    for key in [(one.kernel.name, one.how)]
 ]
 
 
@@ -70,6 +72,22 @@ VARIANTS = [
 def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, gpu: CpuAsGpu) -> None:
     found = verified(variant, SIZES, partial(run_on, gpu))
     assert (found.failed, found.missed) == ((), ())
+
+
+@pytest.mark.parametrize("weird", [np.nan, np.inf])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.9)])
+def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right(
+    weird: float, top_k: int, top_p: float, gpu: CpuAsGpu
+) -> None:
+    logits, out, expected = floats(np.random.default_rng(1), 1, 700), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    right = logits[0, 77]
+    logits[0, 77] = weird
+    run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
+    assert out[0] >= 700  # which the decoder refuses
+    logits[0, 77] = right
+    run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
+    DRAWN.reference(logits, 0.8, top_k, top_p, 3, 7, 1, expected)
+    assert out[0] == expected[0]
 
 
 def long_products() -> Iterator[Any]:
