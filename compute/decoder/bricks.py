@@ -28,7 +28,7 @@ from cbtop.compute.kernels import (
     soft_cap,
     take_rows,
 )
-from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.kernels.base import Kernel, KernelWork
 from cbtop.compute.kernels.linear_int8 import can_share
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
 
@@ -200,13 +200,16 @@ class BrickMaker:
         return ComputeBrick(spec, launches, self._backend, self._profiler, names_launches=self._names_launches)
 
     def _norm(self) -> ComputeBrick:
-        return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, rms_norm.work(self._model.hidden)))
+        return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, self._norm_work(self._model.hidden)))
+
+    def _norm_work(self, hidden: int) -> KernelWork:
+        return rms_norm.work(hidden, readings=1 if self._names_launches else 2)  # a GPU's registers hold the row
 
     def _add(self) -> ComputeBrick:
         return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
 
     def _qk_norm(self) -> Sequence[Launch]:
-        work = rms_norm.work(self._model.head_dim)
+        work = self._norm_work(self._model.head_dim)
         return [Launch(rms_norm.RMS_NORM, work, heads) for heads in (self._model.heads, self._model.kv_heads)]
 
     def _rope(self) -> Sequence[Launch]:

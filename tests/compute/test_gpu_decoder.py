@@ -201,6 +201,13 @@ def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict
     assert launched == expected
 
 
+def test_a_norm_of_a_gpu_reads_its_row_once(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    work = decoder.bricks.final_norm.definition.work
+    assert work is not None
+    assert work.bytes_per_element == 4 + 4
+
+
 def test_what_a_decoder_has_on_a_gpu_goes_with_it(
     gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
 ) -> None:
