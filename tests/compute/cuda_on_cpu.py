@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from cbtop.compute.gpu.device import BACKEND, Gpu
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
 
-OPTIONS = ("-std=c++20", "-w", "-O1", "-fno-gnu-unique", "-shared", "-fPIC")
+OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC")
 GUARD_BYTES = mmap.PAGESIZE  # before and behind each array
 # Of floats no numbers, and signaling, so that what is made of them is not the same.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
@@ -71,7 +72,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
-// --- threads of a block ---------------------------------------------------------------------------------------------
+// --- threads of a block --------------------------------------------------------------------------------------------
 
 struct Dimensions { unsigned x, y, z; };
 static Dimensions threadIdx, blockIdx, blockDim, gridDim;
@@ -211,7 +212,7 @@ static unsigned __match_all_sync(unsigned mask, int value, int* all_alike)
     return *all_alike ? mask : 0;
 }
 
-// --- numbers and memory ---------------------------------------------------------------------------------------------
+// --- numbers and memory --------------------------------------------------------------------------------------------
 
 template <class A, class B> std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
 template <class A, class B> std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
@@ -240,15 +241,16 @@ template <class T> static T read(const void* at)
 }
 template <class T> static T __ldg(const T* at) { return read<T>(at); }
 template <class T> static T __ldcg(const T* at) { return read<T>(at); }
-template <class T, class V> static T atomicAdd(T* at, V value) { T before = *at; *at += value; return before; }
-template <class T, class V> static T atomicMax(T* at, V value) { T before = *at; *at = max(before, (T)value); return before; }
-template <class T, class V> static T atomicMin(T* at, V value) { T before = *at; *at = min(before, (T)value); return before; }
-template <class T, class V> static T atomicExch(T* at, V value) { T before = *at; *at = value; return before; }
+template <class T> using Same = typename std::remove_const<T>::type;  // whose type is not deduced from it
+template <class T> static T atomicExch(T* at, Same<T> value) { return std::exchange(*at, value); }
+template <class T> static T atomicAdd(T* at, Same<T> value) { return atomicExch(at, *at + value); }
+template <class T> static T atomicMax(T* at, Same<T> value) { return atomicExch(at, max(*at, value)); }
+template <class T> static T atomicMin(T* at, Same<T> value) { return atomicExch(at, min(*at, value)); }
 static char shared_begin;  // shared memory lies beside it: an address in 32 bits counts from there
 static size_t __cvta_generic_to_shared(const void* at) { return (const char*)at - &shared_begin; }
 static void* of_shared(uint32_t address) { return &shared_begin + (int32_t)address; }
 
-// --- PTX ------------------------------------------------------------------------------------------------------------
+// --- PTX -----------------------------------------------------------------------------------------------------------
 
 static float widened(uint16_t bits) { return (float)from_words<_Float16>(bits); }
 static uint16_t rounded(float value) { return (uint16_t)to_words((_Float16)value); }
@@ -285,8 +287,8 @@ static void ptx_cp_async_cg_shared_global(uint32_t to, const void* from, int byt
 }
 static void ptx_cp_async_commit_group() {}
 static void ptx_cp_async_wait_group() {}
-// D += A B, of 16 x 16 and 16 x 8 halves ("Matrix Fragments for mma.m16n8k16"): lane l has of A rows l / 4 and 8 more,
-// columns 2 (l % 4) and 8 more, of B as many of rows, column l / 4.
+// D += A B, of 16 x 16 and 16 x 8 halves ("Matrix Fragments for mma.m16n8k16"): lane l has of A rows l / 4 and 8
+// more, columns 2 (l % 4) and 8 more, of B as many of rows, column l / 4.
 static void ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(
     float& p, float& q, float& r, float& s, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t x, uint32_t y)
 {
@@ -314,7 +316,7 @@ static void load_matrices(uint32_t* const (&words)[4], uint32_t from, bool is_tu
     const uint4 found = of_warp(own, [=](const Warp& warp) {
         uint32_t both[4];
         for (int m = 0; m < 4; m++) {
-            auto at = [&](int i, int j) { return read<uint16_t>((uint16_t*)of_shared(warp.words[8 * m + i][0]) + j); };
+            auto at = [&](int i, int j) { return ((uint16_t*)of_shared(warp.words[8 * m + i][0]))[j]; };
             both[m] = is_turned ? at(pair, row) | (uint32_t)at(pair + 1, row) << 16
                                 : at(row, pair) | (uint32_t)at(row, pair + 1) << 16;
         }
@@ -333,7 +335,7 @@ static void ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(
     load_matrices({&a, &b, &c, &d}, from, true);
 }
 
-// --- launches -------------------------------------------------------------------------------------------------------
+// --- launches ------------------------------------------------------------------------------------------------------
 
 static void (*call)(void*, void**);
 static void* called;
@@ -362,8 +364,8 @@ template <class... P> static void call_of(void* kernel, void** arguments)
 }
 // What is wrong with a launch, or null. `sizes`: bytes of each argument.
 template <class... P> static const char* launch(
-    void (*kernel)(P...), void** arguments, const int* sizes, int count, const unsigned* grid, const unsigned* threads,
-    int is_reversed)
+    void (*kernel)(P...), void** arguments, const int* sizes, int count, const unsigned* grid,
+    const unsigned* threads, int is_reversed)
 {
     const int wanted[] = {(int)sizeof(P)...};
     if (count != (int)sizeof...(P)) return "it has other parameters than arguments";
@@ -455,20 +457,33 @@ def library(source: str, exported: str = "") -> ctypes.CDLL:
     renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates may have the name of an entry, too
     prelude, own = (ASM.sub(_of_ptx, text) for text in (TYPEDEF.sub("", PRELUDE), renamed))
     entries = "".join(ENTRY.replace("NAME", name) for _, name in KERNEL.findall(source))
-    whole = f"{SHIM}namespace {{\n{prelude}{own}\n}}\n{entries}{exported}"
-    digest = hashlib.sha256(repr((compiler(), OPTIONS)).encode() + whole.encode()).hexdigest()
-    kept = cache_dir() / "cuda_on_cpu" / f"{digest}.so"
+    whole = f"namespace {{\n{prelude}{own}\n}}\n{entries}{exported}"
+    return ctypes.CDLL(str(_compiled(whole, ".so", "-shared", "-include", str(_shim()))))
+
+
+@cache
+def _shim() -> Path:
+    """SHIM as a header, which is compiled beside it: half of what a module takes to compile would be this."""
+    made = _compiled(SHIM, ".h.gch", "-x", "c++-header")
+    header = made.with_suffix("")
+    replace_whole(header, SHIM.encode())
+    return header
+
+
+def _compiled(text: str, suffix: str, *options: str) -> Path:
+    """The file of what g++ makes of it."""
+    command = [compiler(), *OPTIONS, *options]
+    kept = cache_dir() / "cuda_on_cpu" / f"{hashlib.sha256(repr((command, text)).encode()).hexdigest()}{suffix}"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            made = os.path.join(folder, "made.so")
-            command = [compiler(), *OPTIONS, "-o", made, "-x", "c++", "-"]
-            told = subprocess.run(command, input=whole, capture_output=True, text=True, check=False)
+            source, made = Path(folder, "source.cpp"), Path(folder, "made")
+            source.write_text(text)
+            told = subprocess.run([*command, "-o", made, source], capture_output=True, text=True, check=False)
             if told.returncode:
                 raise ComputeError(told.stderr[:4000])
-            with open(made, "rb") as file:
-                replace_whole(kept, file.read())
-    return ctypes.CDLL(str(kept))
+            replace_whole(kept, made.read_bytes())
+    return kept
 
 
 def guarded(values: Any) -> Any:

@@ -17,7 +17,7 @@ from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
-from tests.compute.cuda_on_cpu import guarded, library
+from tests.compute.cuda_on_cpu import compiler, guarded, library
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
 # Where a block has its scales in binary16; all other bytes may be any.
@@ -85,11 +85,12 @@ def unpacked(plane: Bytes, bits: int) -> Bytes:
 @pytest.fixture(scope="module")
 def readers() -> Callable[[str], Any]:
     """The structs of all formats, compiled for this machine."""
-    bodies = [layout_of(one).source for one in IN_PLANES.values()]
     try:
-        structs = library(UNITS + "".join(bodies), "".join(READ.replace("NAME", name) for name in IN_PLANES))
+        compiler()
     except ComputeError as error:
         pytest.skip(str(error))
+    bodies = [layout_of(one).source for one in IN_PLANES.values()]
+    structs = library(UNITS + "".join(bodies), "".join(READ.replace("NAME", name) for name in IN_PLANES))
     return lambda name: structs[f"read_{name}"]
 
 
