@@ -14,8 +14,8 @@ import pytest
 from cbtop.compute.contracts import all_names, contract, read
 from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import from_bits
-from cbtop.compute.kernels import all_kernels
-from cbtop.compute.kernels.base import Kernel, with_copies
+from cbtop.compute.kernels import all_kernels, attention, kv_write
+from cbtop.compute.kernels.base import Kernel, floats, with_copies
 from cbtop.compute.verification import FAULTS, SEED, SIZES, planted, variants
 
 CONTRACTS = [contract(name) for name in all_names()]
@@ -96,6 +96,21 @@ def test_old_values_are_those_from_before_the_call() -> None:
     }
     x += delta
     assert not dict(adding.check_after((x, delta), earlier))["postcondition all(x == old(x) + delta)"]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_contracts_of_caches_hold_where_they_are_plain_as_on_a_gpu(dtype: type) -> None:
+    rng, caches = np.random.default_rng(3), attention.plain_caches(2, 41, 24, dtype)
+    k, v, out = floats(rng, 37, 48), floats(rng, 37, 48), np.zeros((37, 144), np.float32)
+    scratch = attention.scratch_for(1, 24)
+    written = kv_write.kernel_for(dtype), (k, v, 4, *caches)
+    attended = attention.kernel_for(dtype=dtype), (floats(rng, 37, 144), *caches, 4, 24**-0.5, 0, 0.0, out, scratch)
+    for kernel, arguments in (written, attended):
+        earlier = with_copies(arguments, {*kernel.outputs, *kernel.contract.earlier})
+        conditions = kernel.contract.check_before(arguments)
+        kernel.reference(*arguments)
+        conditions += kernel.contract.check_after(arguments, earlier)
+        assert [name for name, holds in conditions if not holds] == []
 
 
 def test_what_cannot_be_evaluated_does_not_hold() -> None:
