@@ -442,7 +442,6 @@ def _of_ptx(found: re.Match[str]) -> str:
     return f"ptx_{re.sub(r'[^A-Za-z0-9]', '_', name)}({', '.join(given)});"
 
 
-@cache
 def compiler() -> str:
     """Where g++ is. ComputeError where it is nowhere."""
     found = shutil.which("g++")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -215,9 +215,14 @@ def error_of_rotation(kernel: Any, tokens: int, gpu: CpuAsGpu) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(moved, both, strict=True))
 
 
-# --- a pass of a decoder --------------------------------------------------------------------------------------------
+def test_threads_that_run_backwards_make_the_same(gpu: CpuAsGpu) -> None:
+    backwards = CpuAsGpu(is_reversed=True)
+    assert error_of_product("linear", (Q4_K,), 9216, 1, True, backwards) <= 1
+    for one, other in zip(codes_of_norm(3584, 3, backwards)[0], codes_of_norm(3584, 3, gpu)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
 
-Launch = Callable[[ComputeBrick, int, *tuple[Arguments, ...]], None]
+
+# --- a pass of a decoder --------------------------------------------------------------------------------------------
 
 
 def decoder_on(gpu: CpuAsGpu, path: Path, *, is_exact: bool) -> Decoder:
@@ -266,9 +271,12 @@ def test_logits_of_a_pass_are_those_of_a_float64_pass_and_of_kernels_one_by_one(
 
 
 def test_a_pass_launches_what_the_plan_says(model_files: dict[str, Path], gpu: CpuAsGpu) -> None:
-    names = pass_of(gpu, decoder_on(gpu, model_files["qwen2"], is_exact=False), [1])
+    decoder = decoder_on(gpu, model_files["qwen2"], is_exact=False)
+    names, layers = pass_of(gpu, decoder, [1]), len(decoder.model.layers)
     plan = planned(model_files["qwen2"], "cuda")
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
+    assert names.count("rms_norm_int8") == 2 * layers + 1
+    assert names.count("quantize_rows") == 2 * layers  # of what attention and the gated activations left
 
 
 # --- that faults are found ------------------------------------------------------------------------------------------
@@ -394,3 +402,9 @@ def test_arguments_of_other_sizes_or_another_count_and_loads_between_words_are_r
 def test_source_that_is_no_c_is_refused_in_the_words_of_the_compiler(gpu: CpuAsGpu) -> None:
     with pytest.raises(ComputeError, match="ptx_bar_sync"):
         cuda_on_cpu.library('KERNEL waits(int* at STAMP) { asm volatile("bar.sync 0;" ::: "memory"); }')
+
+
+def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ComputeError, match=r"no g\+\+ to compile CUDA C\+\+ with"):
+        CpuAsGpu()
