@@ -28,7 +28,10 @@ import numpy as np
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.cuda.prelude import PRELUDE
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.gpu.device import BACKEND, Gpu
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
 
@@ -540,6 +543,10 @@ class CpuAsGpu(Gpu):
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """As `zeros`."""
         return self.zeros(shape, dtype)
+
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
+        """As on a GPU."""
+        return guarded(planes_of(matrix.format, matrix.data))
 
     def definition(self, one: CudaLaunch) -> KernelDefinition:
         """What a launch says of itself."""
