@@ -32,8 +32,8 @@ ROWS = {
     Of.PROCESS: H100.processes[0],
 }
 WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "depth", "kind", "label", "node_label",
-             "kernel", "burst", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid", "source",
-             "device", "device_uuid"}  # fmt: skip
+             "kernel", "burst", "place", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid",
+             "source", "device", "device_uuid"}  # fmt: skip
 
 SERIES = {"durations", "trend_us", "trail", "by_cached", "by_batch", "history"}
 

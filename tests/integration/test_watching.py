@@ -171,7 +171,7 @@ def test_without_a_terminal_it_prints_and_never_opens_the_screen() -> None:
     with host():
         done = cbtop("--window", "1", *PATIENTLY)
     assert done.returncode == 0
-    assert done.stdout.startswith("-c, pid ")
+    assert done.stdout.startswith("python -c, pid ")
     assert "\x1b" not in done.stdout
 
 

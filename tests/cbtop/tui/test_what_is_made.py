@@ -32,8 +32,8 @@ READ = {
     "Bricks": {"baseline", "bricks", "categories", "kernels", "layer_times", "outside"},
     "Layers": {"baseline", "layer_times"},
     "Timeline": {"timeline"},
-    "Roofline": {"roofline"},
-    "Graph": {"critical_path", "graph", "layer_times"},
+    "Roofline": {"baseline", "roofline"},
+    "Graph": {"baseline", "critical_path", "graph", "layer_times"},
     "Sources": {"listed"},
     "Devices": set(),
 }

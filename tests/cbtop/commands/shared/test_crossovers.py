@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from cbtop.cli import main
 from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.compute import verification, workload
 from cbtop.compute.backends import available_threads
+from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.places import OnCpu
 from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, crossovers, use_crossovers, with_crossovers
 from cbtop.compute.verification import Variant
 from cbtop.protocol.crossovers import Crossover, MachineCrossovers, keep_crossovers
@@ -83,14 +86,14 @@ def test_what_starts_a_decoder_goes_by_it(
         met.append(crossovers())
         yield from ()
 
-    bare_decoder = workload.bare_decoder
+    make = OnCpu.decoder
 
-    def bare(*arguments: object) -> object:
+    def made(*arguments: Any) -> Decoder:
         met.append(crossovers())
-        return bare_decoder(*arguments)  # type: ignore[arg-type]
+        return make(*arguments)
 
     monkeypatch.setattr(verification, "variants", variants)
-    monkeypatch.setattr(workload, "bare_decoder", bare)
+    monkeypatch.setattr(OnCpu, "decoder", made)
     monkeypatch.setattr(workload, "run", lambda *_: met.append(crossovers()))
     model = tmp_path / "tiny.gguf"
     write_model(model, TINY, lambda *_: None)
