@@ -453,7 +453,7 @@ def compiler() -> str:
     return found
 
 
-def library(source: str, exported: str = "") -> ctypes.CDLL:
+def loaded(source: str, exported: str = "") -> ctypes.CDLL:
     """CUDA C++ behind the prelude, for this machine, and C++ for what is looked up in it; what was compiled before is
     loaded again. ComputeError with the compiler's words where it refuses it, and where there is none."""
     renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates may have the name of an entry, too
@@ -564,7 +564,7 @@ class CpuAsGpu(Gpu):
         sizes = (ctypes.c_int * len(given))(*(ctypes.sizeof(value) for value in given))
         grid, block = ((ctypes.c_uint * 3)(*dimensions) for dimensions in (one.grid, one.block))
         if one.module not in self._libraries:
-            self._libraries[one.module] = library(self.source(one.module))
+            self._libraries[one.module] = loaded(self.source(one.module))
         function: Any = self._libraries[one.module][f"launch_{one.entry}"]
         function.restype = ctypes.c_char_p
         wrong: bytes | None = function(pointers, sizes, len(given), grid, block, int(self.is_reversed))

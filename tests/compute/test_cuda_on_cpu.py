@@ -401,7 +401,7 @@ def test_arguments_of_other_sizes_or_another_count_and_loads_between_words_are_r
 
 def test_source_that_is_no_c_is_refused_in_the_words_of_the_compiler(gpu: CpuAsGpu) -> None:
     with pytest.raises(ComputeError, match="ptx_bar_sync"):
-        cuda_on_cpu.library('KERNEL waits(int* at STAMP) { asm volatile("bar.sync 0;" ::: "memory"); }')
+        cuda_on_cpu.loaded('KERNEL waits(int* at STAMP) { asm volatile("bar.sync 0;" ::: "memory"); }')
 
 
 def test_without_a_compiler_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
-from tests.compute.cuda_on_cpu import compiler, guarded, library
+from tests.compute.cuda_on_cpu import compiler, guarded, loaded
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
 # Where a block has its scales in binary16; all other bytes may be any.
@@ -90,7 +90,7 @@ def readers() -> Callable[[str], Any]:
     except ComputeError as error:
         pytest.skip(str(error))
     bodies = [layout_of(one).source for one in IN_PLANES.values()]
-    structs = library(UNITS + "".join(bodies), "".join(READ.replace("NAME", name) for name in IN_PLANES))
+    structs = loaded(UNITS + "".join(bodies), "".join(READ.replace("NAME", name) for name in IN_PLANES))
     return lambda name: structs[f"read_{name}"]
 
 
