@@ -40,12 +40,13 @@ def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], f
     cuda = gpu.cupy.cuda
     stream = cuda.Stream(non_blocking=True)
     with stream:
-        for one in launches:  # compiles, and loads, what may not be while a graph is captured
-            gpu.launch(one)
+        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # as a decoder does
+        for launch in prepared:
+            launch()
         stream.synchronize()
         stream.begin_capture()
         for at in range(count):
-            gpu.launch(launches[at % len(launches)])
+            prepared[at % len(prepared)]()
         graph = stream.end_capture()
     begin, end = cuda.Event(), cuda.Event()
 
@@ -68,7 +69,9 @@ def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> di
     random = gpu.cupy.random.randint
     copies = [random(0, 255, size_bytes, dtype=np.uint8) for _ in range(max(COPIES_BYTES // size_bytes, 2))]
     x, out, bias = gpu.zeros((1, columns), np.float32), gpu.zeros((1, rows), np.float32), gpu.zeros(0, np.float32)
-    scratch = Int8Scratch(gpu.zeros((1, columns), np.uint8), gpu.zeros((1, columns // 8), np.float32), 1, None)
+    scratch = Int8Scratch(
+        gpu.zeros((1, columns), np.uint8), gpu.zeros((1, columns // 8), np.float32), gpu.multiprocessors, None
+    )
     grid, block = line(size_bytes // BLOCK_BYTES, THREADS)
     found: dict[str, list[Launch]] = {
         "read": [CudaLaunch(READ, "memory_read", grid, block, (one, out)) for one in copies],

@@ -1,8 +1,11 @@
 """The decoder on a GPU: weights and cache stay there, a prompt runs launch by launch, a token as a captured graph.
 
+What a token launches is the same each time, as it reads where it stands on the device: it is made once, and launched
+again as a graph, or (eager) one by one.
+
 Rules
 - A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
-  a token's pass two graphs are captured, with the first token.
+  a token's pass two are prepared, with the first token.
 - What a recorded step has told is handed on while the device works for the next one, or when the sequence ends; of
   the last one by `tell`. Where it cannot be known, the step is recorded and what ran in it is counted as lost.
 - A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
@@ -10,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -165,10 +168,10 @@ class GpuMachine:
 
 
 @dataclass(slots=True)
-class _Graph:
-    """A captured pass of one token, with what it launches; `stamps`: where a copy of them lies once it has run."""
+class _TokenPass:
+    """What launches the pass of one token, and what that is; `stamps`: where a copy of them lies once it has run."""
 
-    graph: Any
+    launch: Callable[[], object]
     parts: PassParts
     stamps: Times | None
 
@@ -198,7 +201,7 @@ class GpuDecoder(Decoder):
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._graphs: dict[bool, _Graph] = {}
+        self._token_passes: dict[bool, _TokenPass] = {}  # by whether it is stamped
         self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
         self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
@@ -216,9 +219,7 @@ class GpuDecoder(Decoder):
         """As Decoder's; nobody observes."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
-            if self._is_eager:
-                return self._launched((token,), step)
-            return self._replayed(token, step)
+            return self._launched_again(token, step)
 
     def restart(self) -> None:
         """Forget the sequence."""
@@ -269,40 +270,45 @@ class GpuDecoder(Decoder):
                     self._stream.synchronize()
                 raise
 
-    def _replayed(self, token: int, step: Step) -> int:
+    def _launched_again(self, token: int, step: Step) -> int:
         is_recorded, start = self._profiler.recording, self.position
         with self._whole_or_none():
             self._on.sent[:] = token, start, start + 1, self._sequence
-            if not self._graphs:  # for which the pass runs twice: what it writes into the cache is the same
-                self._graphs = {is_stamped: self._captured(is_stamped=is_stamped) for is_stamped in (False, True)}
-            graph = self._graphs[is_recorded]
-            graph.graph.launch(self._stream)
+            if not self._token_passes:  # for which the pass runs twice: what it writes into the cache is the same
+                self._token_passes = {
+                    is_stamped: self._prepared(is_stamped=is_stamped) for is_stamped in (False, True)
+                }
+            one = self._token_passes[is_recorded]
+            one.launch()
             self.tell()  # while the device works
             self._stream.synchronize()
             chosen = self._token()
-            if graph.stamps is not None:
-                self._hold(step, graph.parts, graph.stamps, self._elements_at(start))
+            if one.stamps is not None:
+                self._hold(step, one.parts, one.stamps, self._elements_at(start))
             self.position = start + 1
         return chosen
 
-    def _captured(self, *, is_stamped: bool) -> _Graph:
-        start = self.position
-        self._pass_of_one(self._pass(is_stamped=is_stamped))  # nothing may be loaded while it is captured
+    def _prepared(self, is_stamped: bool) -> _TokenPass:
+        start, ran = self.position, self._pass(is_stamped=is_stamped, is_early=True)
+        self._pass_of_one(ran)  # nothing may be loaded while it is captured
         self._stream.synchronize()
         self.position = start
-        ran = self._pass(is_stamped=is_stamped, is_early=True)
+        stamps = self._copy_stamps(ran) if is_stamped else None
+        return _TokenPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
+
+    def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
+        """What launches, as a graph, what `ran` launches one by one."""
+        stream = self._stream  # and nothing else of the decoder, which would keep itself
         try:
-            self._stream.begin_capture()
-            self._pass_of_one(ran)
-            stamps = self._copy_stamps(len(ran.launched)) if is_stamped else None
+            stream.begin_capture()
+            ran.again()
         except BaseException:
             with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # not begun, or no graph
-                self._stream.end_capture()
+                stream.end_capture()
             raise
-        captured = self._stream.end_capture()
-        self.position = start
-        captured.upload(self._stream)
-        return _Graph(captured, PassParts(ran.launched), stamps)
+        captured = stream.end_capture()
+        captured.upload(stream)
+        return lambda: captured.launch(stream)
 
     def _pass(self, *, is_stamped: bool, is_early: bool = False) -> LaunchedPass:
         return LaunchedPass(self._gpu, self._stamps if is_stamped else None, self._code_space, is_early=is_early)
@@ -329,7 +335,7 @@ class GpuDecoder(Decoder):
             self._whole_pass(tokens, ran.run, ran.layer)
             ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
             if is_recorded and len(ran.launched) <= MOST_LAUNCHES:
-                stamps = self._copy_stamps(len(ran.launched))
+                stamps = self._copy_stamps(ran)
             self.tell()
             self._stream.synchronize()
             chosen = self._token()
@@ -343,10 +349,11 @@ class GpuDecoder(Decoder):
             raise ComputeError("no token can be drawn: a logit is NaN or infinite; the weights are damaged")
         return token
 
-    def _copy_stamps(self, count: int) -> Times:
-        told: Times = self._told[:count]
-        self._gpu.copy(told, self._stamps[:count], self._gpu.cupy.cuda.runtime.memcpyDeviceToHost)
-        return told
+    def _copy_stamps(self, ran: LaunchedPass) -> Times:
+        """Behind what it launched, to where the host reads them."""
+        stamps: Times = self._told[: len(ran.launched)]
+        ran.tell(stamps, self._stamps[: len(stamps)])
+        return stamps
 
     # --- what a recorded step has told ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,9 +38,11 @@ class Gpu:
     def __init__(self, index: int = 0) -> None:
         try:
             import cupy
+            from cuda.bindings import driver
         except (ImportError, OSError) as error:
             raise ComputeError(f"no CuPy ({str(error).partition(chr(10))[0]}): pip install 'cbtop[cuda]'") from error
         self.cupy: Any = cupy
+        self._driver: Any = driver
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -168,39 +170,48 @@ class Gpu:
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False) -> None:
-        """On CuPy's current stream. `stamp`: the address of two words, in which it writes when it began and ended.
-        `is_early`: it may be scheduled while what was launched before ends, for which it waits (prelude.py)."""
+        """As what is `prepared`, once."""
+        self.prepared(one, stamp, is_early=is_early)()
+
+    def prepared(
+        self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False
+    ) -> Callable[[], object]:
+        """What launches it, each time it is called, on the stream of CuPy's that is current now. `stamp`: the address
+        of two words, in which it writes when it began and ended. `is_early`: it may be scheduled while what was
+        launched before ends, for which it waits (prelude.py)."""
         if isinstance(one, LibraryCall):
-            one.call()
-            return
+            return one.call
         arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
-        function = self.function(one.module, one.entry, stamped=stamp is not None)
-        if is_early and self._can_launch_early:
-            self._launch_early(function, one, arguments)
-        else:
-            function(one.grid, one.block, arguments, shared_mem=one.shared_bytes)
+        return self._prepared(one, arguments, stamped=stamp is not None, is_early=is_early and self._can_launch_early)
 
-    def _launch_early(self, function: Any, one: CudaLaunch, arguments: tuple[Any, ...]) -> None:
-        """CuPy has no launch attributes, the driver's bindings do."""
-        from cuda.bindings import driver
-
-        attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
+    def _prepared(
+        self, one: CudaLaunch, arguments: tuple[Any, ...], *, stamped: bool, is_early: bool
+    ) -> Callable[[], object]:
+        """CuPy has no launch attributes, and packs the arguments of each launch anew; the driver's bindings have, and
+        take them packed."""
+        driver, function = self._driver, self.function(one.module, one.entry, stamped=stamped)
+        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
         config.gridDimX, config.gridDimY, config.gridDimZ = one.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = one.block
         config.sharedMemBytes = one.shared_bytes
         config.hStream = self.cupy.cuda.get_current_stream().ptr
-        config.attrs, config.numAttrs = [attribute], 1
-        given = [_parameter(value) for value in arguments]
-        values, kinds = tuple(value for value, _ in given), tuple(kind for _, kind in given)
-        (status,) = driver.cuLaunchKernelEx(config, function.ptr, (values, kinds), 0)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise ComputeError(f"{one.entry} cannot be launched: {status.name}")
+        if is_early:
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        packed = PackedArguments(arguments)
 
-    def mark(self, module: CudaModule, address: int) -> None:
-        """Write the time into a word, when all that was launched before has ended."""
-        self.function(module, module.name, stamped=True)((1, 1, 1), (1, 1, 1), (np.uint64(address),))
+        def launch() -> None:
+            (status,) = driver.cuLaunchKernelEx(config, function.ptr, packed.address, 0)
+            if status:
+                raise ComputeError(f"{one.entry} cannot be launched: {status.name}")
+
+        return launch
+
+    def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
+        """What writes the time into a word, when all that was launched before has ended."""
+        one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
+        return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
         """In its turn. What lies on the host is an array in pinned memory."""
@@ -248,12 +259,23 @@ class Gpu:
             self.launch(one)
 
 
-def _parameter(value: Any) -> tuple[Any, Any]:
-    """An argument of a launch as the driver's bindings take it: its value and its type in C."""
+class PackedArguments:
+    """Arguments of a launch as the driver takes them, at `address`: a pointer to each, in a word of its own. What is
+    an array, or lies in one, lives as long as this."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self._alive = arguments
+        self._words = words = (ctypes.c_uint64 * len(arguments))(*map(_word, arguments))
+        at, size = ctypes.addressof(words), ctypes.sizeof(ctypes.c_uint64)
+        self._pointers = (ctypes.c_void_p * len(arguments))(*range(at, at + size * len(arguments), size))
+        self.address = ctypes.addressof(self._pointers)
+
+
+def _word(value: Any) -> int:
+    """The address of an array; a number in the first bytes of a word, as a pointer to one of its type reads it."""
     if isinstance(value, np.generic):
-        kind: Any = value.dtype
-        return value.item(), np.ctypeslib.as_ctypes_type(kind)
-    return int(value.data.ptr), ctypes.c_void_p
+        return int.from_bytes(value.tobytes(), "little")
+    return int(value.data.ptr)
 
 
 class BrickLaunches:

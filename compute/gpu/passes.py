@@ -6,7 +6,7 @@ A kernel of ours stamps itself (cuda/prelude.py). What a library launches, and a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -68,6 +68,12 @@ class LaunchedPass:
         self._stamps = stamps
         self._is_early = is_early
         self._layer: int | None = None
+        self._calls: list[Callable[[], object]] = []
+
+    def again(self) -> None:
+        """Launch the same once more, with its stamps."""
+        for call in self._calls:
+            call()
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
@@ -81,7 +87,7 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                self._gpu.launch(one, self._slot, is_early=self._is_early)
+                self._do(self._gpu.prepared(one, self._slot, is_early=self._is_early))
             else:
                 what = KernelDefinition(one.name, BACKEND)
                 self._between_marks(one)
@@ -89,13 +95,18 @@ class LaunchedPass:
 
     def copy(self, target: Any, source: Any, direction: TransferDirection) -> None:
         """Copy an array to the device or to pinned memory of the host, in its turn."""
-        kind = self._gpu.cupy.cuda.runtime.memcpyHostToDevice
-        to, of = target, source
-        if direction is TransferDirection.D2H:
-            kind = self._gpu.cupy.cuda.runtime.memcpyDeviceToHost
-        self._between_marks(LibraryCall("copy", lambda: self._gpu.copy(to, of, kind)))
+        self._between_marks(self._copying(target, source, direction))
         ends = ("host", "device") if direction is TransferDirection.H2D else ("device", "host")
         self.launched.append(Launched(None, None, 1, Transfer(*ends, int(source.nbytes), direction)))
+
+    def tell(self, target: Any, stamps: Any) -> None:
+        """Copy what was stamped so far to pinned memory of the host: no part of the pass."""
+        self._do(self._copying(target, stamps, TransferDirection.D2H).call)
+
+    def _copying(self, target: Any, source: Any, direction: TransferDirection) -> LibraryCall:
+        gpu, runtime = self._gpu, self._gpu.cupy.cuda.runtime
+        kind = runtime.memcpyDeviceToHost if direction is TransferDirection.D2H else runtime.memcpyHostToDevice
+        return LibraryCall("copy", lambda: gpu.copy(target, source, kind))
 
     @property
     def _slot(self) -> int | None:
@@ -108,11 +119,15 @@ class LaunchedPass:
     def _between_marks(self, one: LibraryCall) -> None:
         slot = self._slot
         if slot is None:
-            one.call()
+            self._do(one.call)
             return
-        self._gpu.mark(MARK, slot)
-        one.call()
-        self._gpu.mark(MARK, slot + 8)
+        self._do(self._gpu.mark(MARK, slot))
+        self._do(one.call)
+        self._do(self._gpu.mark(MARK, slot + 8))
+
+    def _do(self, call: Callable[[], object]) -> None:
+        call()
+        self._calls.append(call)
 
 
 class PassParts:

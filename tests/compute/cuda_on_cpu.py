@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -573,9 +574,11 @@ class CpuAsGpu(Gpu):
         if wrong is not None:
             raise ComputeError(f"{one.entry} of {one.module.name}: {wrong.decode()}")
 
-    def mark(self, module: CudaModule, address: int) -> None:
-        """Nothing is stamped here."""
-        raise ComputeError("stamps are a GPU's")
+    def prepared(
+        self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False
+    ) -> Callable[[], None]:
+        """What launches it, each time it is called."""
+        return lambda: self.launch(one, stamp, is_early=is_early)
 
 
 def _bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:

@@ -92,12 +92,18 @@ class FakeGpu(ShapedArrays):
     def definition(self, one: CudaLaunch) -> KernelDefinition:
         return KernelDefinition(one.entry, "cuda")
 
-    def launch(self, one: Any, stamp: int | None = None, *, is_early: bool = False) -> None:
-        self.before_launch(one)
-        self._do(lambda: None if one.entry == self.skipped else self._stamp(stamp))
+    def launch(self, one: Any) -> None:
+        self.prepared(one)()
 
-    def mark(self, module: Any, address: int) -> None:
-        self._do(lambda: self._write(address))
+    def prepared(self, one: Any, stamp: int | None = None, *, is_early: bool = False) -> Callable[[], None]:
+        def launch() -> None:
+            self.before_launch(one)
+            self._do(lambda: None if one.entry == self.skipped else self._stamp(stamp))
+
+        return launch
+
+    def mark(self, module: Any, address: int) -> Callable[[], None]:
+        return lambda: self._do(lambda: self._write(address))
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
         self._do(lambda: np.copyto(target, source))

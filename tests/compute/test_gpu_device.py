@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbtop.compute.cuda.launches import CudaLaunch, CudaModule
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu import device
 from cbtop.compute.gpu.arguments import planes_of
@@ -81,16 +83,74 @@ def test_a_driver_that_refuses_its_clock_ends_no_pass(gpu: Gpu, monkeypatch: pyt
     assert gpu.offset_ns(5) is None
 
 
-def test_kernels_that_do_not_wait_for_the_launch_before_are_not_launched_early(
+class FakeDriver:
+    """What a launch needs of the bindings. Notes of each whether it may begin early, and its arguments' words."""
+
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=1)
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.status: Any = SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE") if refuses else 0
+        self.launched: list[tuple[bool, list[bytes]]] = []
+
+    def CUlaunchConfig(self) -> SimpleNamespace:  # noqa: N802 - the bindings' name
+        return SimpleNamespace(numAttrs=0)
+
+    def CUlaunchAttribute(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, address: int, extra: int) -> tuple[Any]:  # noqa: N802
+        pointers = (ctypes.c_void_p * self.count).from_address(address)
+        self.launched.append((bool(config.numAttrs), [ctypes.string_at(one, 8) for one in pointers]))
+        return (self.status,)
+
+    count = 0  # arguments of a launch
+
+
+def driver_of(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeDriver:
+    monkeypatch.setattr(gpu, "_driver", driver)
+    monkeypatch.setattr(gpu, "function", lambda *arguments, **more: SimpleNamespace(ptr=1))
+    stream = SimpleNamespace(ptr=2)
+    monkeypatch.setattr(gpu.cupy.cuda, "get_current_stream", lambda: stream, raising=False)
+    return driver
+
+
+def launch_of(*arguments: Any) -> CudaLaunch:
+    return CudaLaunch(CudaModule("f", ""), "f", (1, 1, 1), (32, 1, 1), arguments)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_kernels_that_wait_for_the_launch_before_are_launched_early(
+    waits: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_of(gpu, monkeypatch, FakeDriver())
+    monkeypatch.setattr(gpu, "_can_launch_early", waits)
+    gpu.launch(launch_of(), is_early=True)
+    gpu.launch(launch_of())
+    assert [is_early for is_early, _ in driver.launched] == [waits, False]
+
+
+def test_what_is_prepared_gives_the_driver_the_same_arguments_each_time_in_words_of_their_own(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched: list[str] = []
-    function = lambda *arguments, **more: launched.append("in turn")  # noqa: E731
-    monkeypatch.setattr(gpu, "function", lambda *arguments, **more: function)
-    monkeypatch.setattr(gpu, "_launch_early", lambda *arguments: launched.append("early"))
-    one: Any = SimpleNamespace(arguments=(), module=None, entry="f", grid=None, block=None, shared_bytes=0)
-    gpu.launch(one, is_early=True)
-    assert launched == ["in turn"]
+    driver = driver_of(gpu, monkeypatch, FakeDriver())
+    driver.count = 5
+    array = SimpleNamespace(data=SimpleNamespace(ptr=0x7FFF_0000_1234))
+    launch = gpu.prepared(launch_of(array, np.int32(-5), np.float32(1.5), np.int64(-7)), 0x5678)
+    launch()
+    launch()
+    (_, first), (_, again) = driver.launched
+    assert first == again
+    assert first[0] == (0x7FFF_0000_1234).to_bytes(8, "little")
+    assert first[1][:4] == np.int32(-5).tobytes()
+    assert first[2][:4] == np.float32(1.5).tobytes()
+    assert first[3] == np.int64(-7).tobytes()
+    assert first[4] == (0x5678).to_bytes(8, "little")  # where it stamps
+
+
+def test_a_launch_that_the_driver_refuses_is_named(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_of(gpu, monkeypatch, FakeDriver(refuses=True))
+    with pytest.raises(ComputeError, match="f cannot be launched: CUDA_ERROR_INVALID_VALUE"):
+        gpu.launch(launch_of())
 
 
 def matrix() -> QuantizedMatrix:
