@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -169,6 +169,18 @@ class DevicePath:
         if sequences is not None or cached is not None:
             amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
+
+    def emit_told(
+        self,
+        scopes: Sequence[Scope],
+        starts_ns: Sequence[int],
+        ends_ns: Sequence[int],
+        elements: Sequence[int],
+        flags: int,
+    ) -> None:
+        """Defer the records of what ran in each of `scopes`."""
+        for scope, start_ns, end_ns, count in zip(scopes, starts_ns, ends_ns, elements, strict=True):
+            self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
         """Wait for the device, unless nobody wants that."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from itertools import starmap
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,6 +90,16 @@ class Path(Protocol):
     ) -> None:
         """Record a step that ran in `scope`, and on how many sequences of how many positions, where known."""
 
+    def emit_told(
+        self,
+        scopes: Sequence[Scope],
+        starts_ns: Sequence[int],
+        ends_ns: Sequence[int],
+        elements: Sequence[int],
+        flags: int,
+    ) -> None:
+        """Record what ran in each of `scopes`, by times of the host's clock."""
+
     def step_ended(self) -> None:
         """The outermost step of the caller has been emitted."""
 
@@ -168,6 +180,22 @@ class HostPath:
             if type(cached) is not int or not 0 <= cached <= MOST:
                 cached = amount_of(cached)
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
+
+    def emit_told(
+        self,
+        scopes: Sequence[Scope],
+        starts_ns: Sequence[int],
+        ends_ns: Sequence[int],
+        elements: Sequence[int],
+        flags: int,
+    ) -> None:
+        """Record what ran in each of `scopes`: hundreds of launches, while the next step waits for the host."""
+        if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
+            tags = [scope.node | flags for scope in scopes]
+            deque(starmap(self._record, zip(tags, starts_ns, ends_ns, elements, strict=True)), maxlen=0)
+        else:
+            for scope, start_ns, end_ns, count in zip(scopes, starts_ns, ends_ns, elements, strict=True):
+                self.emit(scope, None, start_ns, end_ns, count, flags)
 
     def step_ended(self) -> None:
         """Nothing waits for a host."""

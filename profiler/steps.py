@@ -20,7 +20,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -200,6 +200,10 @@ class Steps:
         self.path.enter(position, root, 0)
 
 
+# Where what was told ran, when each began and ended, and its elements.
+Told = tuple["Sequence[Scope]", Sequence[int], Sequence[int], Sequence[int]]
+
+
 class AlikeParts:
     """What runs in every step of some that are alike: of each part its keys from the step down. Its places are looked
     up once in a step of each name."""
@@ -377,35 +381,33 @@ class Step:
             return
         if parts is None:
             self._steps.lose(1)
-        scopes = self._steps.scopes
-        self._record(ended, ((_scope_of(ended.scope, part[0], scopes), *part[1:]) for part in parts or ()))
 
-    def told_alike(self, parts: AlikeParts, times: Iterable[tuple[int, int]], elements: Iterable[int]) -> None:
+        def read(scopes: Scopes) -> Told:
+            told = list(parts or ())
+            keys, *columns = zip(*told, strict=True) if told else ((), (), (), ())
+            return [_scope_of(ended.scope, one, scopes) for one in keys], *columns
+
+        self._record(ended, read)
+
+    def told_alike(
+        self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
+    ) -> None:
         """As `told`, of parts whose places were looked up before: when each began and ended, and its elements."""
         ended = self._ended
         if not isinstance(ended, Ended):  # the places are those of a step that has its name
-            told = zip(parts.keys, times, elements, strict=True)
-            self.told([(keys, began_ns, ended_ns, count) for keys, (began_ns, ended_ns), count in told])
+            self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
+        self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
-        def placed() -> Iterator[tuple[Scope, int, int, int]]:
-            scopes = parts.scopes_in(ended.scope, self._steps.scopes)
-            for scope, (began_ns, ended_ns), count in zip(scopes, times, elements, strict=True):
-                yield scope, began_ns, ended_ns, count
-
-        self._record(ended, placed())
-
-    def _record(self, ended: Ended, parts: Iterable[tuple[Scope, int, int, int]]) -> None:
+    def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
         """What ran in it, and behind the last of what it waited for the step itself."""
         steps, path = self._steps, self._steps.path
         try:
-            lane, last_ns = self._lane or 0, 0
-            for scope, began_ns, ended_ns, elements in parts:
-                path.emit(scope, None, HostTime(began_ns), HostTime(ended_ns), elements, lane)
-                last_ns = max(last_ns, ended_ns)
+            scopes, starts_ns, ends_ns, elements = read(steps.scopes)
+            path.emit_told(scopes, starts_ns, ends_ns, elements, self._lane or 0)
             if isinstance(ended.end, int):
-                ended.end = HostTime(max(ended.end, last_ns))
+                ended.end = HostTime(max([ended.end, *ends_ns]))
             if not self._waits:
                 self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
                 self._ended = self._lane = None

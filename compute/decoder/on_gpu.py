@@ -150,9 +150,11 @@ class GpuMachine:
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
         # The output matrix meets one token alone.
-        largest = max(one.rows * one.columns for one in _matrices_of_layers(model))
+        rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
+        largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
-        tiles = CudaScratch(self.gpu.zeros((tokens * columns,), "u2"), self.gpu.zeros((largest,), "u2"))
+        sizes = ((tokens * columns, "u2"), (largest, "u2"), (tokens * rows, "f4"))
+        tiles = CudaScratch(*(self.gpu.zeros((size,), kind) for size, kind in sizes))
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> None:
@@ -389,4 +391,4 @@ class GpuDecoder(Decoder):
             if stamps is None or offset_ns is None:
                 step.told(None)
         if stamps is not None and offset_ns is not None:
-            step.told_alike(parts.alike, parts.times(stamps, offset_ns), parts.elements(elements))
+            step.told_alike(parts.alike, *parts.times(stamps, offset_ns), parts.elements(elements))

@@ -52,9 +52,13 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
     """For products in bfloat16 of all matrices among `arguments`, whose weights are of more than four bits."""
-    weights = max(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
-    x = max(one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32)
-    return CudaScratch(device.zeros(x, np.uint16), device.zeros(weights, np.uint16))
+    weights = sum(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
+    numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
+    return CudaScratch(
+        device.zeros(max(numbers), np.uint16),
+        device.zeros(weights, np.uint16),
+        device.zeros(sum(numbers), np.float32),
+    )
 
 
 def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from cbtop.compute.cuda.compiler import Compiled, compiled
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, Launch, LibraryCall
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.prepared import PreparedLaunch
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
@@ -38,11 +40,9 @@ class Gpu:
     def __init__(self, index: int = 0) -> None:
         try:
             import cupy
-            from cuda.bindings import driver
         except (ImportError, OSError) as error:
             raise ComputeError(f"no CuPy ({str(error).partition(chr(10))[0]}): pip install 'cbtop[cuda]'") from error
         self.cupy: Any = cupy
-        self._driver: Any = driver
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -63,6 +63,11 @@ class Gpu:
         self._modules: dict[tuple[CudaModule, bool], tuple[Any, Compiled]] = {}
         self._functions: dict[tuple[CudaModule, str, bool], Any] = {}
         self._definitions: dict[tuple[Any, ...], KernelDefinition] = {}
+
+    @cached_property
+    def _driver(self) -> Any:
+        """The library that CuPy has loaded."""
+        return ctypes.CDLL("libcuda.so.1")
 
     @property
     def label(self) -> str:
@@ -186,27 +191,10 @@ class Gpu:
 
     def _prepared(
         self, one: CudaLaunch, arguments: tuple[Any, ...], *, stamped: bool, is_early: bool
-    ) -> Callable[[], object]:
-        """CuPy has no launch attributes, and packs the arguments of each launch anew; the driver's bindings have, and
-        take them packed."""
-        driver, function = self._driver, self.function(one.module, one.entry, stamped=stamped)
-        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-        config.gridDimX, config.gridDimY, config.gridDimZ = one.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = one.block
-        config.sharedMemBytes = one.shared_bytes
-        config.hStream = self.cupy.cuda.get_current_stream().ptr
-        if is_early:
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
-        packed = PackedArguments(arguments)
-
-        def launch() -> None:
-            (status,) = driver.cuLaunchKernelEx(config, function.ptr, packed.address, 0)
-            if status:
-                raise ComputeError(f"{one.entry} cannot be launched: {status.name}")
-
-        return launch
+    ) -> PreparedLaunch:
+        function = self.function(one.module, one.entry, stamped=stamped)
+        stream = self.cupy.cuda.get_current_stream().ptr
+        return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
         """What writes the time into a word, when all that was launched before has ended."""
@@ -257,25 +245,6 @@ class Gpu:
         """One call of a kernel that has a CUDA version."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
-
-
-class PackedArguments:
-    """Arguments of a launch as the driver takes them, at `address`: a pointer to each, in a word of its own. What is
-    an array, or lies in one, lives as long as this."""
-
-    def __init__(self, arguments: Sequence[Any]) -> None:
-        self._alive = arguments
-        self._words = words = (ctypes.c_uint64 * len(arguments))(*map(_word, arguments))
-        at, size = ctypes.addressof(words), ctypes.sizeof(ctypes.c_uint64)
-        self._pointers = (ctypes.c_void_p * len(arguments))(*range(at, at + size * len(arguments), size))
-        self.address = ctypes.addressof(self._pointers)
-
-
-def _word(value: Any) -> int:
-    """The address of an array; a number in the first bytes of a word, as a pointer to one of its type reads it."""
-    if isinstance(value, np.generic):
-        return int.from_bytes(value.tobytes(), "little")
-    return int(value.data.ptr)
 
 
 class BrickLaunches:

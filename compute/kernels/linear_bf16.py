@@ -93,10 +93,12 @@ class TileScratch:
 @dataclass(frozen=True, slots=True)
 class CudaScratch:
     """What a product on a GPU writes into, bfloat16 as uint16: `x` (tokens * columns or more,) and `weights` (rows *
-    columns or more,): one for all matrices of a decoder has room for the largest of them."""
+    columns or more,): one for all matrices of a decoder has room for the largest of them, and for those that are
+    multiplied together. Of these `sums`, float32 (tokens * rows of all or more,)."""
 
     x: Any
     weights: Any
+    sums: Any
 
 
 def _on_pages(dtype: Any, rows: int, columns: int) -> Any:
@@ -383,6 +385,19 @@ KERNEL add_bias(const float* bias, float* out, int rows, int64_t size STAMP)
     if (at < size) out[at] += bias[at % rows];
     LEAVE
 }
+
+// Of sums whose rows are `all` long those from `first` on.
+KERNEL take_sums(const float* sums, int first, int all, const float* bias, int has_bias, float* out, int rows,
+    int64_t size STAMP)
+{
+    ENTER
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < size) {
+        int row = at % rows;
+        out[at] = sums[at / rows * all + first + row] + (has_bias ? bias[row] : 0.0f);
+    }
+    LEAVE
+}
 """,
 )
 DEQUANTIZE = r"""
@@ -422,18 +437,42 @@ def _launch(module: CudaModule, entry: str, threads: int, *arguments: Any) -> Cu
 CudaMatrix = tuple[int, Any, Any, Any]  # format, planes, bias and out (tokens, rows)
 
 
+def _in_bf16(x: Any, scratch: CudaScratch) -> CudaLaunch:
+    return _launch(ROUND, "round_rows", x.size // 2, x, scratch.x, np.int64(x.size // 2))
+
+
+def _dequantized(code: int, weights: Any, to: Any, size: int) -> CudaLaunch:
+    return _launch(MODULES[code], "dequantize", size // 8, weights, to, np.int64(size))
+
+
 def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
     """Of each matrix its product with the same activations, in turn: they share the scratch."""
     columns = x.shape[1]
-    found: list[Launch] = [_launch(ROUND, "round_rows", x.size // 2, x, scratch.x, np.int64(x.size // 2))]
+    found: list[Launch] = [_in_bf16(x, scratch)]
     for code, weights, bias, out in matrices:
         rows = out.shape[1]
-        size = np.int64(rows * columns)
-        found.append(_launch(MODULES[code], "dequantize", int(size) // 8, weights, scratch.weights, size))
+        found.append(_dequantized(code, weights, scratch.weights, rows * columns))
         found.append(bf16_product(scratch.weights, scratch.x, out, columns))
         if bias.size:
             found.append(_launch(ROUND, "add_bias", out.size, bias, out, np.int32(rows), np.int64(out.size)))
     return found
+
+
+def launches_of_all(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
+    """As `launches_of_several`, in one product, whose sums are then taken apart: one of few rows takes as long as one
+    of many. On an H100, of 512 tokens, keys' 512 rows take as long as queries' 3,584."""
+    (tokens, columns), all_rows = x.shape, sum(out.shape[1] for *_, out in matrices)
+    sums = scratch.sums[: tokens * all_rows].reshape(tokens, all_rows)
+    before: list[Launch] = [_in_bf16(x, scratch)]
+    after: list[Launch] = []
+    first = 0
+    for code, weights, bias, out in matrices:
+        rows = out.shape[1]
+        before.append(_dequantized(code, weights, scratch.weights[first * columns :], rows * columns))
+        given = np.int32(first), np.int32(all_rows), bias, np.int32(bias.size > 0), out, np.int32(rows)
+        after.append(_launch(ROUND, "take_sums", out.size, sums, *given, np.int64(out.size)))
+        first += rows
+    return *before, bf16_product(scratch.weights, scratch.x, sums, columns), *after
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: CudaScratch) -> Sequence[Launch]:

@@ -131,10 +131,10 @@ def launches(
     q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
     v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
 ) -> Sequence[Launch]:  # fmt: skip
-    """One, behind the codes of activations where these are int8; with tiles three products of many tokens."""
+    """One, behind the codes of activations where these are int8; with tiles a product in bfloat16, taken apart."""
     matrices = (q_code, q_weights, q_bias, q), (k_code, k_weights, k_bias, k), (v_code, v_weights, v_bias, v)
     if linear_int8.takes_tiles(x, scratch):
-        return linear_bf16.launches_of_several(matrices, x, scratch.tiles)
+        return linear_bf16.launches_of_all(matrices, x, scratch.tiles)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)

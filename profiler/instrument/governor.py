@@ -40,6 +40,7 @@ ENOUGH = 11
 MAX_WAITING = 16  # steps that wait for a plain one
 LOOKS = 9  # of which the median is taken
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
+LOOK_TIMES = 2_000  # as long as the last decision took
 LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
 Z_95 = 1.96
@@ -249,7 +250,8 @@ class Governor:
             return
         steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
         self.has_looked = True
-        self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + LOOK_NS
+        pause_ns = max(LOOK_NS, LOOK_TIMES * self.look_ns)
+        self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + pause_ns
         step_ns = max(1.0, self._recent_ns / max(1.0, sum(kind.recent for kind in kinds)))
         self._recent_ns /= 2
         for kind in kinds:

@@ -16,6 +16,7 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu import device
 from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.prepared import Config
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.profiler.device.driver import DriverError
@@ -84,30 +85,26 @@ def test_a_driver_that_refuses_its_clock_ends_no_pass(gpu: Gpu, monkeypatch: pyt
 
 
 class FakeDriver:
-    """What a launch needs of the bindings. Notes of each whether it may begin early, and its arguments' words."""
-
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=1)
-
-    def __init__(self, *, refuses: bool = False) -> None:
-        self.status: Any = SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE") if refuses else 0
-        self.launched: list[tuple[bool, list[bytes]]] = []
-
-    def CUlaunchConfig(self) -> SimpleNamespace:  # noqa: N802 - the bindings' name
-        return SimpleNamespace(numAttrs=0)
-
-    def CUlaunchAttribute(self) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(value=SimpleNamespace())
-
-    def cuLaunchKernelEx(self, config: Any, function: Any, address: int, extra: int) -> tuple[Any]:  # noqa: N802
-        pointers = (ctypes.c_void_p * self.count).from_address(address)
-        self.launched.append((bool(config.numAttrs), [ctypes.string_at(one, 8) for one in pointers]))
-        return (self.status,)
+    """Notes of each launch whether it may begin early, and the words of its arguments."""
 
     count = 0  # arguments of a launch
 
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.status = 1 if refuses else 0
+        self.launched: list[tuple[bool, list[bytes]]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: Any, extra: None) -> int:  # noqa: N802 - its name
+        is_early = bool(Config.from_address(config.value).attribute_count)
+        given = (ctypes.c_void_p * self.count).from_address(pointers.value)
+        self.launched.append((is_early, [ctypes.string_at(one, 8) for one in given]))
+        return self.status
+
+    def cuGetErrorName(self, status: int, name: Any) -> None:  # noqa: N802
+        name._obj.value = b"CUDA_ERROR_INVALID_VALUE"
+
 
 def driver_of(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeDriver:
-    monkeypatch.setattr(gpu, "_driver", driver)
+    monkeypatch.setitem(vars(gpu), "_driver", driver)
     monkeypatch.setattr(gpu, "function", lambda *arguments, **more: SimpleNamespace(ptr=1))
     stream = SimpleNamespace(ptr=2)
     monkeypatch.setattr(gpu.cupy.cuda, "get_current_stream", lambda: stream, raising=False)

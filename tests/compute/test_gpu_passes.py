@@ -43,7 +43,8 @@ def test_a_brick_runs_from_its_first_launch_to_its_last_and_a_layer_from_its_fir
     parts = PassParts(launched)
     stamps = np.array([(0, 5), (10, 20), (30, 35), (40, 90), (100, 150)], np.uint64)
     layer = (NodeKind.LAYER, 0)
-    assert [*zip(parts.alike.keys, parts.times(stamps, 1000), parts.elements({}), strict=True)] == [
+    times = zip(*parts.times(stamps, 1000), strict=True)
+    assert [*zip(parts.alike.keys, times, parts.elements({}), strict=True)] == [
         ((copy,), (1000, 1005), 1),
         ((layer, norm.definition, kernel("rms_norm")), (1010, 1020), 1),
         ((layer, norm.definition), (1010, 1020), 10),

@@ -642,7 +642,7 @@ def test_a_step_that_is_told_of_when_its_profiler_is_off_raises_nothing(
         with profiler.step("decode", tokens=1) as step:
             step.wait()
         getattr(profiler, meanwhile)()
-        step.told_alike(alike, [(10, 20)], [1])
+        step.told_alike(alike, [10], [20], [1])
         with profiler.step("decode", tokens=1):
             pass
         profiler.enable()
@@ -654,7 +654,7 @@ def test_trouble_with_a_place_of_parts_that_are_alike_is_not_the_hosts(
     profiler = BrickProfiler(recorder=Memory())
     with profiler.step("decode", tokens=1) as step:
         step.wait()
-    step.told_alike(AlikeParts([(["no key"],)]), [(10, 20)], [1])  # type: ignore[list-item]
+    step.told_alike(AlikeParts([(["no key"],)]), [10], [20], [1])  # type: ignore[list-item]
     assert "nothing is recorded from here on" in caplog.text
 
 
@@ -676,12 +676,11 @@ def test_parts_that_are_alike_are_recorded_as_if_each_were_told_and_looked_up_on
         for is_alike in (False, True, True):
             with profiler.step("decode", tokens=1) as step:
                 step.wait()
-            times, elements = [(10, 30), (10, 40), (50, 90)], [7, 1, 9]
+            times, elements = ([10, 10, 50], [30, 40, 90]), [7, 1, 9]
             if is_alike:
-                step.told_alike(alike, times, elements)
+                step.told_alike(alike, *times, elements)
             else:
-                parts = zip(alike.keys, times, elements, strict=True)
-                step.told([(keys, began, ended, amount) for keys, (began, ended), amount in parts])
+                step.told(list(zip(alike.keys, *times, elements, strict=True)))
         found.append(paths(recorder))
     first, second, third = ([record[0] for record in found[0]][at : at + 4] for at in (0, 4, 8))
     assert first == second == third == ["/decode/0/RmsNorm", "/decode/0", "/decode/LmHead", "/decode"]
