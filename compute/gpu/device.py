@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 from cbtop.compute.cuda.compiler import Compiled, compiled
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, Launch, LibraryCall
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.gpu.prepared import PreparedLaunch
+from cbtop.compute.gpu.prepared import PreparedLaunch, driver
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
@@ -66,8 +65,7 @@ class Gpu:
 
     @cached_property
     def _driver(self) -> Any:
-        """The library that CuPy has loaded."""
-        return ctypes.CDLL("libcuda.so.1")
+        return driver()
 
     @property
     def label(self) -> str:

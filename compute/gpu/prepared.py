@@ -1,7 +1,8 @@
 """A launch as CUDA's driver takes it: packed once, launched as often as one likes.
 
-CuPy packs the arguments of each launch anew, and has no launch attributes. Structures as cuda.h has CUlaunchConfig
-and CUlaunchAttribute.
+CuPy packs the arguments of each launch anew, and has no launch attributes. Words lie in one array, as of hundreds of
+launches of a pass each is packed while the device waits for it: the arguments, a pointer to each, then CUlaunchConfig
+(cuda.h) with its seven.
 """
 
 from __future__ import annotations
@@ -15,55 +16,47 @@ import numpy as np
 from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID: it may begin while what was launched before ends
+WORD_BYTES = 8
+CONFIG_WORDS = 7  # grid, block and shared bytes in 32 bits each; stream, attributes, how many
+# A CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is on. A launch may begin while what was
+# launched before ends.
+_EARLY = np.array([6, 1, *[0] * 7], np.uint64)
+_EARLY_AT = _EARLY.ctypes.data
 
 
-class Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("before", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
-    )
-
-
-_EARLY = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1)
+def driver() -> Any:
+    """The library that CuPy has loaded."""
+    library = ctypes.CDLL("libcuda.so.1")
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    return library
 
 
 class PreparedLaunch:
     """Called, it launches `one`, with those arguments, on `stream`. Arrays among them live as long as this."""
 
+    __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
+
     def __init__(
         self, driver: Any, function: int, one: CudaLaunch, arguments: Sequence[Any], stream: int, *, is_early: bool
     ) -> None:
         """`driver`: the library; `function`: a CUfunction."""
-        self._alive = arguments
-        self._entry, self._driver = one.entry, driver
-        self._words = words = (ctypes.c_uint64 * len(arguments))(*map(_word, arguments))
-        at, size = ctypes.addressof(words), ctypes.sizeof(ctypes.c_uint64)
-        self._pointers = (ctypes.c_void_p * len(arguments))(*range(at, at + size * len(arguments), size))
-        attributes = (ctypes.addressof(_EARLY), 1) if is_early else (None, 0)
-        self._config = Config(one.grid, one.block, one.shared_bytes, stream, *attributes)
-        self._call = driver.cuLaunchKernelEx
-        given = ctypes.addressof(self._config), function, ctypes.addressof(self._pointers)
-        self._given = *map(ctypes.c_void_p, given), None
+        self._alive, self._entry, self._function = arguments, one.entry, function
+        self._driver, self._call = driver, driver.cuLaunchKernelEx
+        count, (x, y, z), (a, b, c) = len(arguments), one.grid, one.block
+        self._words = words = np.empty(2 * count + CONFIG_WORDS, np.uint64)
+        at = words.ctypes.data
+        self._pointers_at = pointers_at = at + count * WORD_BYTES
+        self._config_at = pointers_at + count * WORD_BYTES
+        attributes = (_EARLY_AT, 1) if is_early else (0, 0)
+        words[:] = [
+            *map(_word, arguments),
+            *range(at, pointers_at, WORD_BYTES),
+            *(x | y << 32, z | a << 32, b | c << 32, one.shared_bytes, stream, *attributes),
+        ]
 
     def __call__(self) -> None:
         """ComputeError where the driver refuses."""
-        status = self._call(*self._given)
+        status = self._call(self._config_at, self._function, self._pointers_at, None)
         if status:
             name = ctypes.c_char_p()
             self._driver.cuGetErrorName(status, ctypes.byref(name))

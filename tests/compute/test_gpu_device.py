@@ -16,7 +16,7 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu import device
 from cbtop.compute.gpu.arguments import planes_of
 from cbtop.compute.gpu.device import Gpu
-from cbtop.compute.gpu.prepared import Config
+from cbtop.compute.gpu.prepared import CONFIG_WORDS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.profiler.device.driver import DriverError
@@ -93,10 +93,10 @@ class FakeDriver:
         self.status = 1 if refuses else 0
         self.launched: list[tuple[bool, list[bytes]]] = []
 
-    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: Any, extra: None) -> int:  # noqa: N802 - its name
-        is_early = bool(Config.from_address(config.value).attribute_count)
-        given = (ctypes.c_void_p * self.count).from_address(pointers.value)
-        self.launched.append((is_early, [ctypes.string_at(one, 8) for one in given]))
+    def cuLaunchKernelEx(self, config: int, function: int, pointers: int, extra: None) -> int:  # noqa: N802 - its name
+        *_, attributes, count = (ctypes.c_uint64 * CONFIG_WORDS).from_address(config)
+        given = (ctypes.c_void_p * self.count).from_address(pointers)
+        self.launched.append((bool(attributes and count), [ctypes.string_at(one, 8) for one in given]))
         return self.status
 
     def cuGetErrorName(self, status: int, name: Any) -> None:  # noqa: N802
