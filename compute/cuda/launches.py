@@ -70,6 +70,11 @@ def of_each(numbers: int) -> tuple[Dimensions, Dimensions]:
     return line(-(-numbers // EACH), EACH)
 
 
+def of_fours(numbers: int) -> tuple[Dimensions, Dimensions]:
+    """A thread for each four of so many; the last one may have fewer. Arrays begin at a multiple of 16 bytes."""
+    return of_each(-(-numbers // 4))
+
+
 def whole_warps(threads: int, most: int = 1024) -> int:
     """`threads`, up to a whole number of warps, and at most `most`."""
     return min(-(-threads // WARP) * WARP, most)

@@ -367,13 +367,19 @@ def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: T
 ROUND = CudaModule(
     "linear_bf16",
     r"""
-KERNEL round_rows(const float* x, uint16_t* out, int64_t pairs STAMP)
+__device__ __forceinline__ uint32_t two_bf16(float low, float high)
+{
+    return to_bf16(low) | (uint32_t)to_bf16(high) << 16;
+}
+
+KERNEL round_rows(const float* x, uint16_t* out, int64_t eights STAMP)
 {
     ENTER
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < pairs) {
-        float2 two = __ldg((const float2*)x + at);
-        ((uint32_t*)out)[at] = to_bf16(two.x) | (uint32_t)to_bf16(two.y) << 16;
+    if (at < eights) {
+        float4 a = __ldg((const float4*)x + 2 * at), b = __ldg((const float4*)x + 2 * at + 1);
+        ((uint4*)out)[at] =
+            make_uint4(two_bf16(a.x, a.y), two_bf16(a.z, a.w), two_bf16(b.x, b.y), two_bf16(b.z, b.w));
     }
     LEAVE
 }
@@ -438,7 +444,7 @@ CudaMatrix = tuple[int, Any, Any, Any]  # format, planes, bias and out (tokens, 
 
 
 def _in_bf16(x: Any, scratch: CudaScratch) -> CudaLaunch:
-    return _launch(ROUND, "round_rows", x.size // 2, x, scratch.x, np.int64(x.size // 2))
+    return _launch(ROUND, "round_rows", x.size // 8, x, scratch.x, np.int64(x.size // 8))
 
 
 def _dequantized(code: int, weights: Any, to: Any, size: int) -> CudaLaunch:

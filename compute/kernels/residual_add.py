@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_fours
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -37,8 +37,12 @@ CUDA = CudaModule(
 KERNEL residual_add(float* x, const float* delta, int64_t size STAMP)
 {
     ENTER
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < size) x[i] += delta[i];
+    const int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i + 4 <= size) {
+        const float4 a = *(const float4*)(x + i), b = *(const float4*)(delta + i);
+        *(float4*)(x + i) = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    } else
+        for (int64_t j = i; j < size; j++) x[j] += delta[j];
     LEAVE
 }
 """,
@@ -46,8 +50,8 @@ KERNEL residual_add(float* x, const float* delta, int64_t size STAMP)
 
 
 def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each number."""
-    return (CudaLaunch(CUDA, "residual_add", *of_each(x.size), (x, delta, np.int64(x.size))),)
+    """A thread for each four numbers."""
+    return (CudaLaunch(CUDA, "residual_add", *of_fours(x.size), (x, delta, np.int64(x.size))),)
 
 
 def work() -> KernelWork:
