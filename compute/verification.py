@@ -22,6 +22,8 @@ from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
     all_kernels,
     attention,
+    expert_gated,
+    expert_linear,
     gated,
     kv_write,
     linear,
@@ -63,13 +65,22 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "geglu": (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
     "route": (brick_specs.MOE_ROUTER,),
     "take_rows": (brick_specs.MOE_EXPERTS,),
+    "expert_gated": (brick_specs.MOE_EXPERTS,),
+    "expert_linear": (brick_specs.MOE_EXPERTS,),
     "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
     "soft_cap": (brick_specs.SOFT_CAP,),
     "greedy": (brick_specs.SAMPLING,),
     "drawn": (brick_specs.SAMPLING,),
 }
-OF_SEVERAL_SHAPES = ("attention", "gated", "kv_write", "qkv")  # what runs in a brick and has variants of its own
+OF_SEVERAL_SHAPES = (
+    "attention",
+    "expert_gated",
+    "expert_linear",
+    "gated",
+    "kv_write",
+    "qkv",
+)  # what runs in a brick and has variants of its own
 Run = Callable[[Kernel, Arguments], None]  # a call, whose outputs are among the arguments then
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 
@@ -203,6 +214,11 @@ def _fused() -> Iterator[Variant]:
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
             yield _of(qkv.kernel_for((code,) * 3, tokens, threads, is_int8), tokens, threads)
             yield _of(gated.kernel_for((code,) * 2, tokens, threads, is_int8), tokens, threads)
+            yield _of_experts(expert_gated.kernel_for((code, code), threads, is_int8), threads)
+            yield _of_experts(expert_linear.kernel_for(FORMATS[code], threads, is_int8), threads)
+    for threads in (1, 2):
+        mixed = expert_gated.kernel_for((Q4_K.code, Q6_K.code), threads, is_int8=True)
+        yield _of_experts(mixed, threads, ", mixed")
     for tokens, threads in PRODUCTS_WITH:
         three = qkv.kernel_for((Q4_K.code, Q4_K.code, Q6_K.code), tokens, threads, is_int8=True)
         two = gated.kernel_for((Q4_K.code, Q6_K.code), tokens, threads, is_int8=True)
@@ -212,6 +228,11 @@ def _fused() -> Iterator[Variant]:
 def _of(kernel: Kernel, tokens: int, threads: int, more: str = "") -> Variant:
     how = f"{tokens} token{'s' * (tokens > 1)}, {threads} thread{'s' * (threads > 1)}{more}"
     return Variant(kernel, how, tokens=tokens)
+
+
+def _of_experts(kernel: Kernel, threads: int, more: str = "") -> Variant:
+    pairs = expert_linear.PAIRS
+    return Variant(kernel, f"{pairs} experts, {threads} thread{'s' * (threads > 1)}{more}", tokens=pairs)
 
 
 def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here) -> Verified:

@@ -351,3 +351,31 @@ def matrix_parameters(name: str) -> str:
 def matrix(name: str) -> str:
     """The struct of these."""
     return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"
+
+
+# Of a mixture of experts: along z a block has one of those that were chosen, `x_step` is how far its activations are
+# from those of the one before, 0 where all share a row.
+EXPERTS = "const int64_t* experts, int x_step"
+INT8_OF_EXPERT = "Int8{codes + blockIdx.z * x_step, factors + blockIdx.z * (x_step / 8)}"
+FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"
+
+
+def expert_arguments(weights: Any, out: Any) -> tuple[Any, ...]:
+    """What an entry takes of the planes of all experts, (experts, bytes), and their products."""
+    return weights, np.int64(weights.shape[1]), out, np.int32(out.shape[1])
+
+
+def expert_parameters(name: str) -> str:
+    """As `matrix_parameters`."""
+    return f"const uint8_t* {name}_weights, int64_t {name}_bytes, float* {name}, int {name}_rows"
+
+
+def expert_matrix(name: str) -> str:
+    """The struct of these, of the expert of a block."""
+    planes = f"{name}_weights + experts[blockIdx.z] * {name}_bytes"
+    return f"Matrix{{{planes}, nullptr, {expert_out(name, name)}, {name}_rows}}"
+
+
+def expert_out(name: str, matrix: str) -> str:
+    """Where an output of as many rows as `matrix` begins."""
+    return f"{name} + (int64_t)blockIdx.z * {matrix}_rows"

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from functools import cache
 
 from cbtop.compute.cuda.launches import WARP, CudaModule, Dimensions
-from cbtop.compute.cuda.products import INT8, INT8_PARAMETERS, matrix, matrix_parameters, source_of
+from cbtop.compute.cuda.products import (
+    EXPERTS,
+    INT8,
+    INT8_OF_EXPERT,
+    INT8_PARAMETERS,
+    expert_matrix,
+    expert_out,
+    expert_parameters,
+    matrix,
+    matrix_parameters,
+    source_of,
+)
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
@@ -251,27 +262,39 @@ def _code_bytes(block_format: BlockFormat) -> int:
 
 
 def module(
-    name: str, formats: Sequence[BlockFormat], shape: Shape, names: Sequence[str], more: str = ""
+    name: str,
+    formats: Sequence[BlockFormat],
+    shape: Shape,
+    names: Sequence[str],
+    more: str = "",
+    *,
+    of_experts: bool = False,
 ) -> CudaModule:
     """The CUDA C++ of one entry, `name`, of the function of TURNS whose name that is, too: it takes matrices of these
-    formats, as `names` of parameters, and `more` of these, then int8 activations."""
+    formats, as `names` of parameters, and `more` of these, then int8 activations. `of_experts`: `expert_` and that
+    name, of the experts that were chosen, which is known too late to ask for their rows ahead."""
     rows = 1 if more else 2  # of a matrix in a turn
-    ahead = "\n".join(
-        f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);"
+    ahead = "".join(
+        f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"
         for of, one in [*zip(names, formats, strict=True)][: 3 - rows]
     )
-    parameters = ", ".join([*map(matrix_parameters, names), *([f"float* {more}"] if more else [])])
-    given = ", ".join([*map(matrix, names), *([more] if more else [])])
-    entry = f"""
-KERNEL {shape.bounds} {name}({parameters}, {INT8_PARAMETERS}, int columns STAMP)
+    outs, x = [more] if more else [], INT8
+    parameters = [*map(matrix_parameters, names), *(f"float* {one}" for one in outs)]
+    given = [*map(matrix, names), *outs]
+    entry = name
+    if of_experts:
+        ahead, entry, x = "", f"expert_{name}", INT8_OF_EXPERT
+        parameters = [*map(expert_parameters, names), *(f"float* {one}" for one in outs), EXPERTS]
+        given = [*map(expert_matrix, names), *(expert_out(one, names[0]) for one in outs)]
+    body = f"""
+KERNEL {shape.bounds} {entry}({", ".join([*parameters, INT8_PARAMETERS])}, int columns STAMP)
 {{
-{ahead}
-    ENTER
+{ahead}    ENTER
     __shared__ float2 space[32];  // the sums of warps that share rows
     {name}<{", ".join(one.name for one in formats)}, {shape.units}, {shape.warps}>(
-        {given}, {INT8}, columns, space);
+        {", ".join([*given, x])}, columns, space);
     LEAVE
 }}
 """
     structs = "_".join(one.name.lower() for one in formats)
-    return CudaModule(f"{name}_{shape}_{structs}", source_of(dict.fromkeys(formats), [TURNS, entry]))
+    return CudaModule(f"{entry}_{shape}_{structs}", source_of(dict.fromkeys(formats), [TURNS, body]))

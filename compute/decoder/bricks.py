@@ -15,6 +15,8 @@ from cbtop.compute.kernels import (
     attention,
     combine,
     embedding,
+    expert_gated,
+    expert_linear,
     gated,
     kv_write,
     linear,
@@ -35,10 +37,12 @@ from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
 
 @dataclass(frozen=True, slots=True)
 class ExpertBricks:
-    """The feed-forward network of a mixture of experts. `experts` runs once for each expert that a token of the pass
-    has chosen, with the weights of that one: what it counts is what was read."""
+    """The feed-forward network of a mixture of experts. In a pass of one token `of_token` runs once, with the weights
+    of all experts that it has chosen; else `experts` for each expert that a token has, with those of that one. What
+    they count is what was read."""
 
     router: ComputeBrick
+    of_token: ComputeBrick
     experts: ComputeBrick
     combine: ComputeBrick
 
@@ -185,13 +189,18 @@ class BrickMaker:
         )
         taken = Launch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
         inner: tuple[Launch, ...] = (_gated(gate, up),)
+        of_token: tuple[Launch, ...] = (_expert_gated(gate, up, experts.used),)
         if not self._can_gate(weights):
             activated = activation.ACTIVATIONS[model.activation]
             last = Launch(activated, activated.work(), model.feed_forward)
             inner = (_product(gate.weight, has_bias=False), _product(up.weight, has_bias=False), last)
+            last = replace(last, elements_per_token=experts.used * model.feed_forward)
+            of_token = (*(_expert_product(one.weight, experts.used, 1) for one in (gate, up)), last)
         routed = Launch(route.ROUTE, route.work(experts.used), experts.count)
+        down_of_token = _expert_product(down.weight, experts.used, experts.used)
         return ExpertBricks(
             router=self._brick(brick_specs.MOE_ROUTER, _product(router.weight, router.bias.size > 0), routed),
+            of_token=self._brick(brick_specs.MOE_EXPERTS, *of_token, down_of_token),
             experts=self._brick(brick_specs.MOE_EXPERTS, taken, *inner, _product(down.weight, has_bias=False)),
             combine=self._brick(brick_specs.MOE_COMBINE, Launch(combine.COMBINE, combine.work(experts.used))),
         )
@@ -224,6 +233,18 @@ def _gated(gate: Projection, up: Projection) -> Launch:
     weights = gate.weight, up.weight
     kernel = gated.kernel_for([one.format.code for one in weights], is_int8=weights[0].takes_int8)
     return Launch(kernel, gated.work(*weights, (gate.bias.size > 0) + (up.bias.size > 0)), gate.weight.rows)
+
+
+def _expert_gated(gate: Projection, up: Projection, used: int) -> Launch:
+    weights = gate.weight, up.weight
+    kernel = expert_gated.kernel_for((weights[0].format.code, weights[1].format.code), is_int8=weights[0].takes_int8)
+    return Launch(kernel, expert_gated.work(*weights, used), used * gate.weight.rows)
+
+
+def _expert_product(weight: Matrix, used: int, rows_of_x: int) -> Launch:
+    kernels = expert_linear.EXPERT_LINEAR_INT8 if weight.takes_int8 else expert_linear.EXPERT_LINEAR
+    work = expert_linear.work(weight, used, rows_of_x)
+    return Launch(kernels[weight.format.code], work, used * weight.rows)
 
 
 def _product(weight: Matrix, has_bias: bool) -> Launch:

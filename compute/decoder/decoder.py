@@ -14,7 +14,7 @@ from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
-from cbtop.compute.decoder.experts import ExpertSpace, of_expert
+from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
 from cbtop.compute.decoder.machine import Host, Machine
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
@@ -134,14 +134,19 @@ class Decoder:
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         most = min(context, machine.most_together)
         self._scratch = machine.scratch(columns)
-        self._int8_scratch = machine.int8_scratch(model, most, columns)
+        used = 1 if model.experts is None else model.experts.used  # rows of activations of one token
+        self._int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
         self._space = Workspace.of(model, most, machine.zeros)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
         experts = model.experts
-        self._expert_space = None if experts is None else ExpertSpace.of(experts, model.hidden, most)
+        self._expert_space = (
+            None
+            if experts is None
+            else ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
+        )
 
     def restart(self) -> None:
         """Forget the sequence."""
@@ -181,7 +186,7 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Give the bricks of a pass to `run`, which computes nothing: of experts as many run as a token uses."""
+        """Give the bricks of a pass to `run`; where that computes nothing, as many experts run as a token uses."""
         if self._expert_space is not None and self.model.experts is not None:
             starts = self._expert_space.starts
             starts[:] = len(tokens) * np.minimum(np.arange(len(starts)), self.model.experts.used)
@@ -339,20 +344,51 @@ class Decoder:
 
     def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
         """space.delta_product = what the experts make of space.normed."""
-        model, weights, experts = self.model, layer.weights, self.model.experts
+        weights, experts = layer.weights, self.model.experts
         assert experts is not None
         assert weights.router is not None
         assert self._expert_space is not None
         mixed = self._expert_space.first(count)
-        pairs = mixed.places, mixed.tokens, mixed.starts
+        pairs = mixed.places, mixed.tokens, mixed.experts, mixed.starts
         run(
             bricks.router,
             2 * mixed.logits.size,
             self._product(weights.router, space.normed, mixed.logits),
             (mixed.logits, experts.normalised, experts.scale, mixed.weights, *pairs),
         )
-        for expert in np.flatnonzero(np.diff(mixed.starts)).tolist():
-            first, end = mixed.starts[expert : expert + 2].tolist()
+        if count == 1:
+            self._mix_token(layer, bricks.of_token, space, mixed, run)
+        else:
+            self._mix_tokens(layer, bricks.experts, space, mixed, run)
+        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
+
+    def _mix_token(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
+        """mixed.outputs = those of all experts that the token has chosen, which nobody has to know here."""
+        model, weights, experts = self.model, layer.weights, self.model.experts
+        assert experts is not None
+        chosen, outs = mixed.experts, (mixed.gate, mixed.up, mixed.activated)
+        gate, up, down = (
+            ((one.weight.format.code, of_all(one.weight, experts.count)), self._scratch_of(one.weight))
+            for one in (weights.gate, weights.up, weights.down)
+        )
+        inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
+        if len(brick.kernels) > 2:  # what is fused otherwise is three
+            pair = (gate, mixed.gate), (up, mixed.up)
+            inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
+        run(
+            brick,
+            experts.used * (model.hidden + len(inner) * model.feed_forward),
+            *inner,
+            (*down[0], chosen, mixed.activated, mixed.outputs, down[1]),
+        )
+
+    def _mix_tokens(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
+        """mixed.outputs = those of each expert that a token has chosen, one after the other."""
+        model, weights, experts = self.model, layer.weights, self.model.experts
+        assert experts is not None
+        starts = self._machine.host(mixed.starts)
+        for expert in np.flatnonzero(np.diff(starts)).tolist():
+            first, end = starts[expert : expert + 2].tolist()
             tokens = end - first
             gate, up, down = (
                 Projection(of_expert(one.weight, expert, experts.count), one.bias)
@@ -361,17 +397,16 @@ class Decoder:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._gated(gate, up, taken, gated, upped, activated),)
-            if len(bricks.experts.kernels) > 3:  # what is fused otherwise is three
+            if len(brick.kernels) > 3:  # what is fused otherwise is three
                 products = self._product(gate, taken, gated), self._product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(
-                bricks.experts,
+                brick,
                 tokens * (2 * model.hidden + len(inner) * model.feed_forward),
                 (space.normed, mixed.tokens[first:end], taken),
                 *inner,
                 self._product(down, activated, mixed.outputs[first:end]),
             )
-        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
 
     def _qkv(self, brick: ComputeBrick, weights: LayerWeights, space: Workspace) -> tuple[Arguments, ...]:
         q, k, v, x = weights.q, weights.k, weights.v, space.normed

@@ -23,11 +23,13 @@ import numpy as np
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.cuda.sampling import PLACE_BITS
+from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
+from cbtop.compute.decoder.int8 import OF_EXPERTS
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError, ModelError
-from cbtop.compute.gpu.checks import checked
+from cbtop.compute.gpu.checks import Matrices, checked
 from cbtop.compute.gpu.device import BrickLaunches, Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts, Times, have_run
@@ -52,8 +54,6 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
 
     ModelError where it cannot run there, or has no room: the one given stays on the host.
     """
-    if model.experts is not None:
-        raise ModelError("a mixture of experts runs on no GPU yet: run it with --backend cpu")
     if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
         raise ModelError(
             f"heads of {model.head_dim} numbers and {model.vocabulary:,} tokens; on a GPU at most "
@@ -61,20 +61,23 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
         )
     gpu.require_room(model.weights_bytes, "the weights")
 
-    def moved(one: Any) -> Any:
+    def moved(name: str, one: Any) -> Any:
         if isinstance(one, Projection):
-            return Projection(matrix(one.weight, takes_int8=not is_exact), gpu.array(one.bias))
+            experts = model.experts.count if model.experts is not None and name in OF_EXPERTS else None
+            return Projection(matrix(one.weight, takes_int8=not is_exact, experts=experts), gpu.array(one.bias))
         return gpu.array(one) if isinstance(one, np.ndarray) else one
 
-    def matrix(one: Any, *, takes_int8: bool) -> Any:
+    def matrix(one: Any, *, takes_int8: bool, experts: int | None = None) -> Any:
         assert isinstance(one, QuantizedMatrix)
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        return DeviceMatrix.of(gpu, one, takes_int8=rounds)
+        if experts is not None:  # whose rows threads take in turn, where activations are rounded
+            rounds = rounds and shape_of(one.columns) is not None
+        return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
 
     layers = tuple(
-        LayerWeights(**{field.name: moved(getattr(layer, field.name)) for field in fields(layer)})
+        LayerWeights(**{field.name: moved(field.name, getattr(layer, field.name)) for field in fields(layer)})
         for layer in model.layers
     )
     head = matrix(model.lm_head, takes_int8=not is_exact)
@@ -83,9 +86,10 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
     return replace(model, layers=layers, final_norm=gpu.array(model.final_norm), lm_head=head, embedding=embedding)
 
 
-def _matrices_of(model: Model) -> Iterator[DeviceMatrix]:
-    yield from (model.embedding, model.lm_head)  # type: ignore[misc]
-    yield from _matrices_of_layers(model)
+def host_matrices(model: Model) -> Matrices:
+    """Of each matrix, and of each expert's, where it was read from."""
+    every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
+    return {one.data.data.ptr: one.host for one in every if one.host is not None}  # type: ignore[union-attr]
 
 
 def _matrices_of_layers(model: Model) -> Iterator[DeviceMatrix]:
@@ -96,7 +100,7 @@ def _matrices_of_layers(model: Model) -> Iterator[DeviceMatrix]:
 def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
     for field in fields(layer):
         if isinstance(one := getattr(layer, field.name), Projection):
-            yield one.weight  # type: ignore[misc]
+            yield from one.weight.plain()  # type: ignore[union-attr]
 
 
 class GpuMachine:
@@ -162,6 +166,10 @@ class GpuMachine:
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
 
+    def host(self, array: Any) -> Any:
+        """A copy; it waits for what was launched."""
+        return self.gpu.host(array)
+
     def position(self, value: int) -> Any:
         """It lies on the device."""
         if not self.takes_inputs:
@@ -204,7 +212,6 @@ class GpuDecoder(Decoder):
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
         self._token_passes: dict[bool, _TokenPass] = {}  # by whether it is stamped
-        self._matrices = {one.data.data.ptr: one.host for one in _matrices_of(model) if one.host is not None}
         self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
         gpu.synchronize()  # what was written so far was so on another stream
@@ -231,13 +238,14 @@ class GpuDecoder(Decoder):
     def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
         """As Decoder's."""
         findings: list[tuple[str, str, Finding]] = []
+        matrices = host_matrices(self.model)
         self.restart()
         self._check(tokens)
         for part in (tokens[:-1], tokens[-1:]):
             launches = BrickLaunches(self._code_space)
 
             def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
-                findings.extend(checked(self._gpu, self._matrices, by, brick, calls))
+                findings.extend(checked(self._gpu, matrices, by, brick, calls))
 
             if part:
                 self._forward(part, run, lambda index: nullcontext())

@@ -30,7 +30,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.profiler import BrickProfiler
 
 CONTEXT = 2048
-SMALL = 1 << 12  # numbers of an array that is made
+SMALL = 1 << 13  # numbers of an array that is made
 PACKAGE = Path(__file__).resolve().parents[2]
 MULTIPROCESSORS = 132  # an H100's: into how many parts attention splits a context depends on it
 
@@ -69,10 +69,15 @@ class ShapedArrays:
         """As `zeros`."""
         return self.zeros(shape, dtype)
 
-    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
+    def host(self, array: Any) -> Any:
+        """It lies there."""
+        return array
+
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
         """Zeros in place of a matrix's planes."""
-        blocks = matrix.data.size // matrix.format.block_bytes
-        return self.zeros((layout.size_bytes(blocks, matrix.format.block_elements),), np.uint8)
+        blocks = matrix.data.size // matrix.format.block_bytes // (experts or 1)
+        size = layout.size_bytes(blocks, matrix.format.block_elements)
+        return self.zeros((size,) if experts is None else (experts, size), np.uint8)
 
     def require_room(self, size_bytes: int, what: str) -> None:
         """There is."""

@@ -180,7 +180,7 @@ class QuantizationProbe:
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         layer = turn % len(self._bricks.layers)
         bricks = self._bricks.layers[layer]
-        mixed = () if bricks.experts is None else (bricks.experts.experts,)
+        mixed = () if bricks.experts is None else (bricks.experts.of_token, bricks.experts.experts)
         dense = (one for one in (bricks.gated, bricks.gate, bricks.up, bricks.down) if one is not None)
         for brick in (bricks.qkv, bricks.output_projection, *dense, *mixed):
             yield brick, partial(self._multiplied, brick, layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
     found: list[Any] = []
     for at, (name, one) in enumerate(zip(names, arguments, strict=True)):
         if name.endswith("weights") and one.dtype == np.uint8:
-            found.append(device.array(planes_of(FORMATS[arguments[at - 1]], one, is_interleaved=is_interleaved)))
+            of = partial(planes_of, FORMATS[arguments[at - 1]], is_interleaved=is_interleaved)
+            found.append(device.array(of(one) if one.ndim == 2 else np.stack([of(each) for each in one])))
         elif name in POSITIONS:
             found.append(device.array(np.array([one], np.int32)))
         elif name == "k_cache":

@@ -60,7 +60,7 @@ def _compared(
     if "start" in names:
         given[names.index("start")] = int(given[names.index("start")][0])
     shown = dict(after)
-    if "weights" in names:
+    if "code" in names:  # of a matrix
         matrix = matrices[arguments[names.index("weights")].data.ptr]
         given[names.index("weights")] = matrix.data
         if "bias" in names:

@@ -130,20 +130,22 @@ class Gpu:
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(int(np.prod(shape)) * np.dtype(dtype).itemsize) from error
 
-    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
-        """The planes of a matrix of the host, uint8 (size of all,). Beside them it takes 0.2 GB at most.
-        ComputeError where there is no room."""
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
+        """The planes of a matrix of the host, uint8 (size of all,), or of each of its `experts`, which are as many
+        rows, uint8 (experts, size of one's). Beside them it takes 0.2 GB at most. ComputeError where there is no
+        room."""
         block_format = matrix.format
-        blocks = matrix.data.reshape(-1, block_format.block_bytes)
-        planes = self.zeros((layout.size_bytes(len(blocks), block_format.block_elements),), np.uint8)
-        together = max(WEIGHTS_TOGETHER // block_format.block_elements, 1)
-        for first in range(0, len(blocks), together):
-            part = blocks[first : first + together]
-            try:
-                layout.fill(self.cupy.asarray(part), planes, first, len(blocks))
-            except self.cupy.cuda.memory.OutOfMemoryError as error:
-                raise self._no_room(part.nbytes) from error
-        return planes
+        blocks = matrix.data.reshape(experts or 1, -1, block_format.block_bytes)
+        count, together = blocks.shape[1], max(WEIGHTS_TOGETHER // block_format.block_elements, 1)
+        planes = self.zeros((len(blocks), layout.size_bytes(count, block_format.block_elements)), np.uint8)
+        for of_one, own in zip(blocks, planes, strict=True):
+            for first in range(0, count, together):
+                part = of_one[first : first + together]
+                try:
+                    layout.fill(self.cupy.asarray(part), own, first, count)
+                except self.cupy.cuda.memory.OutOfMemoryError as error:
+                    raise self._no_room(part.nbytes) from error
+        return planes[0] if experts is None else planes
 
     def _no_room(self, size_bytes: int) -> ComputeError:
         self.cupy.get_default_memory_pool().free_all_blocks()

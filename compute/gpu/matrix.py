@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cbtop.compute.errors import ModelError
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A matrix in planes (quantization/planes.py): `data` is uint8 (size of all planes,) on the device.
+    """A matrix in planes (quantization/planes.py): `data` is uint8 (size of all planes,) on the device; of experts,
+    whose rows stand one after the other, those of each, uint8 (experts, size of one's).
 
     `takes_int8`: whether its products take activations rounded to int8, or as they are. `host`: the same where it was
     read from, which checks look into; None: it was made on the device.
@@ -32,11 +34,26 @@ class DeviceMatrix:
         """As in the file."""
         return self.rows * self.format.row_bytes(self.columns)
 
+    def of_expert(self, expert: int) -> DeviceMatrix:
+        """The matrix of one of its experts, where it lies."""
+        rows, host = self.rows // len(self.data), self.host
+        if host is not None:
+            host = replace(host, data=host.data[expert * rows : (expert + 1) * rows])
+        return replace(self, data=self.data[expert], rows=rows, host=host)
+
+    def plain(self) -> Iterator[DeviceMatrix]:
+        """Itself, or those of its experts."""
+        if self.data.ndim == 1:
+            yield self
+        else:
+            yield from map(self.of_expert, range(len(self.data)))
+
     @classmethod
-    def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool) -> DeviceMatrix:
-        """A matrix of the host. ModelError where its format has no planes, ComputeError where there is no room."""
+    def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
+        """A matrix of the host, or those of so many experts in one. ModelError where its format has no planes,
+        ComputeError where there is no room."""
         layout = matrix.format.planes
         if layout is None:
             raise ModelError(f"weights of {matrix.format.name} run on no GPU yet: run it with --backend cpu")
-        planes = gpu.planes(layout, matrix)
+        planes = gpu.planes(layout, matrix, experts)
         return cls(matrix.format, planes, matrix.rows, matrix.columns, takes_int8, matrix)

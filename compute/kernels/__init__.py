@@ -15,6 +15,8 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
+    from cbtop.compute.kernels.expert_gated import EXPERT_GATED, EXPERT_GATED_INT8
+    from cbtop.compute.kernels.expert_linear import EXPERT_LINEAR, EXPERT_LINEAR_INT8
     from cbtop.compute.kernels.gated import GATED, GATED_INT8
     from cbtop.compute.kernels.kv_write import KV_WRITE
     from cbtop.compute.kernels.linear import LINEAR
@@ -50,6 +52,10 @@ def all_kernels() -> tuple[Kernel, ...]:
         GEGLU,
         *GATED.values(),
         *GATED_INT8.values(),
+        *EXPERT_GATED.values(),
+        *EXPERT_GATED_INT8.values(),
+        *EXPERT_LINEAR.values(),
+        *EXPERT_LINEAR_INT8.values(),
         COMBINE,
         RESIDUAL_ADD,
         SOFT_CAP,

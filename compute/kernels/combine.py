@@ -2,6 +2,7 @@
 
 reference    NumPy, float64
 numba        an expert after the other in the order of their weights, largest first
+cuda         a thread a number
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -36,6 +38,32 @@ def combine(outputs: Any, places: Any, weights: Any, out: Any) -> None:
                     out[t, i] += weight * outputs[place, i]
 
 
+CUDA = CudaModule(
+    "combine",
+    r"""
+KERNEL combine(const float* outputs, const int64_t* places, const float* weights, float* out, int columns, int used,
+    int64_t size STAMP)
+{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) {
+        const int64_t pair = i / columns * used, column = i % columns;
+        float sum = 0;
+        for (int j = 0; j < used; j++) sum += weights[pair + j] * outputs[places[pair + j] * columns + column];
+        out[i] = sum;
+    }
+    LEAVE
+}
+""",
+)
+
+
+def launches(outputs: Any, places: Any, weights: Any, out: Any) -> tuple[CudaLaunch, ...]:
+    """A thread for each output."""
+    sizes = np.int32(out.shape[1]), np.int32(places.shape[1]), np.int64(out.size)
+    return (CudaLaunch(CUDA, "combine", *of_each(out.size), (outputs, places, weights, out, *sizes)),)
+
+
 def work(used: int) -> KernelWork:
     """Elements are outputs: of each of its experts a value is read, multiplied and added."""
     return KernelWork(flops_per_element=2.0 * used - 1.0, bytes_per_element=FLOAT_BYTES * (used + 1.0))
@@ -48,4 +76,14 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, tokens * used, size), places, weights, np.zeros((tokens, size), np.float32)
 
 
-COMBINE = Kernel("combine", reference, combine, work, (3,), contract("combine"), _examples, by_token=(1, 2, 3))
+COMBINE = Kernel(
+    "combine",
+    reference,
+    combine,
+    work,
+    (3,),
+    contract("combine"),
+    _examples,
+    by_token=(1, 2, 3),
+    cuda=CudaKernel((CUDA,), launches),
+)

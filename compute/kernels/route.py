@@ -2,6 +2,7 @@
 
 reference    NumPy, float64
 numba        the next largest logit, as often as experts are taken; then pairs are counted into the order of experts
+cuda         one block: a warp has a token, then a thread an expert, whose pairs it finds among all
 
 A pair is a token and one of its experts. In the order of experts each one's weights are read once for all its tokens.
 """
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line, whole_warps
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -21,11 +23,13 @@ from cbtop.compute.kernels.quantize_rows import INFINITE, MAGNITUDE, NOT_A_NUMBE
 LEAST = np.float32(-3e38)  # the place of a logit that is no finite number: after all others
 
 
-def reference(logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, starts: Any) -> None:
+def reference(
+    logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
+) -> None:
     """logits: float32 (tokens, experts). Of each token the experts of the largest, largest first, of equal ones the
     first: weights float32 (tokens, used), softmax over these where `normalised`, else over all, times `scale`.
 
-    Pairs ordered by expert, then token: places int64 (tokens, used) says where each stands, tokens int64
+    Pairs ordered by expert, then token: places int64 (tokens, used) says where each stands, tokens and experts int64
     (tokens * used,) whose it is, and those of expert e stand from starts[e] to starts[e + 1], int64 (experts + 1,).
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
@@ -35,7 +39,8 @@ def reference(logits: Any, normalised: bool, scale: Any, weights: Any, places: A
     order = np.argsort(chosen.reshape(-1), kind="stable")
     tokens[:] = order // chosen.shape[1]
     places.reshape(-1)[order] = np.arange(order.size)
-    starts[:] = np.searchsorted(chosen.reshape(-1)[order], np.arange(len(starts)))
+    experts[:] = chosen.reshape(-1)[order]
+    starts[:] = np.searchsorted(experts, np.arange(len(starts)))
 
 
 @jit
@@ -45,15 +50,17 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 
 
 @jit
-def route(logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, starts: Any) -> None:
+def route(
+    logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
+) -> None:
     """As `reference`; the weights of a token with a logit that is not finite are NaN."""
-    experts, used = logits.shape[1], weights.shape[1]
+    count, used = logits.shape[1], weights.shape[1]
     starts[:] = 0
     for t in range(logits.shape[0]):
         last, last_value = -1, np.float32(0)
         for j in range(used):
             best, best_value = -1, np.float32(0)
-            for expert in range(experts):
+            for expert in range(count):
                 value = _value(logits, t, expert)
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
@@ -63,7 +70,7 @@ def route(logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, t
             starts[best + 1] += 1
             last, last_value = best, best_value
         _weigh(logits, t, normalised, np.float32(scale), weights)
-    for expert in range(experts):
+    for expert in range(count):
         starts[expert + 1] += starts[expert]
     # Each start counts up to the next one, and goes back by as much as it has counted.
     for t in range(logits.shape[0]):
@@ -71,8 +78,9 @@ def route(logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, t
             expert = places[t, j]
             places[t, j] = starts[expert]
             tokens[starts[expert]] = t
+            experts[starts[expert]] = expert
             starts[expert] += 1
-    for expert in range(experts, 0, -1):
+    for expert in range(count, 0, -1):
         starts[expert] = starts[expert - 1]
     starts[0] = 0
 
@@ -94,6 +102,105 @@ def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> No
         weights[t, j] = scale * weights[t, j] / total if is_finite else np.int32(NOT_A_NUMBER).view(np.float32)
 
 
+CUDA = CudaModule(
+    "route",
+    r"""
+__device__ __forceinline__ bool is_finite(float value) { return (__float_as_int(value) & 0x7fffffff) < 0x7f800000; }
+__device__ __forceinline__ float value_of(float logit) { return is_finite(logit) ? logit : -3e38f; }  // LEAST
+
+// A warp chooses the experts of a token, into places for now, and makes their weights. Of weights each lane reads
+// what it wrote itself.
+__device__ __forceinline__ void choose(
+    const float* logits, int experts, int used, int normalised, float scale, float* weights, int64_t* places)
+{
+    const int lane = threadIdx.x % 32;
+    int last = -1, is_whole = 1;
+    float last_value = 0, largest = 0, total = 0;
+    for (int j = 0; j < used; j++) {
+        int best = -1;
+        float best_value = 0;
+        for (int i = lane; i < experts; i += 32) {
+            const float value = value_of(logits[i]);
+            const bool follows = last < 0 || value < last_value || (value == last_value && i > last);
+            if (follows && (best < 0 || value > best_value)) {
+                best = i;
+                best_value = value;
+            }
+        }
+        for (int apart = 16; apart; apart /= 2) {
+            const int other = __shfl_xor_sync(~0u, best, apart);
+            const float other_value = __shfl_xor_sync(~0u, best_value, apart);
+            const bool is_first = other_value > best_value || (other_value == best_value && other < best);
+            if (other >= 0 && (best < 0 || is_first)) {
+                best = other;
+                best_value = other_value;
+            }
+        }
+        if (j == 0) largest = best_value;
+        if (normalised) total += expf(best_value - largest);
+        if (j % 32 == lane) {
+            weights[j] = best_value;
+            places[j] = best;
+        }
+        last = best;
+        last_value = best_value;
+    }
+    for (int i = lane; i < experts; i += 32) {
+        is_whole = is_whole && is_finite(logits[i]);
+        if (!normalised) total += expf(value_of(logits[i]) - largest);
+    }
+    if (!normalised) total = warp_sum(total);
+    const bool is_broken = __any_sync(~0u, !is_whole);
+    for (int j = lane; j < used; j += 32)
+        weights[j] = is_broken ? __int_as_float(0x7fc00000) : scale * expf(weights[j] - largest) / total;
+}
+
+KERNEL route(const float* logits, int normalised, float scale, float* weights, int64_t* places, int64_t* tokens,
+    int64_t* experts, int64_t* starts, int token_count, int expert_count, int used STAMP)
+{
+    ENTER
+    for (int t = threadIdx.x / 32; t < token_count; t += blockDim.x / 32)
+        choose(logits + (int64_t)t * expert_count, expert_count, used, normalised, scale, weights + (int64_t)t * used,
+               places + (int64_t)t * used);
+    __syncthreads();
+    const int pairs = token_count * used;
+    for (int e = threadIdx.x; e < expert_count; e += blockDim.x) {
+        int before = 0;
+        for (int pair = 0; pair < pairs; pair++) before += places[pair] < e;
+        starts[e] = before;
+    }
+    if (threadIdx.x == 0) starts[expert_count] = pairs;
+    __syncthreads();
+    // Others look for theirs meanwhile: what is placed is below 0, as no expert is.
+    for (int e = threadIdx.x; e < expert_count; e += blockDim.x) {
+        int at = (int)starts[e];
+        for (int pair = 0; pair < pairs; pair++)
+            if (places[pair] == e) {
+                tokens[at] = pair / used;
+                experts[at] = e;
+                places[pair] = ~(int64_t)at;
+                at++;
+            }
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) places[pair] = ~places[pair];
+    LEAVE
+}
+""",
+)
+
+
+def launches(
+    logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
+) -> tuple[CudaLaunch, ...]:
+    """One block, for which the order of all pairs is one."""
+    (count, expert_count), used = logits.shape, weights.shape[1]
+    outs = weights, places, tokens, experts, starts
+    sizes = np.int32(count), np.int32(expert_count), np.int32(used)
+    shape = line(1, whole_warps(max(WARP * count, expert_count)))
+    return (CudaLaunch(CUDA, "route", *shape, (logits, np.int32(normalised), np.float32(scale), *outs, *sizes)),)
+
+
 def work(used: int) -> KernelWork:
     """Elements are logits: each is compared for every expert that is taken, and has an exponential, at most."""
     return KernelWork(flops_per_element=used + EXPONENTIAL_FLOPS + 1.0, bytes_per_element=FLOAT_BYTES)
@@ -109,8 +216,18 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
         np.zeros(pairs, np.float32),
         np.zeros(pairs, np.int64),
         np.zeros(token_count * used, np.int64),
+        np.zeros(token_count * used, np.int64),
         np.zeros(experts + 1, np.int64),
     )
 
 
-ROUTE = Kernel("route", reference, route, work, (3, 4, 5, 6), contract("route"), _examples)
+ROUTE = Kernel(
+    "route",
+    reference,
+    route,
+    work,
+    (3, 4, 5, 6, 7),
+    contract("route"),
+    _examples,
+    cuda=CudaKernel((CUDA,), launches),
+)

@@ -2,6 +2,7 @@
 
 reference    NumPy
 numba        copies a row at a time
+cuda         a thread a number
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
+from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
@@ -30,6 +32,26 @@ def take_rows(x: Any, tokens: Any, out: Any) -> None:
             out[place, i] = x[token, i]
 
 
+CUDA = CudaModule(
+    "take_rows",
+    r"""
+KERNEL take_rows(const float* x, const int64_t* tokens, float* out, int columns, int64_t size STAMP)
+{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = x[tokens[i / columns] * columns + i % columns];
+    LEAVE
+}
+""",
+)
+
+
+def launches(x: Any, tokens: Any, out: Any) -> tuple[CudaLaunch, ...]:
+    """A thread for each output."""
+    arguments = x, tokens, out, np.int32(out.shape[1]), np.int64(out.size)
+    return (CudaLaunch(CUDA, "take_rows", *of_each(out.size), arguments),)
+
+
 def work() -> KernelWork:
     """Elements are outputs: each is read once and written once."""
     return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
@@ -39,4 +61,14 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     return floats(rng, 6, size), np.array([1, 2, 5]), np.zeros((3, size), np.float32)
 
 
-TAKE_ROWS = Kernel("take_rows", reference, take_rows, work, (2,), contract("take_rows"), _examples, by_token=(1, 2))
+TAKE_ROWS = Kernel(
+    "take_rows",
+    reference,
+    take_rows,
+    work,
+    (2,),
+    contract("take_rows"),
+    _examples,
+    by_token=(1, 2),
+    cuda=CudaKernel((CUDA,), launches),
+)

@@ -16,6 +16,7 @@ from cbtop.compute.demo_model import (
     TINY_GEMMA2,
     TINY_GEMMA3,
     TINY_LLAMA,
+    TINY_MIXTRAL,
     TINY_PHI3,
     TINY_QWEN3,
     TINY_QWEN3MOE,
@@ -61,11 +62,12 @@ def profiler(recorder: ListRecorder) -> BrickProfiler:
 
 @pytest.fixture(scope="session")
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of each family."""
+    """A tiny model of each family, and one of llama with experts: `mixtral`."""
     folder = tmp_path_factory.mktemp("models")
-    files = {shape.architecture: folder / f"{shape.architecture}.gguf" for shape in SHAPES}
-    for shape in SHAPES:
-        write_model(files[shape.architecture], shape, lambda text, fraction: None)
+    shapes = {shape.architecture: shape for shape in SHAPES} | {"mixtral": TINY_MIXTRAL}
+    files = {name: folder / f"{name}.gguf" for name in shapes}
+    for name, shape in shapes.items():
+        write_model(files[name], shape, lambda text, fraction: None)
     return files
 
 

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
+from tests.compute.fake_gpu import DeviceArray
 
 OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC")
 GUARD_BYTES = mmap.PAGESIZE  # before and behind each array
@@ -495,7 +497,7 @@ def guarded(values: Any) -> Any:
     pages = mmap.mmap(-1, 2 * GUARD_BYTES + max(values.nbytes, 1))
     space = np.frombuffer(pages, np.uint8)
     space[:GUARD_BYTES] = space[-GUARD_BYTES:] = GUARD
-    out = space[GUARD_BYTES : GUARD_BYTES + values.nbytes].view(values.dtype).reshape(values.shape)
+    out = space[GUARD_BYTES : GUARD_BYTES + values.nbytes].view(values.dtype).reshape(values.shape).view(DeviceArray)
     out[...] = values
     return out
 
@@ -514,6 +516,7 @@ class CpuAsGpu(Gpu):
         """`is_reversed`: the threads of a block run backwards, from one barrier to the next."""
         compiler()
         self.name = "this machine"
+        self.cupy = SimpleNamespace(ndarray=DeviceArray)
         self.multiprocessors = MULTIPROCESSORS
         self.is_reversed = is_reversed
         self._libraries: dict[CudaModule, ctypes.CDLL] = {}
@@ -545,9 +548,10 @@ class CpuAsGpu(Gpu):
         """As `zeros`."""
         return self.zeros(shape, dtype)
 
-    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix) -> Any:
+    def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
         """As on a GPU."""
-        return guarded(planes_of(matrix.format, matrix.data))
+        of_each = [planes_of(matrix.format, rows) for rows in np.split(matrix.data, experts or 1)]
+        return guarded(of_each[0] if experts is None else np.stack(of_each))
 
     def definition(self, one: CudaLaunch) -> KernelDefinition:
         """What a launch says of itself."""

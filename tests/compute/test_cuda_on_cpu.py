@@ -14,13 +14,15 @@ import pytest
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.decoder.on_gpu import GpuMachine, model_on
+from cbtop.compute.decoder.on_gpu import GpuMachine, host_matrices, model_on
 from cbtop.compute.decoder.plan import planned
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.arguments import run_on
+from cbtop.compute.gpu.checks import checked
+from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.kernels.base import Arguments, floats, with_copies
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
@@ -37,13 +39,14 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
 from tests.compute.test_cuda_kernels import product_of
-from tests.compute.test_on_gpu import DENSE, PROMPT, off
+from tests.compute.test_on_gpu import MIXTURES, PROMPT, of_family, off
 
 SIZES = (7, 32)
-QUICK = ("embedding", "greedy", "drawn", "kv_write", "quantize_rows", "residual_add", "rms_norm", "rope_neox",
-    "rope_normal", "soft_cap", "swiglu")  # fmt: skip
+QUICK = ("combine", "embedding", "greedy", "drawn", "kv_write", "quantize_rows", "residual_add", "rms_norm",
+    "rope_neox", "rope_normal", "route", "soft_cap", "swiglu", "take_rows")  # fmt: skip
 QUICK_PRODUCTS = ("q4_k_linear_int8", "q6_k_linear_int8", "q8_0_linear_int8", "q4_k_q6_k_gated_int8",
-    "q4_k_q6_k_qkv_int8", "q4_k_linear")  # fmt: skip
+    "q4_k_q6_k_qkv_int8", "q4_k_linear", "q4_k_expert_gated", "q4_k_expert_linear", "q4_k_expert_linear_int8",
+    "q4_k_q6_k_expert_gated_int8")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def is_quick(name: str, how: str) -> bool:
     """Whether a default run has time for it: g++ takes about a second for each module."""
     if name == "attention":
         return how in ("1 token, f16 cache", "6 tokens, f16 cache")
-    return name in QUICK or (name in QUICK_PRODUCTS and how.startswith("1 token"))
+    return name in QUICK or (name in QUICK_PRODUCTS and how.startswith(("1 token", "3 experts")))
 
 
 VARIANTS = [
@@ -226,7 +229,11 @@ def test_threads_that_run_backwards_make_the_same(gpu: CpuAsGpu) -> None:
 
 
 def decoder_on(gpu: CpuAsGpu, path: Path, *, is_exact: bool) -> Decoder:
-    on = model_on(gpu, read_model(path, FAMILIES), is_exact=is_exact)
+    return decoder_of(gpu, read_model(path, FAMILIES), is_exact=is_exact)
+
+
+def decoder_of(gpu: CpuAsGpu, model: Model, *, is_exact: bool) -> Decoder:
+    on = model_on(gpu, model, is_exact=is_exact)
     return Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=GpuMachine(gpu))
 
 
@@ -253,13 +260,15 @@ def kernel_by_kernel(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> 
 
 @pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
 @pytest.mark.parametrize(
-    "family", [one if one == "qwen2" else pytest.param(one, marks=pytest.mark.slow) for one in DENSE]
+    "family",
+    [one if one == "qwen2" else pytest.param(one, marks=pytest.mark.slow) for one in (*FAMILIES, "mixtral")],
 )
 def test_logits_of_a_pass_are_those_of_a_float64_pass_and_of_kernels_one_by_one(
     family: str, is_exact: bool, model_files: dict[str, Path], gpu: CpuAsGpu
 ) -> None:
-    expected = forward_reference(read_model(model_files[family], FAMILIES), PROMPT, 64)
-    decoder, other = (decoder_on(gpu, model_files[family], is_exact=is_exact) for _ in range(2))
+    model = of_family(family, model_files)
+    expected = forward_reference(model, PROMPT, 64)
+    decoder, other = (decoder_of(gpu, model, is_exact=is_exact) for _ in range(2))
     found = []
     for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
         pass_of(gpu, decoder, tokens)
@@ -270,6 +279,15 @@ def test_logits_of_a_pass_are_those_of_a_float64_pass_and_of_kernels_one_by_one(
     assert max(offs) < (2e-3 if is_exact else 0.12)
 
 
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_token_of_a_mixture_launches_what_the_plan_says(
+    family: str, model_files: dict[str, Path], gpu: CpuAsGpu
+) -> None:
+    names = pass_of(gpu, decoder_on(gpu, model_files[family], is_exact=False), [1])
+    assert names == [one.kernel for one in planned(model_files[family], "cuda") for _ in range(one.launches)]
+    assert names.count("route") == names.count("expert_gated_in_turn") == names.count("combine") > 0
+
+
 def test_a_pass_launches_what_the_plan_says(model_files: dict[str, Path], gpu: CpuAsGpu) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], is_exact=False)
     names, layers = pass_of(gpu, decoder, [1]), len(decoder.model.layers)
@@ -277,6 +295,25 @@ def test_a_pass_launches_what_the_plan_says(model_files: dict[str, Path], gpu: C
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
     assert names.count("rms_norm_int8") == 2 * layers + 1
     assert names.count("quantize_rows") == 2 * layers  # of what attention and the gated activations left
+
+
+@pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_brick_of_a_mixture_passes_its_checks(
+    family: str, is_exact: bool, model_files: dict[str, Path], gpu: CpuAsGpu
+) -> None:
+    decoder = decoder_on(gpu, model_files[family], is_exact=is_exact)
+    matrices = host_matrices(decoder.model)
+    findings = []
+    for tokens in (PROMPT[:-1], PROMPT[-1:]):
+        launches = BrickLaunches(None if is_exact else decoder._int8_scratch)
+
+        def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
+            findings.extend(checked(gpu, matrices, by, brick, calls))
+
+        decoder.plan(tokens, run, lambda index: nullcontext())
+    assert {brick for brick, _, _ in findings} >= {"MoeRouter", "MoeExperts", "MoeCombine"}
+    assert [(brick, what) for brick, what, found in findings if not found.passed] == []
 
 
 # --- that faults are found ------------------------------------------------------------------------------------------
@@ -326,6 +363,43 @@ def test_a_norm_whose_codes_are_wrong_is_found(old: str, new: str, faulty: type[
 )
 def test_a_product_that_is_wrong_is_found(old: str, new: str, faulty: type[Faulty]) -> None:
     assert error_of_product("linear", (Q4_K,), 9216, 1, True, faulty(old, new)) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("q4_k_expert_linear_int8", "experts[blockIdx.z] *", "blockIdx.z *"),
+        ("q4_k_expert_linear_int8", "factors + blockIdx.z * (x_step / 8)", "factors"),
+        ("q4_k_expert_linear", "x + blockIdx.z * x_step", "x"),
+        ("q4_k_expert_gated", "out + (int64_t)blockIdx.z * gate_rows", "out"),
+        ("route", "experts[at] = e;", "experts[at] = at;"),
+        ("route", "other_value == best_value && other < best", "other_value == best_value && other > best"),
+        ("route", "tokens[at] = pair / used;", "tokens[at] = pair % used;"),
+    ],
+)
+def test_experts_that_are_mixed_up_are_found(name: str, old: str, new: str, faulty: type[Faulty]) -> None:
+    variant = next(one for one in variants_on_gpu() if one.kernel.name == name)
+    kernel = variant.kernel
+    arguments = kernel.examples(np.random.default_rng(1), 7)
+    if name == "route":
+        arguments[0][:] = np.round(arguments[0])  # some are equal
+    expected = with_copies(arguments, kernel.outputs)
+    kernel.reference(*expected)
+    run_on(faulty("no such text", ""), kernel, arguments)
+    for at in kernel.outputs:
+        np.testing.assert_allclose(arguments[at], expected[at], atol=1e-3)
+    run_on(faulty(old, new), kernel, arguments)
+    assert any(not np.allclose(arguments[at], expected[at], atol=1e-3) for at in kernel.outputs)
+
+
+def test_a_context_of_one_token_has_room_for_the_activations_of_all_its_experts(
+    model_files: dict[str, Path], gpu: CpuAsGpu
+) -> None:
+    model = model_on(gpu, of_family("qwen3moe", model_files), is_exact=False)
+    decoder = Decoder(model, "cuda", 1, BrickProfiler(enabled=False), 1, machine=GpuMachine(gpu))
+    assert model.experts is not None
+    assert model.experts.used * model.feed_forward > model.hidden
+    pass_of(gpu, decoder, [1])  # where it had none, a launch would write beside an array
 
 
 @pytest.mark.parametrize("old", ["x = other;", "columns = other_columns;"])

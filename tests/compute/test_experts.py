@@ -157,14 +157,16 @@ def test_each_expert_is_read_once_a_pass_and_only_those_that_are_chosen(
     assert sum(elements for _, elements in prompt) == layers * used * len(PROMPT) * per_token
     decoder.decode(7)
     alone = ran()
-    assert [elements for _, elements in alone] == [per_token] * used * layers
-    for (node, _), index in zip(alone, np.repeat(range(layers), used), strict=True):
-        layer = model.layers[index]
-        of_all = sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
-        assert node.work.bytes_per_call == of_all / count
-        assert node.work.flops_per_element is not None
-        products = 2.0 * 3 * model.hidden * model.feed_forward
-        assert products < node.work.flops_per_element * per_token < 1.1 * products
+    alone_per_token = model.hidden + model.feed_forward
+    assert [elements for _, elements in alone] == [used * alone_per_token] * layers
+    products = 2.0 * 3 * model.hidden * model.feed_forward
+    each, of_token = ({node.id: node for node, _ in found}.values() for found in (prompt, alone))
+    for nodes, experts, elements in ((each, 1, per_token), (of_token, used, alone_per_token)):
+        for node, layer in zip(nodes, model.layers, strict=True):
+            of_all = sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
+            assert node.work.bytes_per_call == experts * of_all / count
+            assert node.work.flops_per_element is not None
+            assert products < node.work.flops_per_element * elements < 1.1 * products
 
 
 def of_format(monkeypatch: pytest.MonkeyPatch, block_format: BlockFormat) -> None:

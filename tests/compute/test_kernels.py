@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from cbtop.compute.kernels import all_kernels, gated, linear, linear_bf16, linear_int8, qkv
+from cbtop.compute.kernels import (
+    all_kernels,
+    expert_gated,
+    expert_linear,
+    gated,
+    linear,
+    linear_bf16,
+    linear_int8,
+    qkv,
+)
 from cbtop.compute.kernels.base import Kernel, with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
@@ -124,6 +133,10 @@ def test_of_all_formats_only_those_that_run_are_compiled_and_the_next_process_fi
         *qkv.QKV_INT8.values(),
         *gated.GATED.values(),
         *gated.GATED_INT8.values(),
+        *expert_linear.EXPERT_LINEAR.values(),
+        *expert_linear.EXPERT_LINEAR_INT8.values(),
+        *expert_gated.EXPERT_GATED.values(),
+        *expert_gated.EXPERT_GATED_INT8.values(),
     ],
     ids=lambda kernel: kernel.name,
 )

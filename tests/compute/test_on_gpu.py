@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
 from cbtop.compute.decoder.plan import planned
 from cbtop.compute.decoder.reference import forward_reference
-from cbtop.compute.errors import ComputeError, ModelError
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
 from cbtop.compute.kernels.rms_norm import with_codes
@@ -23,7 +24,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from tests.compute.conftest import ListRecorder
 
 pytestmark = pytest.mark.gpu
-DENSE = [name for name in FAMILIES if name != "qwen3moe"]
+MIXTURES = ("qwen3moe", "mixtral")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
@@ -32,13 +33,21 @@ def off(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(((found - expected) ** 2).mean()) / expected.std())
 
 
+def of_family(family: str, model_files: dict[str, Path]) -> Model:
+    """A tiny one; of a mixture each token takes all experts, so that rounding moves no choice."""
+    model = read_model(model_files[family], FAMILIES)
+    if model.experts is None:
+        return model
+    return replace(model, experts=replace(model.experts, used=model.experts.count))
+
+
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 @pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "int8"])
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", [*FAMILIES, "mixtral"])
 def test_logits_are_those_of_a_float64_pass(
     family: str, is_exact: bool, is_eager: bool, model_files: dict[str, Path], gpu: Gpu
 ) -> None:
-    model = read_model(model_files[family], FAMILIES)
+    model = of_family(family, model_files)
     on = model_on(gpu, model, is_exact=is_exact)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     tokens = list(PROMPT)
@@ -51,10 +60,13 @@ def test_logits_are_those_of_a_float64_pass(
     assert max(off(*both) for both in zip(found, expected, strict=True)) < (2e-3 if is_exact else 0.12)
 
 
-def test_every_brick_passes_its_checks(model_files: dict[str, Path], gpu: Gpu) -> None:
-    on = model_on(gpu, read_model(model_files["qwen2"], FAMILIES), is_exact=False)
+@pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "int8"])
+@pytest.mark.parametrize("family", ["qwen2", *MIXTURES])
+def test_every_brick_passes_its_checks(family: str, is_exact: bool, model_files: dict[str, Path], gpu: Gpu) -> None:
+    on = model_on(gpu, read_model(model_files[family], FAMILIES), is_exact=is_exact)
     results = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64).verify(PROMPT)
-    assert {one.brick for one in results} >= {"Embedding", "RmsNorm", "QkvProjection", "LmHead", "Sampling"}
+    mixed = {"MoeRouter", "MoeExperts", "MoeCombine"} if family in MIXTURES else set()
+    assert {one.brick for one in results} >= mixed | {"Embedding", "RmsNorm", "QkvProjection", "LmHead", "Sampling"}
     assert [one for one in results if not one.passed] == []
 
 
@@ -76,7 +88,9 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+@pytest.mark.parametrize("family", ["qwen2", *MIXTURES])
 def test_a_recorded_token_has_each_launch_of_the_plan_under_its_brick_and_layer(
+    family: str,
     is_eager: bool,
     model_files: dict[str, Path],
     gpu: Gpu,
@@ -85,7 +99,7 @@ def test_a_recorded_token_has_each_launch_of_the_plan_under_its_brick_and_layer(
 ) -> None:
     # Where others use the GPU, its clock cannot always be compared with the host's, and a step is lost.
     monkeypatch.setattr(gpu, "offset_ns", lambda device_ns: 0)
-    on = model_on(gpu, read_model(model_files["qwen2"], FAMILIES), is_exact=False)
+    on = model_on(gpu, read_model(model_files[family], FAMILIES), is_exact=False)
     decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 2048, is_eager=is_eager)
     decoder.decode(1)
     decoder.restart()
@@ -99,20 +113,47 @@ def test_a_recorded_token_has_each_launch_of_the_plan_under_its_brick_and_layer(
             place = outer.name if outer.kind is NodeKind.LAYER else "-", brick.name, node.name
             found[place] = found.get(place, 0) + 1
     expected: dict[tuple[str, str, str], int] = {}
-    for one in planned(model_files["qwen2"], "cuda"):
+    for one in planned(model_files[family], "cuda"):
         place = "-" if one.layer is None else str(one.layer), one.brick, one.kernel
         expected[place] = expected.get(place, 0) + one.launches
     assert found == expected
 
 
-def test_a_mixture_of_experts_is_refused_by_name(model_files: dict[str, Path], gpu: Gpu) -> None:
-    with pytest.raises(ModelError, match="mixture of experts runs on no GPU yet"):
-        model_on(gpu, read_model(model_files["qwen3moe"], FAMILIES), is_exact=False)
+@pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "int8"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_graph_that_runs_again_reads_the_experts_of_its_own_token(
+    family: str, is_exact: bool, model_files: dict[str, Path], gpu: Gpu
+) -> None:
+    on = model_on(gpu, read_model(model_files[family], FAMILIES), is_exact=is_exact)
+    captured, eager = (
+        GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager) for is_eager in (False, True)
+    )
+    chosen = set()
+    for token in range(3, 51, 4):
+        captured.decode(token)
+        eager.decode(token)
+        np.testing.assert_array_equal(captured.logits, eager.logits)
+        assert captured._expert_space is not None
+        chosen.add(tuple(gpu.host(captured._expert_space.first(1).experts).tolist()))
+    assert len(chosen) > 1
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_prompt_whose_experts_are_multiplied_in_bfloat16_has_the_logits_of_its_tokens_one_by_one(
+    family: str, model_files: dict[str, Path], gpu: Gpu
+) -> None:
+    model = of_family(family, model_files)
+    tokens = [(7 * place) % 300 for place in range(60)]
+    found = []
+    for parts in ((tokens,), [[one] for one in tokens]):
+        decoder = GpuDecoder(gpu, model_on(gpu, model, is_exact=False), BrickProfiler(enabled=False), 64)
+        for part in parts:
+            decoder.prefill(part)
+        found.append(decoder.logits)
+    assert off(*found) < 0.12
 
 
 def test_a_cache_that_has_no_room_is_refused_with_what_is_wanted_and_what_is_there(model: Model, gpu: Gpu) -> None:
-    if model.experts is not None:
-        pytest.skip("experts run on no GPU yet")
     on = model_on(gpu, model, is_exact=False)
     pool = gpu.cupy.get_default_memory_pool()
     before = pool.used_bytes()
