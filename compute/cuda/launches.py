@@ -51,13 +51,15 @@ class CudaKernel:
 
     `modules` are those that a launch may be of. `together`: one launch in place of those of two calls of a brick;
     None where there is none. `with_codes(*arguments, codes, factors)`: the same, which also writes what
-    `quantize_rows` makes of the output, for products that take it in int8.
+    `quantize_rows` makes of its (last) output, for products that take that in int8. `with_bf16(*arguments, rounded)`:
+    likewise in bfloat16, as uint16, for products of many tokens.
     """
 
     modules: tuple[CudaModule, ...]
     launches: Callable[..., Sequence[Launch]]
     together: Callable[[tuple[Any, ...], tuple[Any, ...]], Sequence[CudaLaunch]] | None = None
     with_codes: Callable[..., Sequence[CudaLaunch]] | None = None
+    with_bf16: Callable[..., Sequence[Launch]] | None = None
 
 
 def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:

@@ -61,6 +61,10 @@ __device__ __forceinline__ uint16_t to_bf16(float value)
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+__device__ __forceinline__ uint32_t two_bf16(float low, float high)
+{
+    return to_bf16(low) | (uint32_t)to_bf16(high) << 16;
+}
 
 // 16 bytes that are read once: they leave the first-level cache to what is read again.
 __device__ __forceinline__ uint4 load_once(const void* from)

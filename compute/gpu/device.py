@@ -17,7 +17,8 @@ from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, Launch, LibraryC
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.prepared import PreparedLaunch, driver
 from cbtop.compute.kernels.base import Arguments, Kernel
-from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.kernels.linear_bf16 import ROUND_ROWS
+from cbtop.compute.kernels.linear_int8 import Int8Scratch, takes_tiles
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -248,32 +249,41 @@ class Gpu:
 
 
 class BrickLaunches:
-    """What the bricks of a pass launch, in order. `space`: where products put the codes of their activations; None:
-    none takes int8."""
+    """What the bricks of a pass launch, in order. `space`: where products put their activations in codes, or (many
+    tokens) in bfloat16; None: none takes int8."""
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array whose codes lie there
+        self._coded: Any = None  # the array that lies there so
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
-        """Each launch with its kernel. Two calls that can be are one; what a norm makes is in codes with it, where
-        that is one token, and is not made again for the products behind it."""
+        """Each launch with its kernel. Two calls that can be are one; what a kernel makes for products behind it is
+        in codes with it, where that is one token, in bfloat16 where it is many, and not made again."""
         first = kernels[0]
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
         for kernel, arguments in zip(kernels, calls, strict=True):
-            with_codes, space = None if kernel.cuda is None else kernel.cuda.with_codes, self._space
-            if with_codes is not None and space is not None and len(arguments[0]) == 1:
-                self._coded = arguments[kernel.outputs[0]]
-                yield from ((kernel, one) for one in with_codes(*arguments, space.codes, space.factors))
-                continue
-            for one in launches_of(kernel, arguments):
-                if isinstance(one, CudaLaunch) and one.module is QUANTIZE:
+            output = arguments[kernel.outputs[-1]]
+            coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None  # norms of heads are two
+            for one in launches_of(kernel, arguments) if coded is None else coded:
+                if isinstance(one, CudaLaunch) and (one.module is QUANTIZE or one.entry == ROUND_ROWS):
                     if one.arguments[0] is self._coded:
                         continue
                     self._coded = None
                 yield kernel, one
+            if coded is not None:
+                self._coded = output
+
+    def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
+        cuda, space = kernel.cuda, self._space
+        if cuda is None or space is None:
+            return None
+        if cuda.with_codes is not None and len(output) == 1:
+            return cuda.with_codes(*arguments, space.codes, space.factors)
+        if cuda.with_bf16 is not None and takes_tiles(output, space):
+            return cuda.with_bf16(*arguments, space.tiles.x)
+        return None
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:

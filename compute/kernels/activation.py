@@ -91,16 +91,31 @@ CUDA = CudaModule(
     GATES
     + "".join(
         f"""
+__device__ __forceinline__ float4 {name}_of(float4 g, float4 u)
+{{
+    return make_float4({function}(g.x) * u.x, {function}(g.y) * u.y, {function}(g.z) * u.z, {function}(g.w) * u.w);
+}}
+
 KERNEL {name}(const float* gate, const float* up, float* out, int64_t size STAMP)
 {{
     ENTER
     const int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i + 4 <= size) {{
-        const float4 g = *(const float4*)(gate + i), u = *(const float4*)(up + i);
-        *(float4*)(out + i) = make_float4(
-            {function}(g.x) * u.x, {function}(g.y) * u.y, {function}(g.z) * u.z, {function}(g.w) * u.w);
-    }} else
+    if (i + 4 <= size)
+        *(float4*)(out + i) = {name}_of(*(const float4*)(gate + i), *(const float4*)(up + i));
+    else
         for (int64_t j = i; j < size; j++) out[j] = {function}(gate[j]) * up[j];
+    LEAVE
+}}
+
+KERNEL {name}_bf16(const float* gate, const float* up, float* out, int64_t size, uint2* rounded STAMP)
+{{
+    ENTER
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (4 * i < size) {{
+        const float4 v = {name}_of(((const float4*)gate)[i], ((const float4*)up)[i]);
+        ((float4*)out)[i] = v;
+        rounded[i] = make_uint2(two_bf16(v.x, v.y), two_bf16(v.z, v.w));
+    }}
     LEAVE
 }}
 """
@@ -115,7 +130,13 @@ def _cuda(entry: str) -> CudaKernel:
     def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
         return (CudaLaunch(CUDA, entry, *of_fours(out.size), (gate, up, out, np.int64(out.size))),)
 
-    return CudaKernel((CUDA,), launches)
+    def with_bf16(gate: Any, up: Any, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
+        if out.size % 4:
+            raise ValueError(f"{out.size:,} numbers, no multiple of 4")
+        arguments = gate, up, out, np.int64(out.size), rounded
+        return (CudaLaunch(CUDA, f"{entry}_bf16", *of_fours(out.size), arguments),)
+
+    return CudaKernel((CUDA,), launches, with_bf16=with_bf16)
 
 
 def _kernel(name: str, reference: Any, implementation: Any, work: Any) -> Kernel:

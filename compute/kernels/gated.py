@@ -146,6 +146,16 @@ def launches(
     return *before, one
 
 
+def with_bf16(*arguments: Any) -> Sequence[Launch]:
+    """As `launches` of many tokens, and `out` in bfloat16 at the beginning of `rounded`, the last of `arguments`."""
+    *matrices, x, gate, up, out, scratch, rounded = arguments
+    both = (*matrices[:3], gate), (*matrices[3:], up)
+    after = activation.SWIGLU.cuda
+    assert after is not None
+    assert after.with_bf16 is not None
+    return *linear_bf16.launches_of_several(both, x, scratch.tiles), *after.with_bf16(gate, up, out, rounded)
+
+
 def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
     """The CUDA version for weights of two formats."""
     gate, up = codes
@@ -160,7 +170,7 @@ def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
         modules.append(module_in_turn(codes, turns.Shape(4, 1)))
     if gate == up:
         modules.append(module_of(gate, is_int8))
-    return CudaKernel(tuple(dict.fromkeys(modules)), launches)
+    return CudaKernel(tuple(dict.fromkeys(modules)), launches, with_bf16=with_bf16 if is_int8 else None)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:

@@ -134,7 +134,7 @@ def launches(
     """One, behind the codes of activations where these are int8; with tiles a product in bfloat16, taken apart."""
     matrices = (q_code, q_weights, q_bias, q), (k_code, k_weights, k_bias, k), (v_code, v_weights, v_bias, v)
     if linear_int8.takes_tiles(x, scratch):
-        return linear_bf16.launches_of_all(matrices, x, scratch.tiles)
+        return linear_bf16.launches_of_three(matrices, x, scratch.tiles)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
     arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)

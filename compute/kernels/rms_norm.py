@@ -46,12 +46,15 @@ CUDA = CudaModule(
     + f"const int IN_REGISTERS = {IN_REGISTERS};"
     + r"""
 
-KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
+// With ROUNDS the output also in bfloat16.
+template <bool ROUNDS>
+__device__ __forceinline__ void norm_row(
+    const float* x, const float* weight, float epsilon, float* out, int hidden, uint16_t* rounded)
 {
-    ENTER
     __shared__ float space[32];
     x += (int64_t)blockIdx.x * hidden;
     out += (int64_t)blockIdx.x * hidden;
+    if (ROUNDS) rounded += (int64_t)blockIdx.x * hidden;
     const int fours = hidden / 4;
     float squares = 0;
     if (hidden % 4 == 0 && fours <= IN_REGISTERS * blockDim.x) {
@@ -69,16 +72,37 @@ KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, 
 #pragma unroll
         for (int n = 0; n < IN_REGISTERS; n++) {
             const int at = threadIdx.x + n * blockDim.x;
-            if (at < fours)
-                ((float4*)out)[at] = make_float4(
+            if (at < fours) {
+                const float4 v = make_float4(
                     own[n].x * scale * by[n].x, own[n].y * scale * by[n].y, own[n].z * scale * by[n].z,
                     own[n].w * scale * by[n].w);
+                ((float4*)out)[at] = v;
+                if (ROUNDS) ((uint2*)rounded)[at] = make_uint2(two_bf16(v.x, v.y), two_bf16(v.z, v.w));
+            }
         }
     } else {
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares += x[i] * x[i];
         const float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
-        for (int i = threadIdx.x; i < hidden; i += blockDim.x) out[i] = x[i] * scale * weight[i];
+        for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+            const float v = x[i] * scale * weight[i];
+            out[i] = v;
+            if (ROUNDS) rounded[i] = to_bf16(v);
+        }
     }
+}
+
+KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
+{
+    ENTER
+    norm_row<false>(x, weight, epsilon, out, hidden, nullptr);
+    LEAVE
+}
+
+KERNEL rms_norm_bf16(const float* x, const float* weight, float epsilon, float* out, int hidden,
+    uint16_t* rounded STAMP)
+{
+    ENTER
+    norm_row<true>(x, weight, epsilon, out, hidden, rounded);
     LEAVE
 }
 
@@ -137,22 +161,30 @@ KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* 
 )
 
 
-def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
+def _by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
     """A block for each row."""
     rows, hidden = x.shape
-    arguments = x, weight, np.float32(epsilon), out, np.int32(hidden)
-    return (CudaLaunch(CUDA, "rms_norm", *line(rows, whole_warps(-(-hidden // 4))), arguments),)
+    arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), *more
+    return CudaLaunch(CUDA, entry, *line(rows, whole_warps(-(-hidden // 4))), arguments)
+
+
+def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
+    """A block for each row."""
+    return (_by_row("rms_norm", x, weight, epsilon, out),)
+
+
+def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
+    """As `launches`, and `out` in bfloat16 at the beginning of `rounded`, uint16."""
+    return (_by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
     """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
     blocks of 32 that fit into registers."""
-    rows, hidden = x.shape
-    threads = whole_warps(-(-hidden // 4))
-    if hidden % BLOCK or hidden > 4 * IN_REGISTERS * threads:
+    hidden = x.shape[1]
+    if hidden % BLOCK or hidden > 4 * IN_REGISTERS * whole_warps(-(-hidden // 4)):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
-    arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), codes, factors
-    return (CudaLaunch(CUDA, "rms_norm_int8", *line(rows, threads), arguments),)
+    return (_by_row("rms_norm_int8", x, weight, epsilon, out, codes, factors),)
 
 
 def work(hidden: int, readings: int = 2) -> KernelWork:
@@ -176,5 +208,5 @@ RMS_NORM = Kernel(
     contract("rms_norm"),
     _examples,
     by_token=(0, 3),
-    cuda=CudaKernel((CUDA,), launches, with_codes=with_codes),
+    cuda=CudaKernel((CUDA,), launches, with_codes=with_codes, with_bf16=with_bf16),
 )

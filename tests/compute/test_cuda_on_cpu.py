@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute.brick import ComputeBrick
-from cbtop.compute.cuda.launches import CudaLaunch, CudaModule
+from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, line
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
@@ -24,7 +24,9 @@ from cbtop.compute.gpu.arguments import run_on
 from cbtop.compute.gpu.checks import checked
 from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
-from cbtop.compute.kernels.base import Arguments, floats, with_copies
+from cbtop.compute.kernels.activation import GEGLU, SWIGLU
+from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
+from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
 from cbtop.compute.kernels.rms_norm import RMS_NORM, with_codes
 from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
@@ -181,6 +183,28 @@ def test_a_norm_marks_blocks_that_are_not_finite_as_quantize_rows_does(weird: fl
     QUANTIZE_ROWS.implementation(out, *expected)
     np.testing.assert_array_equal(codes, expected[0])
     np.testing.assert_array_equal(factors, expected[1])
+
+
+@pytest.mark.parametrize("hidden", [64, 3584, 8256])
+@pytest.mark.parametrize("kernel", [RMS_NORM, SWIGLU, GEGLU], ids=lambda kernel: kernel.name)
+def test_what_is_rounded_with_what_it_is_made_of_is_to_the_bit_its_output_rounded(
+    kernel: Kernel, hidden: int, gpu: CpuAsGpu
+) -> None:
+    rng = np.random.default_rng(hidden)
+    x, out = floats(rng, 13, hidden), np.zeros((13, hidden), np.float32)
+    x[3, 5], x[4, :8] = np.nan, 3e38
+    given = (x, floats(rng, hidden), 1e-6, out) if kernel is RMS_NORM else (x, floats(rng, 13, hidden), out)
+    moved = [gpu.array(one) if isinstance(one, np.ndarray) else one for one in given]
+    rounded, expected = (gpu.zeros((x.size,), np.uint16) for _ in range(2))
+    assert kernel.cuda is not None
+    assert kernel.cuda.with_bf16 is not None
+    for one in kernel.cuda.with_bf16(*moved, rounded):
+        gpu.launch(one)
+    run_on(gpu, kernel, given)
+    np.testing.assert_array_equal(moved[-1], given[-1])
+    gpu.launch(CudaLaunch(ROUND, ROUND_ROWS, *line(x.size // 8, 1), (moved[-1], expected, np.int64(x.size // 8))))
+    np.testing.assert_array_equal(rounded, expected)
+    assert np.any(rounded)
 
 
 def test_rows_are_rounded_to_the_bit_as_on_the_cpu_whatever_is_in_them(gpu: CpuAsGpu) -> None:
