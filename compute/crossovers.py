@@ -26,7 +26,7 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, with_crossovers
-from cbtop.protocol.crossovers import Crossover
+from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
@@ -110,8 +110,9 @@ def timed(
     return found
 
 
-def crossover(name: str, ladder: Sequence[Times]) -> Crossover:
-    """What the times at growing sizes say of one: measured, or static with the reason."""
+def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
+    """What the times at growing sizes say of one: measured, with that note, or static with the reason; what has no
+    default is NEVER then."""
     at = len(ladder)
     while at and ladder[at - 1].wins:
         at -= 1
@@ -119,8 +120,9 @@ def crossover(name: str, ladder: Sequence[Times]) -> Crossover:
     before_us, after_us = (statistics.median(each) / 1e3 for each in (times.before_ns, times.after_ns))
     figures = before_us, after_us, times.spread_percent
     if at < len(ladder):
-        return Crossover(name, times.size, Provenance.MEASURED, "", *figures)
-    return Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, f"unsure at {times.size:,}", *figures)
+        return Crossover(name, times.size, Provenance.MEASURED, note, *figures)
+    static = getattr(STATIC_CROSSOVERS, name, NEVER)
+    return Crossover(name, static, Provenance.STATIC, f"unsure at {times.size:,}", *figures)
 
 
 def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:

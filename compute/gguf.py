@@ -214,9 +214,9 @@ class GgufFile:
         """The tensors that nothing asked for."""
         return [name for name in self._tensors if name not in self._taken]
 
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.size_bytes for tensor in self._tensors.values())
+    def size_bytes(self, part: str = "") -> int:
+        """Bytes of all tensors with that in their name."""
+        return sum(tensor.size_bytes for name, tensor in self._tensors.items() if part in name)
 
     def elements(self) -> int:
         """Weights of all tensors."""

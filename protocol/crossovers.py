@@ -22,7 +22,7 @@ from cbtop.version import __version__
 SCHEMA = "cbtop.crossovers/1"
 MAX_MACHINES = 32  # the newest are kept
 MAX_CROSSOVERS = 8  # of one machine
-MAX_VALUE = 1 << 40
+MAX_VALUE = NEVER = 1 << 40  # no work is so large
 MAX_US = 1e9
 
 

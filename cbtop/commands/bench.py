@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.shared import paired_bench, paired_sides
+from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
-from cbtop.compute.settings import BACKENDS, WorkloadOptions
+from cbtop.compute.settings import WorkloadOptions
 from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
 from cbtop.tuning.paired import CONFIDENCE_PERCENT
@@ -65,8 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--repetitions", type=count, metavar="N", help=f"default: {REPETITIONS}")
     parser.add_argument("-t", "--threads", type=_threads, metavar="N,…", help="default: all processors but one")
     parser.add_argument(
-        "--backend", choices=BACKENDS, default="cpu", help="this processor, or the first NVIDIA GPU (default: cpu)"
-    )
+        "--backend", choices=WITH_AUTO, default="cpu",
+        help="this processor, the first NVIDIA GPU, or auto, whichever `cbtop calibrate` found to be quicker, at "
+        "decoding where -n is not 0 (default: cpu)",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", choices=tuple(OUTPUTS), default="md", help="default: %(default)s")
     parser.add_argument("--exact", action="store_true", help=EXACT)
     parser.add_argument(
@@ -108,13 +111,19 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.places import place_of
 
-    is_on_cpu = options.backend == "cpu"
-    if options.threads and not is_on_cpu:
+    if options.threads and options.backend != "cpu":
         raise UsageError("-t is of a CPU: leave it away, or take --backend cpu")
-    threads = (options.threads or [max(1, available_threads() - 1)]) if is_on_cpu else [1]
     tests = paired_bench.asked_tests(options)
     try:
         path = options.model or demo_model(line.show)
+        if options.backend == AUTO:
+            decodes = any(test.n_gen for test in tests)
+            options.backend, why = settled(path, None if decodes else max(test.n_prompt for test in tests))
+            if why:
+                line.clear()
+                sys.stderr.write(f"{why}\n")
+        is_on_cpu = options.backend == "cpu"
+        threads = (options.threads or [max(1, available_threads() - 1)]) if is_on_cpu else [1]
         line.show("reading the model")
         model = place_of(_asked(options, max(threads))).model(path)
         longest = max(tests, key=lambda test: test.tokens)

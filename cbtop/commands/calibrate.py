@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 
@@ -33,8 +34,8 @@ DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
     "threads, and each NVIDIA GPU. Takes seconds for each; the machine should do nothing else. What is measured is "
     "kept, and is the roof over the models that `cbtop run` and cbtop.attach show. Measured, too, are the crossovers "
-    "that `cbtop demo`, bench and verify go by here: from how much work on threads are faster than one, and bfloat16 "
-    "than int8 where there is AMX."
+    "that `cbtop demo`, bench and verify go by here: from how much work on threads are faster than one, bfloat16 "
+    "than int8 where there is AMX, and, for --backend auto, the first GPU than the processor."
 )
 EPILOG = """\
 A GPU is measured through torch or CuPy, whichever is installed; with nvidia-ml-py its power limit is noted, and
@@ -147,9 +148,17 @@ def _processor(threads: int, weights_bytes: int | None, line: ProgressLine) -> t
 def _crossovers(line: ProgressLine) -> MachineCrossovers:
     from cbtop.compute.backends import available_threads
     from cbtop.compute.crossovers import measure_crossovers
+    from cbtop.compute.errors import ComputeError
+    from cbtop.compute.gpu_crossovers import measure_gpu_crossovers
 
     threads, now = available_threads(), datetime.now().astimezone().isoformat(timespec="seconds")
-    found = measure_crossovers(threads, lambda name: line.show(f"measuring crossovers: {name}"))
+
+    def show(name: str) -> None:
+        line.show(f"measuring crossovers: {name}")
+
+    found = measure_crossovers(threads, show)
+    with suppress(ComputeError):  # what is asked of GPUs later says why there is none
+        found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from cbtop.client.feed import Feed, FeedEnd
+from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
 from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
@@ -33,7 +34,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
-from cbtop.compute.settings import BACKENDS, GREEDY, GUARD_REACTIONS, Sampling
+from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, Sampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
@@ -77,8 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
     )
     group.add_argument(
-        "--backend", choices=BACKENDS, default="cpu",
-        help="what computes: this processor, or the first NVIDIA GPU (needs cbtop[cuda]; default: %(default)s)",
+        "--backend", choices=WITH_AUTO, default="cpu",
+        help="what computes: this processor, the first NVIDIA GPU (needs cbtop[cuda]), or auto, whichever "
+        "`cbtop calibrate` found to decode sooner (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
@@ -188,6 +190,7 @@ def serve(options: argparse.Namespace) -> int:
         return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
 
     # Numba takes its time to load; the process is already there to be seen.
+    from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError, GuardError
     from cbtop.compute.settings import WorkloadOptions
     from cbtop.compute.workload import run as run_workload
@@ -197,9 +200,18 @@ def serve(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{said}\n")
         sys.stderr.flush()
     try:
+        model, backend = options.model, options.backend
+        if backend == AUTO:
+            model = model or demo_model(progress)
+            needs_cpu = options.trace or options.check_contracts
+            backend, why = ("cpu", "") if needs_cpu else settled(model)
+            if why:
+                line.clear()
+                sys.stderr.write(f"{why}\n")
+                sys.stderr.flush()
         run_workload(
             WorkloadOptions(
-                model=options.model,
+                model=model,
                 steps=options.steps,
                 threads=options.threads,
                 context=options.context,
@@ -210,7 +222,7 @@ def serve(options: argparse.Namespace) -> int:
                 check_contracts=options.check_contracts,
                 guard=None if options.guard == "off" else options.guard,
                 prompt=options.prompt,
-                backend=options.backend,
+                backend=backend,
             ),
             profiler,
             should_stop,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cbtop import formatting as fmt
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
-from cbtop.protocol.crossovers import Crossover, MachineCrossovers, crossovers_of
+from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, crossovers_of
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import Provenance
@@ -13,9 +13,19 @@ TITLES = {
     "product_bytes": "products go to threads from",
     "attention_products": "attention goes to threads from",
     "bf16_tokens": "products are of bfloat16 from",
+    "gpu_layer_bytes": "tokens go to the GPU from",
+    "gpu_prompt_bytes": "prompts go to the GPU from",
 }
-UNITS = {"product_bytes": "bytes of weights x tokens", "attention_products": "products", "bf16_tokens": "tokens"}
-WAYS = {"bf16_tokens": ("int8", "bfloat16")}  # of the others it is one thread, and all
+UNITS = {
+    "product_bytes": "bytes of weights x tokens",
+    "attention_products": "products",
+    "bf16_tokens": "tokens",
+    "gpu_layer_bytes": "bytes of a layer",
+    "gpu_prompt_bytes": "bytes of a layer x tokens",
+}
+ON_GPU = ("CPU", "GPU")
+WAYS = {"bf16_tokens": ("int8", "bfloat16"), "gpu_layer_bytes": ON_GPU, "gpu_prompt_bytes": ON_GPU}
+ON_THREADS = "one thread", "threads"  # of the others
 
 
 def use_kept_crossovers() -> str:
@@ -55,7 +65,8 @@ def _line(one: Crossover) -> str:
     title, unit = TITLES.get(one.name, f"{one.name} from"), UNITS.get(one.name, "")
     said = [f"{one.provenance}{f' ({one.note})' if one.note else ''}"]
     if one.before_us is not None and one.after_us is not None and one.spread_percent is not None:
-        before, after = WAYS.get(one.name, ("one thread", "threads"))
+        before, after = WAYS.get(one.name, ON_THREADS)
         said.append(f"{before} {fmt.number(one.before_us)} us, {after} {fmt.number(one.after_us)} us")
         said.append(f"spread {one.spread_percent:.1f} %")
-    return f"  {title:<31}{one.value:>10,} {unit:<25}  {', '.join(said)}"
+    value = "never" if one.value == NEVER else f"{one.value:,}"
+    return f"  {title:<31}{value:>10} {unit:<25}  {', '.join(said)}"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cbtop.cli import main
-from cbtop.compute import backends, ceilings, gpu_ceilings
+from cbtop.compute import backends, ceilings, gpu_ceilings, gpu_crossovers
 from cbtop.compute import crossovers as compute_crossovers
 from cbtop.compute.errors import ComputeError
-from cbtop.protocol.crossovers import Crossover, known_crossovers
+from cbtop.protocol.crossovers import NEVER, Crossover, known_crossovers
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, try_to_keep
 from cbtop.protocol.vocabulary import Provenance
@@ -26,6 +26,10 @@ FOUND = (
     Crossover("product_bytes", 1 << 16, Provenance.MEASURED, "", 12.0, 9.0, 3.0),
     Crossover("attention_products", 1 << 17, Provenance.STATIC, "unsure at 3,670,016", 309.0, 304.0, 40.0),
     Crossover("bf16_tokens", 12, Provenance.STATIC, "no AMX"),
+)
+OF_GPU = (
+    Crossover("gpu_layer_bytes", 1 << 21, Provenance.MEASURED, "Made 100", 312.0, 95.0, 3.0),
+    Crossover("gpu_prompt_bytes", NEVER, Provenance.STATIC, "unsure at 545,259,520", 312.0, 395.0, 3.0),
 )
 GPU = DeviceRoofs("Made 100", (BUSY,), None, "18a9-c4", 132, "580.159.04", 700)
 
@@ -52,19 +56,24 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "measure_product", product)
     monkeypatch.setattr(gpu_ceilings, "measure_gpus", gpus)
     monkeypatch.setattr(compute_crossovers, "measure_crossovers", lambda threads, progress: FOUND)
+    monkeypatch.setattr(gpu_crossovers, "measure_gpu_crossovers", lambda threads, progress: OF_GPU)
 
 
 @pytest.mark.usefixtures("made")
 def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate"]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[:8] == [
+    assert said.out.splitlines()[:10] == [
         f"{cpu_name()}, 4 threads: crossovers ({known_crossovers()[0].day})",
         "  products go to threads from        65,536 bytes of weights x tokens  "
         "measured, one thread 12.00 us, threads 9.00 us, spread 3.0 %",
         "  attention goes to threads from    131,072 products                   "
         "static (unsure at 3,670,016), one thread 309.0 us, threads 304.0 us, spread 40.0 %",
         "  products are of bfloat16 from          12 tokens                     static (no AMX)",
+        "  tokens go to the GPU from       2,097,152 bytes of a layer           "
+        "measured (Made 100), CPU 312.0 us, GPU 95.00 us, spread 3.0 %",
+        "  prompts go to the GPU from          never bytes of a layer x tokens  "
+        "static (unsure at 545,259,520), CPU 312.0 us, GPU 395.0 us, spread 3.0 %",
         f"{cpu_name()}, 1 thread (2026-11-22, age n/a)",
         "  memory_read            3,188 GB/s      median 3,186, lowest 3,177, spread 0.1 %, load n/a",
         "  matmul_bfloat16 n/a: torch is not installed",
@@ -83,7 +92,7 @@ def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytes
     assert [roofs.threads for roofs in known] == [1, 2, 4, None]
     assert known[-1] == GPU
     (kept,) = known_crossovers()
-    assert (kept.device, kept.threads, kept.version, kept.crossovers) == (cpu_name(), 4, __version__, FOUND)
+    assert (kept.device, kept.threads, kept.version, kept.crossovers) == (cpu_name(), 4, __version__, FOUND + OF_GPU)
 
 
 @pytest.mark.usefixtures("made")
@@ -111,7 +120,7 @@ def test_show_prints_what_is_known_and_measures_nothing(
     assert "run `cbtop calibrate`" in capsys.readouterr().err
     assert main(["calibrate"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    for module in (ceilings, compute_crossovers, gpu_ceilings):
+    for module in (ceilings, compute_crossovers, gpu_ceilings, gpu_crossovers):
         monkeypatch.setitem(sys.modules, module.__name__, None)
     assert main(["calibrate", "--show"]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -136,6 +145,8 @@ def test_json_holds_what_was_measured_what_is_known_and_what_could_not_be(
         ("product_bytes", 65536, "measured"),
         ("attention_products", 131072, "static"),
         ("bf16_tokens", 12, "static"),
+        ("gpu_layer_bytes", 1 << 21, "measured"),
+        ("gpu_prompt_bytes", NEVER, "static"),
     ]
     assert machine["crossovers"][2]["note"] == "no AMX"
     assert main(["calibrate", "--json", "--show"]) == 0

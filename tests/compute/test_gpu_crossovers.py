@@ -1,0 +1,67 @@
+"""From when on a GPU is quicker, measured on one that computes nothing; and how much work a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cbtop.compute import gpu_crossovers
+from cbtop.compute.crossovers import Rung, Times
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.gpu_crossovers import DECODING, PROMPTS, layer_bytes, measure_gpu_crossovers
+from cbtop.protocol.crossovers import NEVER, Crossover
+from cbtop.protocol.vocabulary import Provenance
+from tests.compute.fake_gpu import FakeGpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    found = FakeGpu()
+    monkeypatch.setattr(gpu_crossovers, "Gpu", lambda: found)
+    monkeypatch.setattr(gpu_crossovers, "HIDDEN", (256, 512))
+    monkeypatch.setattr(gpu_crossovers, "HIDDEN_OF_PROMPTS", 256)
+    monkeypatch.setattr(gpu_crossovers, "TOKENS", (1, 4))
+    return found
+
+
+def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(gpu: FakeGpu) -> None:
+    launched: list[str] = []
+    gpu.before_launch = lambda one: launched.append(one.entry)
+    sizes: list[list[int]] = []
+
+    def planted(rungs: Sequence[Rung]) -> list[Times]:
+        """The GPU is quicker at decoding from the second size on, and never of prompts."""
+        sizes.append([rung.size for rung in rungs])
+        for rung in rungs:
+            rung.before()
+            assert launched == []
+            rung.after()
+            assert launched
+            launched.clear()
+        gpu_ns = (200, 50) if len(sizes) == 1 else (200, 200)
+        return [Times(rung.size, [100] * 9, [ns] * 9) for rung, ns in zip(rungs, gpu_ns, strict=True)]
+
+    decoding, prompts = measure_gpu_crossovers(1, lambda name: None, planted)
+    layer = [gpu_crossovers._model(hidden).weights_bytes // gpu_crossovers.LAYERS for hidden in (256, 512)]
+    assert sizes == [layer, [layer[0], 4 * layer[0]]]
+    assert decoding == Crossover(DECODING, layer[1], Provenance.MEASURED, "fake", 0.1, 0.05, 0.0)
+    unsure = f"unsure at {4 * layer[0]:,}"
+    assert prompts == Crossover(PROMPTS, NEVER, Provenance.STATIC, unsure, 0.1, 0.2, 0.0)
+
+
+def test_the_work_of_a_token_is_a_layers_weights_and_of_experts_those_that_it_takes(
+    model_files: dict[str, Path],
+) -> None:
+    for name in ("qwen2", "mixtral"):
+        model = read_model(model_files[name], FAMILIES)
+        experts = model.experts
+        share = 1.0 if experts is None else experts.used / experts.count
+        weights = 0.0
+        for layer in model.layers:
+            weights += sum(one.weight.size_bytes for one in (layer.q, layer.k, layer.v, layer.output))
+            weights += share * sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
+        weights /= len(model.layers)
+        assert weights <= layer_bytes(model_files[name]) < 1.1 * weights  # with norms and biases, and a router
