@@ -144,10 +144,12 @@ class GraphRecorder:
         size_bytes: int,
         direction: TransferDirection,
         duration_ns: int | None = None,
+        stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a."""
+        """Record a copy between memories; without `duration_ns` its time is n/a. On a `stream`: it runs beside what
+        lies where we are."""
         try:
-            transfer = Transfer(source, destination, size_bytes, TransferDirection(direction))
+            transfer = Transfer(source, destination, size_bytes, TransferDirection(direction), stream=stream)
         except ValueError as error:
             raise UsageError(str(error)) from error
         checked(transfer, "copy")

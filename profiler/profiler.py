@@ -450,9 +450,11 @@ class BrickProfiler:
         size_bytes: int,
         direction: TransferDirection,
         duration_ns: int | None = None,
+        stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a."""
-        return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns)
+        """Record a copy between memories; without `duration_ns` its time is n/a. On a `stream` it runs beside what
+        lies where we are: who needs it says so, by `graph_add_dependency`."""
+        return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns, stream)
 
     @_unless_it_fails(NO_NODE)
     def graph_record_poll(self, name: str, duration_ns: int, *, is_done: bool) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
@@ -81,25 +81,27 @@ class KernelAttributes:
     occupancy_percent: int | None = None  # of the threads that a multiprocessor has, how many may run at a time
 
     def __post_init__(self) -> None:
-        for field in fields(KernelAttributes):
-            value = getattr(self, field.name)
+        for name in [one.name for one in fields(KernelAttributes)]:
+            value = getattr(self, name)
             if value is None:
                 continue
-            if field.name in ("grid", "block"):
+            if name in ("grid", "block"):
                 x, y, z = (operator.index(size) for size in value)
-                object.__setattr__(self, field.name, (x, y, z))
+                object.__setattr__(self, name, (x, y, z))
             elif not 0 <= operator.index(value) < 1 << 64:
-                raise ValueError(f"{field.name} is {value}; a 64-bit number from zero on is wanted")
+                raise ValueError(f"{name} is {value}; a 64-bit number from zero on is wanted")
 
 
 @dataclass(frozen=True, slots=True)
 class TransferAttributes:
-    """A copy of `size_bytes` bytes between two memories."""
+    """A copy of `size_bytes` bytes between two memories. `stream`: the one it ran on, beside what it lies among;
+    None: it ran in its turn."""
 
     source: str
     destination: str
     size_bytes: int
     direction: TransferDirection
+    stream: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -449,6 +449,7 @@ def _node(row: GraphRow, change: Change | None) -> dict[str, Any]:
         "backend": row.backend or None,
         **_statistics(row, Of.NODE),
         **asdict(row.kernel),
+        "transfer": None if row.transfer is None else asdict(row.transfer) | {"gb_per_sec": row.copied_gb_per_sec},
         "burst": None if row.burst is None else _burst(row.burst),
         "since_baseline": _change(change),
     }

@@ -449,7 +449,7 @@ def _tree(view: SourceView) -> str:
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 
     def note(row: GraphRow) -> str:
-        return _burst_note(row) + _path_note(row) * is_beside + _change_note(row, changes)
+        return _copy_note(row) + _burst_note(row) + _path_note(row) * is_beside + _change_note(row, changes)
 
     tree = tree_text(view.graph, note)
     return tree if path is None else f"{tree}\n{fmt.critical_path(path)}"
@@ -458,6 +458,10 @@ def _tree(view: SourceView) -> str:
 def _change_note(row: GraphRow, changes: Mapping[Place, Change]) -> str:
     found = None if row.place is None else changes.get(row.place)
     return "" if found is None else f"  [Δ {fmt.change(found)}]"
+
+
+def _copy_note(row: GraphRow) -> str:
+    return "" if row.copied_gb_per_sec is None else f"  [{fmt.number(row.copied_gb_per_sec)} GB/s]"
 
 
 def _burst_note(row: GraphRow) -> str:

@@ -24,6 +24,7 @@ from cbtop.viewmodels.places import Place
 # The path of so many nodes takes 0.3 s, its graph included, beside 0.03 s for the rest of their view
 # (2 shared cores): more is not worth the wait twice a second.
 MAX_PATH_NODES = 10_000
+LONGER = 1.01  # than the mean step: what times of two clocks may differ by
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # what may run beside its siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
@@ -119,6 +120,7 @@ class GraphRows(Sequence[GraphRow]):
             percent=totals.percent(totals.closed_ns[node.id]) if calls and not totals.adopted[node.id] else None,
             node_label=node.label,
             kernel=node.kernel,
+            transfer=node.transfer,
             on_critical_path=None if slack_ns is None else node.id in self._on_path,
             slack_us=None if slack_ns is None else slack_ns / 1e3,
             burst=self._in_burst.get(node.id),
@@ -162,6 +164,11 @@ def graph_rows(
     path = _path_of(graph)
     if isinstance(path, CycleError):
         return GraphRows(totals, in_burst=in_burst), CriticalPathView(0.0, 0, 0, str(path))
+    step_ns = (totals.wall_ns or 0) / max(totals.count[totals.step.id], 1) if totals.step else 0.0
+    if step_ns and path.total_ns > LONGER * step_ns:
+        took = f"{path.total_ns / 1e3:,.1f} µs, a step {step_ns / 1e3:,.1f} µs"
+        unknown = f"its nodes take {took}: some run beside others, and none of them says so"
+        return GraphRows(totals, in_burst=in_burst), CriticalPathView(0.0, 0, 0, unknown)
     node_at = {place: node for node, place in at.items()}
     on_path = frozenset(node_at[place] for place in path.nodes)
     rows = GraphRows(totals, on_path, {node_at[place]: slack for place, slack in path.slack_ns.items()}, in_burst)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
+from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels import MergeMode as MergeMode
@@ -171,8 +171,16 @@ class GraphRow:
     kernel: KernelAttributes = NO_KERNEL
     on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
     slack_us: float | None = None  # how much later it could have started without anything ending later
+    transfer: TransferAttributes | None = None  # of a copy
     burst: KernelTimes | None = None  # what the last burst measured of a kernel: part of none of the times above
     place: Place | None = None  # of the places that a baseline knows; of a brick its layer's, of all that it is there
+
+    @property
+    def copied_gb_per_sec(self) -> float | None:
+        """Of a copy that was timed: its bytes over the time of its mean run; derived."""
+        if self.transfer is None or not self.avg_inclusive_us:
+            return None
+        return self.transfer.size_bytes / self.avg_inclusive_us / 1e3
 
 
 @dataclass(frozen=True, slots=True)

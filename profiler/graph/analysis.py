@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import ORDERING_KINDS, AsyncTask, EdgeKind, name_of, printable, work_ns
+from cbtop.profiler.graph.nodes import ORDERING_KINDS, EdgeKind, is_beside, name_of, printable, work_ns
 from cbtop.profiler.graph.tree import dropped_text
 
 RULE_WIDTH = 50
@@ -46,7 +46,7 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Every node's time less that of what is inside it, AsyncTasks excepted: they run beside it.
+    """Every node's time less that of what is inside it, but for what runs beside it (`is_beside`).
 
     Never below 0: children that overlap on a device, or whose clock differs, may add up to more than their parent.
     """
@@ -57,7 +57,7 @@ def exclusive_ns(graph: ExecutionGraph) -> list[float]:
         if taken is not None:
             own[node] = max(0.0, taken - inside[node])
         parent = graph.parents[node]
-        if parent is not None and not isinstance(graph.nodes[node], AsyncTask):
+        if parent is not None and not is_beside(graph.nodes[node]):
             inside[parent] += inside[node] if taken is None else taken
     return own
 

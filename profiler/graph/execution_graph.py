@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.profiler.graph.nodes import (
     DERIVED_KINDS,
-    AsyncTask,
     Brick,
     Edge,
     EdgeKind,
     GraphNode,
     KernelLaunch,
     Transfer,
+    is_beside,
     name_of,
 )
 from cbtop.protocol.attributes import Grid
@@ -154,9 +154,11 @@ class ExecutionGraph:
         size_bytes: int,
         direction: TransferDirection,
         duration_ns: float | None = None,
+        stream: int | None = None,
     ) -> int:
-        """Add a copy between memories where we are."""
-        return self.add_node(Transfer(source, destination, size_bytes, direction, duration_ns), self.current_scope)
+        """Add a copy between memories where we are; on a `stream`, where it runs beside what lies there."""
+        copy = Transfer(source, destination, size_bytes, direction, duration_ns, stream=stream)
+        return self.add_node(copy, self.current_scope)
 
     def clear(self) -> None:
         """Forget everything, the open scopes too."""
@@ -205,7 +207,8 @@ class ExecutionGraph:
         """Every edge: those that follow from the scopes, a node's at a time, then those that were added.
 
         A kernel is launched by its parent, anything else contained in it. Among siblings (roots too) each one
-        follows the last before it that is no AsyncTask: what was recorded one after the other ran so.
+        follows the last before it that runs beside no other (`is_beside`): what was recorded one after the other ran
+        so. What runs beside them starts where it was recorded, and who needs it says so.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -214,7 +217,7 @@ class ExecutionGraph:
                 yield Edge(parent, node, EdgeKind.LAUNCHES if launched else EdgeKind.CONTAINS)
             if parent in before:
                 yield Edge(before[parent], node, EdgeKind.SEQUENCE)
-            if not isinstance(self.nodes[node], AsyncTask):
+            if not is_beside(self.nodes[node]):
                 before[parent] = node
         yield from self.added_edges
 

@@ -84,6 +84,11 @@ class AsyncTask:
     total_poll_ns: float
 
 
+def is_beside(node: GraphNode) -> bool:
+    """Whether it runs beside its siblings: an async task, and a copy on a stream of its own."""
+    return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
+
+
 GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTask
 
 

@@ -127,6 +127,8 @@ def graph_columns(
         shown = of(row)
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
+        if shown.copied_gb_per_sec is not None:
+            rest += f"  {formatting.number(shown.copied_gb_per_sec)} GB/s"
         if shown.burst is not None:
             rest += f"  {formatting.in_burst(shown.burst)}"
         category = shown.category

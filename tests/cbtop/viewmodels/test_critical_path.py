@@ -8,20 +8,24 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.store import SourceRecord
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.analysis import CriticalPath
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.graph.nodes import Transfer
 from cbtop.protocol.messages import Dependency
-from cbtop.protocol.vocabulary import TransferDirection
+from cbtop.protocol.vocabulary import BrickCategory, TransferDirection
 from cbtop.reports import REPORTS
 from cbtop.viewmodels import graph
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.timeline import timeline_view
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
+from tests.cbtop.viewmodels.test_timeline import followed
 
 STEPS = 3
 
 
 def fetch_beside_the_bricks(runtime: Path) -> SourceRecord:
-    """Each step: 10 µs `first`, then 20 µs `second` and beside it a `fetch` polled for 4 µs."""
+    """Each step of 35 µs: 10 µs `first`, then 20 µs `second` and beside it a `fetch` polled for 4 µs."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for _ in range(STEPS):
@@ -31,6 +35,7 @@ def fetch_beside_the_bricks(runtime: Path) -> SourceRecord:
             profiler.graph_record_poll("fetch", 4_000, is_done=True)
             with profiler.brick("second"):
                 clock.sleep_us(20)
+            clock.sleep_us(5)
     return record_of(source_of(runtime))
 
 
@@ -72,12 +77,65 @@ def test_where_all_of_it_is_critical_the_length_is_said_and_no_row_is_marked(run
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     with profiler.step("decode", tokens=1):
+        clock.sleep_us(6)
         profiler.graph_record_transfer("host", "gpu", 4096, TransferDirection.H2D, 6_000)
         with profiler.brick("only"):
             clock.sleep_us(10)
     text = REPORTS["text"]([source_view(record_of(source_of(runtime)))], ["tree"], None)
     assert "critical path 16.00 µs, 2 of 2 timed nodes" in text
     assert "[critical]" not in text
+
+
+FIRST, SECOND = (BrickDefinition(name, BrickCategory.FFN, backend="cuda") for name in ("first", "second"))
+
+
+def two_streams(runtime: Path, stream: int | None) -> SourceRecord:
+    """Each step of 250 µs: a brick from 10 to 100 µs, one from 100 to 200, and a copy of 1 MB from 50 to 130."""
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    copy = Transfer("host", "device", 1_000_000, TransferDirection.H2D, stream=stream)
+    for _ in range(STEPS):
+        begun_ns = clock()
+        with profiler.step("decode", tokens=1) as step:
+            clock.sleep_us(250)
+            step.wait()
+        ran = ((FIRST,), 10, 100), ((copy,), 50, 130), ((SECOND,), 100, 200)
+        step.told([(key, begun_ns + 1_000 * begin, begun_ns + 1_000 * end, 1) for key, begin, end in ran])
+    return followed(source_of(runtime))
+
+
+def test_a_copy_on_a_stream_of_its_own_lies_beside_the_path_and_on_a_lane_of_its_own(runtime: Path) -> None:
+    record = two_streams(runtime, stream=7)
+    view = source_view(record)
+    found = {row.name: (row.on_critical_path, row.slack_us) for row in view.graph}
+    assert found == {"first": (True, 0), "host → device": (False, 20), "second": (True, 0)}
+    assert view.critical_path is not None
+    assert view.critical_path.total_us == 90 + 100
+    timeline = timeline_view(record, "decode", is_sample=False)
+    assert timeline is not None
+    shown = [(lane.name, [span.name for span in lane.rows[lane.bricks].spans]) for lane in timeline.lanes]
+    assert shown == [("steps", ["first", "second"] * STEPS), ("beside steps", ["host → device"] * STEPS)]
+
+
+def test_a_path_longer_than_the_step_is_none_and_it_is_said_why(runtime: Path) -> None:
+    view = source_view(two_streams(runtime, stream=None))
+    assert view.critical_path is not None
+    said = "its nodes take 270.0 µs, a step 250.0 µs: some run beside others, and none of them says so"
+    assert view.critical_path.unknown == said
+    assert {row.slack_us for row in view.graph} == {None}
+
+
+def test_a_copy_is_shown_with_its_bytes_and_what_they_are_over_its_time(runtime: Path) -> None:
+    view = source_view(two_streams(runtime, stream=7))
+    assert "H2D: host → device  1000000B 80.0µs  [12.50 GB/s]" in REPORTS["text"]([view], ["tree"], None)
+    (source,) = json.loads(REPORTS["json"]([view], [], None))["sources"]
+    copies = [row["transfer"] for row in source["graph"] if row["transfer"] is not None]
+    assert copies == [
+        {
+            "source": "host", "destination": "device", "size_bytes": 1_000_000, "direction": "H2D", "stream": 7,
+            "gb_per_sec": 12.5,
+        }
+    ]  # fmt: skip
 
 
 def test_an_order_that_bites_its_own_tail_is_said_and_has_no_path(runtime: Path) -> None:
