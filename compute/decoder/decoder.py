@@ -268,10 +268,10 @@ class Decoder:
     def _through_layers(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
         count, model, bricks = len(tokens), self.model, self.bricks
         space = self._alone if count == 1 else self._space.first(count)
-        self._machine.put(space.tokens, tokens)
+        given = self._machine.put(space.tokens, tokens)
         self._start = self._machine.position(self.position)
         embedding = model.embedding
-        arguments = (embedding.format.code, embedding.data, space.tokens, model.embedding_scale, space.x)
+        arguments = (embedding.format.code, embedding.data, given, model.embedding_scale, space.x)
         run(bricks.embedding, count * model.hidden, arguments)
         for index, layer in enumerate(self._layers):
             with scope(index):

@@ -44,8 +44,8 @@ class Machine(Protocol):
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
         """Of products that take activations in int8."""
 
-    def put(self, array: Any, values: Sequence[int]) -> None:
-        """Write whole numbers into an array."""
+    def put(self, array: Any, values: Sequence[int]) -> Any:
+        """Whole numbers where kernels read them: in `array`, or where they are already."""
 
     def position(self, value: int) -> Any:
         """The first position of a pass, as kernels take it."""
@@ -95,9 +95,10 @@ class Host:
         """As Int8Scratch has it."""
         return Int8Scratch.of(tokens, columns, self._threads)
 
-    def put(self, array: Any, values: Sequence[int]) -> None:
+    def put(self, array: Any, values: Sequence[int]) -> Any:
         """In place."""
         array[:] = values
+        return array
 
     def position(self, value: int) -> Any:
         """A whole number."""

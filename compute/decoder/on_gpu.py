@@ -1,11 +1,11 @@
 """The decoder on a GPU: weights and cache stay there, a prompt runs launch by launch, a token as a captured graph.
 
-What a token launches is the same each time, as it reads where it stands on the device: it is made once, and launched
-again as a graph, or (eager) one by one.
+What a pass of so many tokens launches is the same each time, as it reads on the device which they are and where they
+stand: it is made once, and launched again, of one token as a graph unless that is not wanted.
 
 Rules
 - A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
-  a token's pass two are prepared, with the first token.
+  a token's pass both are made with the first token.
 - What a recorded step has told is handed on while the device works for the next one, or when the sequence ends; of
   the last one by `tell`. Where it cannot be known, the step is recorded and what ran in it is counted as lost.
 - A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
@@ -45,8 +45,10 @@ from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
 MOST_LAUNCHES = 1 << 14  # of a pass that is stamped; what a longer one tells is lost
+KEPT_PROMPTS = 4  # passes of many tokens that are launched again where as many come at the same position
 
 Elements = Mapping[ComputeBrick, int]
+_Key = tuple[int, int, bool]  # tokens; where they start, of more than one; whether it is stamped
 
 
 def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
@@ -104,21 +106,57 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 
 
 class GpuMachine:
-    """Where the arrays of a decoder on a GPU lie. `inputs`: what a pass begins with, whose token and position are
-    `token` and `start`."""
+    """Where the arrays of a decoder on a GPU lie. What a pass begins with lies beside each other, so that one copy
+    brings all (`send`): its tokens, where each part of it starts, the position behind it, and the number of the
+    sequence, which a draw is by."""
 
     names_launches = True
     most_together = 512  # where a matrix is read once for so many, products are bound by what the GPU computes
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, context: int) -> None:
         self.gpu = gpu
-        # Beside each other, so that one copy brings all: a token, where it stands, the position behind it, and the
-        # number of the sequence, which a draw is by.
-        self.sent = gpu.pinned((4,), np.int64)
-        self.inputs = gpu.zeros((4,), np.int64)
-        self.token = self.inputs[:1]
-        self.start, self.end, self.sequence = (self.inputs[at : at + 1].view(np.int32)[:1] for at in (1, 2, 3))
-        self.takes_inputs = False  # the token and position of a pass are there already
+        most = context + -(-context // self.most_together) + 2
+        self.sent = gpu.pinned((most,), np.int64)
+        self.inputs = gpu.zeros((most,), np.int64)
+        self._start = gpu.zeros((1,), np.int32)  # of a pass whose inputs are not sent
+        self.takes_inputs = False  # they are: of so many tokens and parts, of which some were given out
+        self._tokens = self._parts = self._tokens_given = self._parts_given = 0
+
+    def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
+        """For `send`; how many words they are."""
+        starts = range(start, start + len(tokens), self.most_together)
+        words = [*tokens, *starts, start + len(tokens), sequence]
+        self.sent[: len(words)] = words
+        return len(words)
+
+    @contextmanager
+    def inputs_of(self, tokens: int) -> Iterator[None]:
+        """What runs inside is a pass of so many tokens, which are sent."""
+        self._tokens, self._parts, self._tokens_given, self._parts_given = (
+            tokens,
+            -(-tokens // self.most_together),
+            0,
+            0,
+        )
+        self.takes_inputs = True
+        try:
+            yield
+        finally:
+            self.takes_inputs = False
+
+    def _number(self, at: int) -> Any:
+        """An input, int32 (1,)."""
+        return self.inputs[at : at + 1].view(np.int32)[:1]
+
+    @property
+    def end(self) -> Any:
+        """The position behind the pass."""
+        return self._number(self._tokens + self._parts)
+
+    @property
+    def sequence(self) -> Any:
+        """Its number."""
+        return self._number(self._tokens + self._parts + 1)
 
     def check(self) -> None:
         """A fork cannot use the GPU of its parent. ComputeError there."""
@@ -161,25 +199,31 @@ class GpuMachine:
         tiles = CudaScratch(*(self.gpu.zeros((size,), kind) for size, kind in sizes))
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
-    def put(self, array: Any, values: Sequence[int]) -> None:
-        """By a copy of its own."""
+    def put(self, array: Any, values: Sequence[int]) -> Any:
+        """By a copy of its own, where it is not there already."""
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
+            return array
+        first, self._tokens_given = self._tokens_given, self._tokens_given + len(values)
+        return self.inputs[first : self._tokens_given]
+
+    def position(self, value: int) -> Any:
+        """It lies on the device."""
+        if not self.takes_inputs:
+            self._start.fill(value)
+            return self._start
+        self._parts_given += 1
+        return self._number(self._tokens + self._parts_given - 1)
 
     def host(self, array: Any) -> Any:
         """A copy; it waits for what was launched."""
         return self.gpu.host(array)
 
-    def position(self, value: int) -> Any:
-        """It lies on the device."""
-        if not self.takes_inputs:
-            self.start.fill(value)
-        return self.start
-
 
 @dataclass(slots=True)
-class _TokenPass:
-    """What launches the pass of one token, and what that is; `stamps`: where a copy of them lies once it has run."""
+class _KeptPass:
+    """What launches a pass again, and what that is; `stamps`: where a copy of them lies once it has run, if it is
+    stamped, and they are not too many."""
 
     launch: Callable[[], object]
     parts: PassParts
@@ -202,16 +246,16 @@ class GpuDecoder(Decoder):
     ) -> None:
         caches = 2 * len(model.layers) * model.kv_heads * context * model.head_dim
         gpu.require_room(caches * (2 if cache_type == "f16" else 4), f"the KV cache of {context:,} tokens")
-        self._on = GpuMachine(gpu)
+        self._on = GpuMachine(gpu, context)
         super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on)
         self._gpu = gpu
         self._is_eager = is_eager
-        self._alone = replace(self._alone, tokens=self._on.token)
         self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._token_passes: dict[bool, _TokenPass] = {}  # by whether it is stamped
+        self._words = 0  # with which the pass begins
+        self._kept: dict[_Key, _KeptPass] = {}  # in the order in which prompts were used
         self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
         gpu.synchronize()  # what was written so far was so on another stream
@@ -220,7 +264,7 @@ class GpuDecoder(Decoder):
         """As Decoder's; nobody observes."""
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)) as step:
-            token = self._launched(tokens, step)
+            token = self._ran(tokens, step)
         self.tell()
         return token
 
@@ -228,7 +272,7 @@ class GpuDecoder(Decoder):
         """As Decoder's; nobody observes."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
-            return self._launched_again(token, step)
+            return self._ran((token,), step)
 
     def restart(self) -> None:
         """Forget the sequence."""
@@ -280,31 +324,52 @@ class GpuDecoder(Decoder):
                     self._stream.synchronize()
                 raise
 
-    def _launched_again(self, token: int, step: Step) -> int:
-        is_recorded, start = self._profiler.recording, self.position
+    def _ran(self, tokens: Sequence[int], step: Step) -> int:
+        """What a pass of the tokens chose."""
+        is_recorded, start, count = self._profiler.recording, self.position, len(tokens)
         with self._whole_or_none():
-            self._on.sent[:] = token, start, start + 1, self._sequence
-            if not self._token_passes:  # for which the pass runs twice: what it writes into the cache is the same
-                self._token_passes = {
-                    is_stamped: self._prepared(is_stamped=is_stamped) for is_stamped in (False, True)
-                }
-            one = self._token_passes[is_recorded]
-            one.launch()
+            self._words = self._on.write(tokens, start, self._sequence)
+            one = self._launched(count, is_recorded)
             self.tell()  # while the device works
             self._stream.synchronize()
             chosen = self._token()
-            if one.stamps is not None:
-                self._hold(step, one.parts, one.stamps, self._elements_at(start))
-            self.position = start + 1
+            if is_recorded:
+                self._hold(step, one.parts, one.stamps, self._elements_at(start) if count == 1 else {})
+            self.position = start + count
         return chosen
 
-    def _prepared(self, is_stamped: bool) -> _TokenPass:
-        start, ran = self.position, self._pass(is_stamped=is_stamped, is_early=True)
-        self._pass_of_one(ran)  # nothing may be loaded while it is captured
+    def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
+        """A pass of so many tokens, which is launched: again, if it was before."""
+        start = self.position
+        key = count, 0 if count == 1 else start, is_recorded
+        kept = self._kept.pop(key, None)
+        if kept is None and count == 1:  # for which it runs twice: what it writes into the cache is the same
+            for is_stamped in (False, True):
+                self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
+                self.position = start
+            kept = self._kept.pop(key)
+        if kept is not None:
+            self._kept[key] = kept
+            kept.launch()
+            return kept
+        ran = self._pass(is_stamped=is_recorded)
+        self._launch(ran, count)
+        stamps = self._copy_stamps(ran) if is_recorded and len(ran.launched) <= MOST_LAUNCHES else None
+        kept = _KeptPass(ran.again, PassParts(ran.launched), stamps)
+        if self.model.experts is None:  # else what is launched depends on which ones are chosen
+            self._kept[key] = kept
+            prompts = [one for one in self._kept if one[0] > 1]
+            for one in prompts[:-KEPT_PROMPTS]:
+                del self._kept[one]
+        return kept
+
+    def _prepared(self, *, is_stamped: bool) -> _KeptPass:
+        """The pass of one token, which has run."""
+        ran = self._pass(is_stamped=is_stamped, is_early=True)
+        self._launch(ran, 1)  # nothing may be loaded while it is captured
         self._stream.synchronize()
-        self.position = start
         stamps = self._copy_stamps(ran) if is_stamped else None
-        return _TokenPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
+        return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
         """What launches, as a graph, what `ran` launches one by one."""
@@ -328,30 +393,12 @@ class GpuDecoder(Decoder):
         """As BrickLaunches has it."""
         return self._int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
-    def _pass_of_one(self, ran: LaunchedPass) -> None:
-        try:
-            self._on.takes_inputs = True
-            ran.copy(self._on.inputs, self._on.sent, TransferDirection.H2D)
-            self._whole_pass((0,), ran.run, ran.layer)
+    def _launch(self, ran: LaunchedPass, count: int) -> None:
+        words = self._words
+        with self._on.inputs_of(count):
+            ran.copy(self._on.inputs[:words], self._on.sent[:words], TransferDirection.H2D)
+            self._whole_pass(range(count), ran.run, ran.layer)
             ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
-        finally:
-            self._on.takes_inputs = False
-
-    def _launched(self, tokens: Sequence[int], step: Step) -> int:
-        """A pass, launch by launch."""
-        is_recorded, stamps = self._profiler.recording, None
-        ran = self._pass(is_stamped=is_recorded)
-        with self._whole_or_none():
-            self._whole_pass(tokens, ran.run, ran.layer)
-            ran.copy(self._chosen, self._space.choice, TransferDirection.D2H)
-            if is_recorded and len(ran.launched) <= MOST_LAUNCHES:
-                stamps = self._copy_stamps(ran)
-            self.tell()
-            self._stream.synchronize()
-            chosen = self._token()
-            if is_recorded:
-                self._hold(step, PassParts(ran.launched), stamps, {})
-        return chosen
 
     def _token(self) -> int:
         token = int(self._chosen[0])

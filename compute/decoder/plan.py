@@ -88,10 +88,11 @@ class ShapedArrays:
 
 class _PlannedMachine(GpuMachine):
     def position(self, value: int) -> Any:
-        return self.start
+        return self._start
 
-    def put(self, array: Any, values: Any) -> None:
+    def put(self, array: Any, values: Any) -> Any:
         """Nobody reads it."""
+        return array
 
 
 def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
@@ -109,7 +110,7 @@ def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
         launched: Callable[..., Iterator[tuple[Any, ...]]] = _numba_launches
     else:
         arrays: Any = ShapedArrays()
-        machine = _PlannedMachine(arrays)
+        machine = _PlannedMachine(arrays, context)
         decoder = Decoder(model_on(arrays, model, is_exact=False), "cuda", 1, profiler, context, machine=machine)
         launched = partial(_cuda_launches, BrickLaunches(decoder._int8_scratch))
     found: list[Planned] = []

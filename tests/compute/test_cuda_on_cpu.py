@@ -258,7 +258,7 @@ def decoder_on(gpu: CpuAsGpu, path: Path, *, is_exact: bool) -> Decoder:
 
 def decoder_of(gpu: CpuAsGpu, model: Model, *, is_exact: bool) -> Decoder:
     on = model_on(gpu, model, is_exact=is_exact)
-    return Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=GpuMachine(gpu))
+    return Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=GpuMachine(gpu, 64))
 
 
 def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]:
@@ -420,7 +420,7 @@ def test_a_context_of_one_token_has_room_for_the_activations_of_all_its_experts(
     model_files: dict[str, Path], gpu: CpuAsGpu
 ) -> None:
     model = model_on(gpu, of_family("qwen3moe", model_files), is_exact=False)
-    decoder = Decoder(model, "cuda", 1, BrickProfiler(enabled=False), 1, machine=GpuMachine(gpu))
+    decoder = Decoder(model, "cuda", 1, BrickProfiler(enabled=False), 1, machine=GpuMachine(gpu, 64))
     assert model.experts is not None
     assert model.experts.used * model.feed_forward > model.hidden
     pass_of(gpu, decoder, [1])  # where it had none, a launch would write beside an array

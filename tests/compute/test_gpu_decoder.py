@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.compute.decoder import FAMILIES, on_gpu
 from cbtop.compute.decoder.base import read_model
-from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
+from cbtop.compute.decoder.on_gpu import GpuDecoder, GpuMachine, model_on
 from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.passes import have_run
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -227,3 +227,51 @@ def test_stamps_count_where_each_launch_ended_behind_its_begin_and_began_behind_
         stamps = whole.copy()
         stamps[at] = value
         assert not have_run(stamps, 4_000), (at, value)
+
+
+def given_to(gpu: FakeGpu, entry: str, kind: Any) -> list[list[int]]:
+    """What launches of an entry read of a type, as they run from now on."""
+    found: list[list[int]] = []
+
+    def note(one: Any) -> None:
+        if one.entry.startswith(entry):
+            arrays = [array for array in one.arguments if isinstance(array, np.ndarray)]
+            found.extend(array.tolist() for array in arrays if array.dtype == kind)
+
+    gpu.before_launch = note
+    return found
+
+
+def test_parts_of_a_prompt_have_its_tokens_and_stand_where_they_are_also_when_they_are_launched_again(
+    gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuMachine, "most_together", 4)
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    for first in (3, 20):
+        decoder.restart()
+        tokens = given_to(gpu, "embedding", np.int64)
+        decoder.prefill(range(first, first + 6))
+        assert tokens == [[first, first + 1, first + 2, first + 3], [first + 4, first + 5]]
+    starts = given_to(gpu, "rope", np.int32)
+    decoder.prefill(range(6))  # behind the other
+    layers = len(decoder.model.layers)
+    assert starts == [[6]] * layers + [[10]] * layers
+    tokens = given_to(gpu, "embedding", np.int64)
+    decoder.decode(7)
+    assert tokens[-1] == [7]
+
+
+def test_a_prompt_is_made_once_where_as_many_tokens_come_at_the_same_position_and_few_are_kept(
+    gpu: FakeGpu, model_files: dict[str, Path]
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    made: list[int] = []
+    run = decoder._launch
+    decoder._launch = lambda ran, count: made.append(count) or run(ran, count)  # type: ignore[method-assign,func-returns-value]
+    for count in (5, 5, 6, 7, 8, 5, 9, 6):
+        decoder.restart()
+        decoder.prefill(range(count))
+    assert made == [5, 6, 7, 8, 9, 6]
+    decoder.prefill(range(6))
+    assert made[-1] == 6
+    assert len(decoder._kept) == 4

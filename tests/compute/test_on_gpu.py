@@ -51,6 +51,8 @@ def test_logits_are_those_of_a_float64_pass(
     on = model_on(gpu, model, is_exact=is_exact)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     tokens = list(PROMPT)
+    decoder.prefill(tokens[::-1])  # what is made for it is launched again
+    decoder.restart()
     tokens.append(decoder.prefill(tokens))
     found = [decoder.logits]
     for _ in range(6):
