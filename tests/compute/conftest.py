@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,21 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(params=list(FAMILIES))
 def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model:
     return read_model(model_files[request.param], FAMILIES)
+
+
+def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Each of `kinds` as the argument `name` with a model of the first family, and one with each other, another each
+    time; with `slow` all with all: for what knows nothing of families."""
+    return pytest.mark.parametrize(
+        ("model", name),
+        [
+            pytest.param(family, kind, id=f"{family}-{said}", marks=() if turn in (0, place) else pytest.mark.slow)
+            for number, family in enumerate(FAMILIES)
+            for turn in [number and (number - 1) % len(kinds) + 1]
+            for place, (said, kind) in enumerate(kinds.items(), 1)
+        ],
+        indirect=["model"],
+    )
 
 
 @pytest.fixture

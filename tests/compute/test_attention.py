@@ -28,7 +28,7 @@ from cbtop.compute.kernels.base import floats
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings.default.max_examples * 2)
 @given(
     tokens=st.integers(1, 20),
     start=st.integers(0, 150),
@@ -98,7 +98,7 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     cap=st.sampled_from([0.0, 50.0]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples * 2 // 3)
 def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     position: int, group: int, is_in_value: bool, cap: float, seed: int
 ) -> None:

@@ -20,7 +20,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
-from .conftest import ListRecorder
+from .conftest import ListRecorder, in_every_family
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -162,7 +162,7 @@ def not_a_number(out: Any) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("alone", [True, False], ids=["one token", "many"])
-@pytest.mark.parametrize("fault", [scaled, swapped, not_a_number])
+@in_every_family("fault", {fault.__name__: fault for fault in (scaled, swapped, not_a_number)})
 def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check(
     model: Model,
     decoder_for: MakeDecoder,

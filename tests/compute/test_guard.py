@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cbtop.compute.brick import ComputeBrick
-from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.errors import GuardError
@@ -17,7 +16,7 @@ from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reac
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult, Node
 
-from .conftest import ListRecorder
+from .conftest import ListRecorder, in_every_family
 
 PROMPT = [3, 141, 59, 26]
 LAYER = 1
@@ -27,23 +26,6 @@ PLANTED: dict[Fault, float] = {
     Fault.OVERFLOW: 1e7,
     Fault.DIVERGENCE: 0.25,
 }
-
-
-# Every fault in the first family, and one in each other: what the guard does knows nothing of families.
-IN_EVERY_FAMILY = pytest.mark.parametrize(
-    ("model", "fault"),
-    [
-        pytest.param(
-            family,
-            fault,
-            id=f"{family}-{fault.name}",
-            marks=() if turn == 0 or turn % len(Fault) == place else pytest.mark.slow,
-        )
-        for turn, family in enumerate(FAMILIES)
-        for place, fault in enumerate(Fault)
-    ],
-    indirect=["model"],
-)
 
 
 def stopped() -> float:
@@ -76,7 +58,7 @@ def of_guard(recorder: ListRecorder) -> list[CheckResult]:
     return [m for m in recorder.messages if isinstance(m, CheckResult) and m.assertion == "guard"]
 
 
-@IN_EVERY_FAMILY
+@in_every_family("fault", {fault.name: fault for fault in Fault})
 def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
@@ -86,7 +68,7 @@ def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
     assert [result.note for result in of_guard(recorder)] == [f"{fault.value} in layer 1, position 4; met 1 time"]
 
 
-@IN_EVERY_FAMILY
+@in_every_family("fault", {fault.name: fault for fault in Fault})
 def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
@@ -106,7 +88,7 @@ def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
     assert of_guard(recorder)[2].note.endswith("met 3 times")
 
 
-@IN_EVERY_FAMILY
+@in_every_family("fault", {fault.name: fault for fault in Fault})
 def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:

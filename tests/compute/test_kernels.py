@@ -28,10 +28,21 @@ from cbtop.compute.kernels.base import Kernel, with_copies
 from cbtop.compute.kernels.linear import kernel_for
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.verification import SIZES, Variant, variants, verified
+from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 
 FEW = (7, 200)  # sizes: the last is work for two threads
 EVERY_WAY = "q4_k"  # of this format; of the others and of attention one by default, each another
+# Formats in which products are tried in every kind of way by default: of floats, of blocks of 32 and of 256. What the
+# others have of their own is how sixteen weights are read, and each is compiled: one thread tries them in one way.
+IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
+
+
+def is_repetition(variant: Variant) -> bool:
+    """Whether a product in a format is of a kind that other formats have by default."""
+    name = variant.kernel.contract.name
+    if name not in ("linear", "linear_int8", "qkv", "gated") or variant.kernel.name.startswith(IN_EVERY_KIND):
+        return False
+    return name in ("qkv", "gated") or "2 threads" in variant.how or variant.peer != REFERENCE
 
 
 def table() -> Iterator[Any]:
@@ -42,7 +53,8 @@ def table() -> Iterator[Any]:
         yield pytest.param(variant, SIZES, id=f"{name}, all sizes", marks=pytest.mark.slow)
         own = name if variant.kernel.name.startswith(EVERY_WAY) else ""
         kind = variant.how.rpartition("thread")[2].removeprefix("s")
-        ways.setdefault((variant.kernel.name, variant.peer, kind, own), []).append(variant)
+        if not is_repetition(variant):
+            ways.setdefault((variant.kernel.name, variant.peer, kind, own), []).append(variant)
     for turn, several in enumerate(ways.values()):
         one = several[turn % len(several)]
         yield pytest.param(one, FEW, id=f"{one.kernel.name} {one.how} beside {one.peer}")
