@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
@@ -157,7 +157,6 @@ WORDS = st.sampled_from(("read", "delta", "delta", "keyframe", "heartbeat"))
 SPEAKS = st.tuples(st.integers(0, 300 * MS), WORDS, st.just(0), st.just(0))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(HAPPENS | SPEAKS, max_size=60), st.integers(0, 30))
 def test_in_steps_is_the_exact_overlap_of_the_steps_with_the_window_whenever_it_attached(
     events: list[tuple[int, int | str, int, int]], attach: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,9 +86,12 @@ async def test_the_details_follow_the_cursor() -> None:
     assert f"{samples.BRICKS[1].name} ──" in second
 
 
+@pytest.mark.parametrize(
+    "heights", [(*range(1, 60, 7), 59), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "every"]
+)
 @pytest.mark.parametrize("width", [1, 12, 40, 59, 80, 118, 200])
-def test_details_are_drawn_at_every_size_within_it(width: int) -> None:
-    for height in range(1, 60):
+def test_details_are_drawn_at_every_size_within_it(width: int, heights: Sequence[int]) -> None:
+    for height in heights:
         for source in (samples.CHECKED, samples.HOSTILE, replace(samples.LIVE, layer_times=None, phase=None)):
             for row in source.bricks[:4]:
                 lines = detail_lines(row, source, width, height)

@@ -405,8 +405,17 @@ OTHERS = [
 ]
 
 
+DRAWN: dict[tuple[str, str], str] = {}
+
+
 async def drawn(view: str, state: str) -> str:
-    """That view on a terminal that has room for all of it."""
+    """That view on a terminal that has room for all of it; drawn once."""
+    if (view, state) not in DRAWN:
+        DRAWN[view, state] = await _drawn(view, state)
+    return DRAWN[view, state]
+
+
+async def _drawn(view: str, state: str) -> str:
     source = states()[state]
     assert source is not None
     app = CbtopApp(Seen(source), interval_s=60)

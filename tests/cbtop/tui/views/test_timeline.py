@@ -124,14 +124,31 @@ async def test_while_it_follows_only_the_lanes_of_the_newest_step_are_made_and_a
         assert map_of(app)._lines[1:-1] == in_sight
 
 
-@pytest.mark.parametrize("keys", [["z"], ["Z"], ["0"], ["l"], ["h"], ["L"], ["H"], ["g"]])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["z"],  # of those that zoom, step, pan and go to an end, one each
+        ["l"],
+        ["L"],
+        ["g"],
+        *(pytest.param([key], marks=pytest.mark.slow) for key in "Z0hH"),
+    ],
+)
 async def test_every_key_that_moves_it_holds_it(keys: list[str]) -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         assert HELD in await opened(pilot, *keys)
 
 
-@pytest.mark.parametrize("keys", [["left"], ["right"], ["home"], ["2", "left", KEY], ["v", "left", "v"]])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["left"],
+        ["2", "left", KEY],
+        ["v", "left", "v"],
+        *(pytest.param([key], marks=pytest.mark.slow) for key in ("right", "home")),
+    ],
+)
 async def test_who_goes_elsewhere_in_time_sees_the_timeline_of_there(keys: list[str]) -> None:
     with ReplayFeed(RECORDED, clock_s=lambda: 0.0) as feed:
         feed.seek(AT_S - 1)
