@@ -127,7 +127,12 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(None, "does not exist"), (b"", "empty"), (b"PK\x03\x04 not a model", "not a GGUF"), (b"GGUF\x03\0\0\0", "")],
+    [
+        (None, "does not exist"),
+        (b"GGUF\x03\0\0\0", ""),
+        pytest.param(b"", "empty", marks=pytest.mark.slow),  # as test_gguf.py has it of a reader
+        pytest.param(b"PK\x03\x04 not a model", "not a GGUF", marks=pytest.mark.slow),
+    ],
 )
 def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     tmp_path: Path, content: bytes | None, complaint: str, capfd: pytest.CaptureFixture[str],

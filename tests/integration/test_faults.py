@@ -214,14 +214,15 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
 
 
 # Those that leave each other's ground as it was befall one scene in turn: to set one takes four starts of Python.
-FAULTS: list[tuple[Callable[[Scene], None], ...]] = [
+FAULTS: list[Any] = [
     (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
     (daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps),
     (
         viewer_is_killed, a_second_daemon_on_the_same_address, a_second_daemon_on_another_address,
-        stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles, a_node_table_that_is_too_long,
+        stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
+    pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),  # seconds to write and to read
 ]  # fmt: skip
 
 
@@ -688,9 +689,16 @@ def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    "files", [*(pytest.param(files, marks=pytest.mark.slow) for files in (8, 16, 48)), 24, 32, 64]
+    "files", [24, 64, *(pytest.param(files, marks=pytest.mark.slow) for files in (8, 16, 32, 48))]
 )
-@pytest.mark.parametrize("command", ["daemon", "daemon --metrics 0", "--headless --once --timeout 1", "ls"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "daemon --metrics 0",  # who serves, and who looks
+        "--headless --once --timeout 1",
+        *(pytest.param(command, marks=pytest.mark.slow) for command in ("daemon", "ls")),
+    ],
+)
 def test_where_few_files_may_be_open_there_is_one_true_line_or_all_works(command: str, files: int) -> None:
     limited = f"ulimit -c 0 -n {files}; exec {shlex.join(CBTOP)} {command}"
     with subprocess.Popen(

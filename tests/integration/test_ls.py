@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host, once_answered
 from tests.integration.test_many_daemons import elsewhere
-from tests.integration.test_stragglers import SLOW_RANK, kept_running, ranks
 
 
 def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,16 +48,6 @@ def test_rates_are_of_the_last_seconds_where_the_daemon_remembers_them_and_else_
     with daemon("--history", "0"), host():
         source = eventually(lambda: (seen := only()).get("tokens_per_sec") and seen)
         assert source["window_covers_s"] is None
-
-
-def test_it_names_the_straggler_of_several_ranks(runtime: Path) -> None:
-    (runtime / f"slow-{SLOW_RANK}").touch()
-    with daemon(), ranks(count=SLOW_RANK + 1) as processes, kept_running(processes):
-        eventually(lambda: f"{SLOW_RANK}/{SLOW_RANK + 1}" in (text := ls().stdout) and "straggler" in text)
-        # A look may be too short.
-        found = eventually(lambda: (seen := json.loads(ls("--format", "json").stdout))["stragglers"] and seen)
-    assert [straggler["rank"] for straggler in found["stragglers"]] == [SLOW_RANK]
-    assert [source["rank"] for source in found["sources"]] == list(range(SLOW_RANK + 1))
 
 
 def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:

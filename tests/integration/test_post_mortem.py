@@ -52,7 +52,9 @@ def autopsy(*arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("python", [False, True], ids=["compiled", "python"])
-@pytest.mark.parametrize("bricks", [10, 14, 45, 46, 1234])
+@pytest.mark.parametrize(
+    "bricks", [14, 1234, *(pytest.param(bricks, marks=pytest.mark.slow) for bricks in (10, 45, 46))]
+)
 def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -> None:
     if not python and not compiled():
         pytest.skip("no compiled hot path here")

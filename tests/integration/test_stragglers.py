@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -125,14 +126,21 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
             assert look(feed, processes) is None
 
 
-def test_once_names_the_straggler_in_text_and_json(runtime: Path) -> None:
+def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks() as processes, kept_running(processes):
         # A look may be too short.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
         once = ("--headless", "--once", "--window=all", *PATIENTLY, "--view", "bricks")
         text = eventually(lambda: "straggler:" in (seen := cbtop(*once).stdout) and seen)
+        ls = ("ls", *PATIENTLY)
+        eventually(lambda: f"{SLOW_RANK}/{RANKS}" in (listed := cbtop(*ls).stdout) and "straggler" in listed)
+        listed = eventually(
+            lambda: (seen := json.loads(cbtop(*ls, "--format", "json").stdout))["stragglers"] and seen
+        )
     assert {source["straggler"]["rank"] for source in sources} == {SLOW_RANK}
+    assert [straggler["rank"] for straggler in listed["stragglers"]] == [SLOW_RANK]
+    assert [source["rank"] for source in listed["sources"]] == list(range(RANKS))
     (line,) = [line for line in text.splitlines() if line.startswith("straggler:")]
     assert f"rank {SLOW_RANK} is" in line
     assert f"pid {processes[SLOW_RANK].pid} on" in line

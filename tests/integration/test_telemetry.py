@@ -176,6 +176,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py has the same of processes that are made
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
 

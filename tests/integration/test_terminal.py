@@ -125,7 +125,8 @@ def quit_leaves_a_clean_terminal_and_no_process(screen: Terminal, key: str) -> N
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP))],
 )
 def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, number: signal.Signals) -> None:
     with terminal("demo", "--model", model) as screen:
@@ -260,7 +261,7 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.parametrize("option", ["--no-color", "NO_COLOR"])
+@pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
 def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if option == "NO_COLOR":
         monkeypatch.setenv(option, "1")

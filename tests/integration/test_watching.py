@@ -377,7 +377,12 @@ def test_an_address_where_nobody_answers_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--headless --once --window=all --timeout 1", "ls --timeout 1", "record -o x", "daemon"]
+    "command",
+    [
+        "ls --timeout 1",  # who looks, and who would serve
+        "daemon",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("--headless --once --timeout 1", "record -o x")),
+    ],
 )
 def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_the_way_out(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
