@@ -9,7 +9,6 @@ from cbtop.protocol.endpoint import from_here
 from cbtop.protocol.keys import DaemonKeys
 from cbtop.telemetry import openmetrics, otlp
 from cbtop.telemetry.base import Service
-from cbtop.telemetry.subscription import Subscription
 
 SERVICES: dict[str, Service] = {"metrics": openmetrics, "otlp": otlp}
 
@@ -25,5 +24,8 @@ def serving(endpoint: str, keys: DaemonKeys | None, addresses: Mapping[str, str 
         if not wanted:
             yield []
             return
+        # The store and the views, which a daemon that exports nothing neither waits for nor keeps in memory.
+        from cbtop.telemetry.subscription import Subscription
+
         subscription = stack.enter_context(Subscription(from_here(endpoint), keys.as_viewer if keys else None))
         yield [stack.enter_context(SERVICES[name].serving(address, subscription)) for name, address in wanted.items()]

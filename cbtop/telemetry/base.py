@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cbtop.telemetry.subscription import Subscription
+if TYPE_CHECKING:
+    from cbtop.telemetry.subscription import Subscription
 
 
 class Service(Protocol):

@@ -18,11 +18,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.telemetry.metrics import Durations, Kind, Metric, Snapshot
-from cbtop.telemetry.subscription import Subscription
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric as Family
+
+    from cbtop.telemetry.subscription import Subscription
 
 METAVAR = "[HOST:]PORT"
 HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"

@@ -18,15 +18,14 @@ from urllib.parse import urlsplit
 
 from cbtop.errors import NoDataError, UsageError
 from cbtop.telemetry.metrics import Durations, Kind, Metric, Point, Snapshot
-from cbtop.telemetry.otlp_traces import spans
-from cbtop.telemetry.steps import sample_steps
-from cbtop.telemetry.subscription import Subscription
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricsData, Sum
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.trace import SpanContext
+
+    from cbtop.telemetry.subscription import Subscription
 
 METAVAR = "http://HOST:4318"
 HELP = (
@@ -69,6 +68,10 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
+    # As `telemetry.serving` has it: a daemon that exports nothing loads nothing of the store.
+    from cbtop.telemetry.otlp_traces import spans
+    from cbtop.telemetry.steps import sample_steps
+
     interval_s = _interval_s(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or str(INTERVAL_MS))
     to_metrics, to_traces = f"{address}/v1/metrics", f"{address}/v1/traces"
     metric_exporter, span_exporter = OTLPMetricExporter(endpoint=to_metrics), OTLPSpanExporter(endpoint=to_traces)

@@ -66,7 +66,8 @@ def loaded_by(*arguments: str) -> set[str]:
     script = (
         f"import contextlib, sys; from cbtop.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
-        "heavy = {'numpy', 'zmq', 'msgpack', 'rich', 'textual', 'psutil', 'pynvml', 'numba'}\n"
+        "heavy = {'numpy', 'zmq', 'msgpack', 'rich', 'textual', 'psutil', 'pynvml', 'numba', 'cbtop.client.store',"
+        " 'cbtop.viewmodels.model'}\n"
         "sys.stderr.write('loaded: ' + ' '.join(heavy & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -82,6 +83,10 @@ def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
     loaded = loaded_by("--once", "--timeout", "0.1")
     assert "zmq" in loaded
     assert not loaded & {"rich", "textual", "numba"}
+
+
+def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
+    assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.model"}
 
 
 def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
