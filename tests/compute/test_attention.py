@@ -98,7 +98,6 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     cap=st.sampled_from([0.0, 50.0]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=settings.default.max_examples * 2 // 3)
 def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     position: int, group: int, is_in_value: bool, cap: float, seed: int
 ) -> None:

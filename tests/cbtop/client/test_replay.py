@@ -74,7 +74,7 @@ def steps(feed: ReplayFeed) -> int:
     return view.steps.count if view and view.steps and view.phase == "decode" else 0
 
 
-@settings(max_examples=settings.default.max_examples // 6)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(-10, SECONDS + 10), max_size=5))
 def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], made: Path) -> None:
     with ReplayFeed(made, clock_s=Hand()) as feed:
@@ -108,7 +108,7 @@ def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
 
 
 # `plays` goes on to any moment from the beginning; `jumps` comes from anywhere.
-@settings(max_examples=settings.default.max_examples // 6)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
 @pytest.mark.parametrize("of", ["imperfect", "uneven"])
 def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(

@@ -48,7 +48,7 @@ def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
     return source_view(record, "decode", window=True)
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(0, 700), st.integers(50, 400), st.integers(1100, 1500))
 def test_of_a_long_step_that_began_before_the_window_no_more_is_gained_than_what_lies_in_it(
     begin: int, steps: int, until: int
