@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.cuda import gemm
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, line
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
@@ -338,6 +339,20 @@ def test_every_brick_of_a_mixture_passes_its_checks(
         decoder.plan(tokens, run, lambda index: nullcontext())
     assert {brick for brick, _, _ in findings} >= {"MoeRouter", "MoeExperts", "MoeCombine"}
     assert [(brick, what) for brick, what, found in findings if not found.passed] == []
+
+
+@pytest.mark.slow
+def test_a_prompt_of_a_mixture_in_bfloat16_has_the_logits_of_a_float64_pass(
+    model_files: dict[str, Path], gpu: CpuAsGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm, "_run", cuda_on_cpu._bf16_product)
+    model, tokens = of_family("mixtral", model_files), [7 * place % 300 for place in range(14)]
+    decoder = decoder_of(gpu, model, is_exact=False)
+    names = pass_of(gpu, decoder, tokens)
+    assert model.experts is not None
+    assert names.count("take_rows") == model.experts.count * len(model.layers)
+    assert names.count("cublas_gemm_bf16") >= 3 * names.count("take_rows")
+    assert off(decoder.logits, forward_reference(model, tokens, 64)[-1]) < 0.12
 
 
 # --- that faults are found ------------------------------------------------------------------------------------------

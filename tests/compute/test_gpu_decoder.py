@@ -202,6 +202,26 @@ def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict
     assert launched == expected
 
 
+def test_a_token_of_a_mixture_asks_the_host_for_nothing_and_a_graph_launches_the_same_again(
+    gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen3moe"], BrickProfiler(enabled=False))
+
+    def host(array: Any) -> Any:
+        raise AssertionError("a copy to the host")
+
+    monkeypatch.setattr(gpu, "host", host)
+    launched: list[str] = []
+    gpu.before_launch = lambda one: launched.append(one.entry)
+    decoder.decode(1)  # which captures
+    assert launched.count("expert_gated_in_turn") == launched.count("route") > 0
+    launched.clear()
+    decoder.decode(2)
+    assert launched == []  # they were captured
+    with pytest.raises(AssertionError, match="a copy to the host"):
+        decoder.prefill([1, 2, 3])
+
+
 def test_a_norm_of_a_gpu_reads_its_row_once(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
     work = decoder.bricks.final_norm.definition.work
