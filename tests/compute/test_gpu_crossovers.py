@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.compute import gpu_crossovers
+from cbtop.compute import crossovers, gpu_crossovers
 from cbtop.compute.crossovers import Rung, Times
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
+from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu_crossovers import DECODING, PROMPTS, layer_bytes, measure_gpu_crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
@@ -18,7 +19,7 @@ from tests.compute.fake_gpu import FakeGpu
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     found = FakeGpu()
     monkeypatch.setattr(gpu_crossovers, "Gpu", lambda: found)
     monkeypatch.setattr(gpu_crossovers, "HIDDEN", (256, 512))
@@ -27,9 +28,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return found
 
 
-def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(gpu: FakeGpu) -> None:
+def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGpu) -> None:
     launched: list[str] = []
-    gpu.before_launch = lambda one: launched.append(one.entry)
+    fake.before_launch = lambda one: launched.append(one.entry)
     sizes: list[list[int]] = []
 
     def planted(rungs: Sequence[Rung]) -> list[Times]:
@@ -65,3 +66,14 @@ def test_the_work_of_a_token_is_a_layers_weights_and_of_experts_those_that_it_ta
             weights += share * sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
         weights /= len(model.layers)
         assert weights <= layer_bytes(model_files[name]) < 1.1 * weights  # with norms and biases, and a router
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured_beside_this_processor(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    monkeypatch.setattr(crossovers, "ROUNDS", 5)
+    decoding, prompts = measure_gpu_crossovers(1, lambda name: None)
+    assert (decoding.name, prompts.name) == (DECODING, PROMPTS)
+    for one in (decoding, prompts):
+        assert one.note == gpu.name or one.note.startswith("unsure at ")
+        assert one.before_us
+        assert one.after_us
