@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -460,3 +461,66 @@ def test_received_are_calls_amounts_and_cancelled_steps_and_of_the_latter_no_cou
     assert stats.rare("uncounted", (1,)) == 1
     assert stats.rare("uncounted", (step,)) == 0
     assert stats.rare("cancelled", (step,)) == 2
+
+
+def records(*rows: tuple[int, int, int], flags: Sequence[int] = ()) -> Batch:
+    """Records of (node, start, end)."""
+    node, start, end = np.array(rows, np.int64).T
+    return Batch(
+        node, np.array(flags or [0] * len(rows), np.int64), start, end, np.zeros(len(rows), np.int64), overwritten=0
+    )
+
+
+STEP_AND_BRICK = np.array([-1, 1, 1]), np.array([-1, -1, 1])  # node 1 is a step, node 2 a brick in it
+
+
+def test_steps_that_begin_where_the_last_ended_are_one_interval() -> None:
+    stats = NodeStats()
+    stats.add(records((1, 10, 20), (1, 20, 30), (1, 31, 40)), *STEP_AND_BRICK)
+    node, begin, length = stats.intervals(0, 100)
+    assert [begin[node == 1].tolist(), length[node == 1].tolist()] == [[10, 31], [20, 9]]
+    assert stats.rare("union_ns", [1]) == 29
+
+
+def test_what_is_deferred_until_after_the_second_of_two_steps_is_the_seconds() -> None:
+    stats = NodeStats()
+    stats.add(records((1, 10, 20), (1, 30, 50), (2, 35, 45)), *STEP_AND_BRICK)
+    assert stats.column("closed_ns")[2] == 10
+    assert not stats.is_open(1, 0)
+
+
+def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
+    """No step has ended before it: it is late for none."""
+    stats = NodeStats()
+    stats.grow(3)
+    stats.add(records((2, 0, 1)), *STEP_AND_BRICK)
+    assert (stats.column("closed_ns")[2], stats.is_open(1, 0)) == (0, True)
+    stats.add(records((1, 0, 5)), *STEP_AND_BRICK)
+    assert (stats.column("closed_ns")[2], stats.is_open(1, 0)) == (1, False)
+
+
+@pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
+def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
+    """A step ended at 100 in one lane, at 50 in the other; then 80 to 90 is late in the one, and of a next step in the
+    other."""
+    first, second = (lane << LANE_SHIFT for lane in lanes)
+    stats = NodeStats()
+    stats.add(records((1, 40, 50), (1, 10, 100), flags=(second, first)), *STEP_AND_BRICK)
+    stats.add(records((2, 80, 90), (2, 80, 90), flags=(first, second)), *STEP_AND_BRICK)
+    assert stats.column("closed_ns")[2] == 10
+    assert [stats.is_open(1, lane) for lane in lanes] == [False, True]
+
+
+def test_a_cancelled_step_is_told_among_what_has_changed() -> None:
+    stats = NodeStats()
+    changed, _ = stats.add(records((2, 10, 20), (1, 5, 30), flags=(0, FLAG_CANCELLED)), *STEP_AND_BRICK)
+    assert changed.tolist() == [1, 2]
+    assert (stats.rare("cancelled", [1]), stats.rare("cancelled_ns", [2])) == (1, 10)
+
+
+def test_of_a_node_that_has_no_row_yet_nothing_is_left_out_as_plain() -> None:
+    stats = NodeStats()
+    stats.add(records((1, 10, 30)), *STEP_AND_BRICK)
+    stats.set_rare({(RARE.index("plain"), 1): 1, (RARE.index("plain"), 2): 7})
+    assert stats.of_recorded("count").tolist() == [0, 0]
+    assert stats.rare_column("plain").tolist() == [0, 1]

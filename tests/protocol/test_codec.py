@@ -289,3 +289,39 @@ def test_a_message_inside_another_must_be_of_the_kind_that_belongs_there() -> No
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(DecodeError):
         codec.decode(b"\x91" * 100_000 + b"\xc0")
+
+
+def packed(**fields: object) -> bytes:
+    """A message of a kind that nobody knows: what is read of it is bounded all the same."""
+    found: bytes = msgpack.packb({"k": "later", **fields})
+    return found
+
+
+def taken(frame: bytes) -> bool:
+    try:
+        return codec.decode(frame) is None
+    except DecodeError:
+        return False
+
+
+def test_every_bound_of_a_frame_is_where_it_is_said_to_be() -> None:
+    """A list of 200,000, a text of 65,536 bytes, five million parts (a container is one, and what it holds), 64 MiB."""
+    assert [taken(packed(a=[0] * count)) for count in (200_000, 200_001)] == [True, False]
+    assert [taken(packed(a="x" * count)) for count in (65_536, 65_537)] == [True, False]
+    lists = [[0] * 199_999] * 24
+    room = 5_000_000 - (1 + 2) - (1 + 25) - 24 * 200_000
+    assert [taken(packed(a=[*lists, [0] * (room - 1 + more)])) for more in (0, 1)] == [True, False]
+    for size, complaint in ((64 << 20, "not a message"), ((64 << 20) + 1, "a frame of")):
+        with pytest.raises(DecodeError, match=complaint):
+            codec.decode(bytes(size))
+    assert [len(codec.sanitise("x" * count)) for count in (256, 257)] == [256, 256]
+
+
+@pytest.mark.parametrize("column", [b"1234567", "12345678", None])
+def test_a_column_is_bytes_and_whole_integers_of_64_bits(column: object) -> None:
+    columns = [field.name for field in dataclasses.fields(messages.StatsUpdate) if field.type == "bytes"]
+    numbers = {"source": "one", "sequence": 1, "monotonic_ns": 2, "received": 3}
+    raw = {"k": "StatsUpdate", **numbers, **dict.fromkeys(columns, bytes(8)), "cells": b""}
+    assert isinstance(codec.decode(msgpack.packb(raw)), messages.StatsUpdate)
+    with pytest.raises(DecodeError, match="min_ns"):
+        codec.decode(msgpack.packb(raw | {"min_ns": column}))

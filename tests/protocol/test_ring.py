@@ -29,10 +29,14 @@ from cbtop.protocol.ring import (
     FIRST_SLOT_WORD,
     FLAG_AMOUNTS,
     FLAG_FAILED,
+    FLAG_LOOSE,
+    FLAG_PLAIN,
     FLAG_UNCOUNTED,
     HEADER_BYTES,
     HELD,
+    LANE_SHIFT,
     MAX_NODE,
+    MAX_RECORDS,
     NEVER_WRITTEN,
     NO_NODE,
     RECORD,
@@ -539,3 +543,54 @@ def _overwrite(path: Path, at: int, value: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(struct.pack("<q", value))
+
+
+def test_a_file_has_the_layout_that_its_version_stands_for(path: Path) -> None:
+    """Of version 2, in numbers: a process of another release reads it. A record that failed and gave no count of its
+    elements, in lane 3, then a plain step; and the slot of the second thread."""
+    writer = RingWriter(path, 8 * RECORD_BYTES)
+    writer.record(7 | FLAG_FAILED | FLAG_UNCOUNTED | 3 << LANE_SHIFT, 100, 250, 4096)
+    writer.record(9 | FLAG_PLAIN, 300, 400, 1)
+    writer.record(9 | FLAG_LOOSE, 300, 400, 1)
+    data = bytearray(path.read_bytes())
+    assert (data[:8], struct.unpack_from("<qqq", data, 8)) == (b"CBTOPRNG", (2, 32, 8))
+    assert struct.unpack_from("<qqqq", data, 4096) == (100, 250, 4096, 1 << 32 | 3 << 28 | 0x05 << 24 | 7)
+    assert struct.unpack_from("<qqqq", data, 4128) == (300, 400, 1, 2 << 32 | 1 << 28 | 0x08 << 24 | 9)
+    assert struct.unpack_from("<q", data, 4184)[0] == 3 << 32 | 0x0A << 24 | 9
+    for at, word in enumerate((77, 7, 500)):
+        _overwrite(path, (24 + 8 + at) * 8, word)
+    assert RingReader(path).in_flight() == [InFlight(77, 7, 500)]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_record_that_is_not_complete_yet_is_waited_for_wherever_a_reader_begins(path: Path, number: int) -> None:
+    writer = RingWriter(path)
+    for at in range(number + 1):
+        writer.record(1, at, at, 0)
+    _overwrite(path, HEADER_BYTES + number * RECORD_BYTES + 24, 0)  # its tag
+    writer.record(1, number + 1, number + 1, 0)
+    reader = RingReader(path, clock_s=lambda: 1_000.0)
+    assert reader.read().start_ns.tolist() == list(range(number))
+    assert reader.read().overwritten == 0
+
+
+def test_the_newest_time_is_of_this_lap_where_the_last_one_left_later_ones(path: Path) -> None:
+    """As of brick records written before those of the step that they lie in: times need not grow."""
+    writer = RingWriter(path, 256 * RECORD_BYTES)
+    for number in range(256 + 50):
+        writer.record(1, 0, 10_000 - number, 0)
+    assert RingReader(path).newest_end_ns() == 10_000 - (256 + 50 - 64)
+
+
+@pytest.mark.parametrize("cursor", [0, MAX_RECORDS])
+def test_a_cursor_that_is_none_or_as_far_as_one_goes_has_no_newest_time(path: Path, cursor: int) -> None:
+    RingWriter(path)
+    _overwrite(path, CURSOR_WORD * 8, cursor)
+    assert RingReader(path).newest_end_ns() is None
+
+
+def test_no_elements_are_a_count_also_where_a_lap_begins(path: Path) -> None:
+    writer = RingWriter(path, 8 * RECORD_BYTES)
+    for _ in range(9):
+        writer.record(1, 5, 6, 0)
+    assert set(RingReader(path).read().flags.tolist()) == {0}

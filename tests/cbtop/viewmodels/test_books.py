@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.books import Beside, Books
+from cbtop.daemon.source import Source
+from cbtop.profiler.books import Beside, Books, books_of, outside_steps
 from cbtop.profiler.graph.nodes import Function
+from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS
@@ -446,3 +448,86 @@ def test_whatever_a_host_does_shares_are_between_0_and_100_percent_or_it_is_said
     shown = [*shares(view), *(row.total_exclusive_us for row in view.bricks)]
     assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= 100 + 1e-6)
     assert view.outside is None or view.outside.us >= 0
+
+
+def books_beside(directory: Path, host: Host) -> tuple[Books | None, Beside | None]:
+    """The books of decode, and what ran outside of steps, as the profiler sees them."""
+    record = record_of(_recorded(directory, host))
+    whole = PhaseTotals.of(record.nodes, record.stats, "decode")
+    return books_of(whole, whole), outside_steps(record.nodes, record.stats)
+
+
+def _recorded(directory: Path, host: Host) -> Source:
+    clock = Clock()
+    profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))
+    host(profiler, clock)
+    return source_of(directory)
+
+
+def test_what_ran_outside_of_steps_is_there_by_name_the_longest_first_and_what_was_adopted_apart(
+    tmp_path: Path,
+) -> None:
+    """The caller of the threads waits for 1 µs and is a row, too; a name that has no calls is none."""
+
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1):
+            clock.sleep_us(50)
+        for name, us in (("load", 20), ("tokenize", 300), ("tokenize", 40)):
+            with profiler.brick(name):
+                clock.sleep_us(us)
+        with profiler.brick("call"):
+            place = profiler.place()
+
+            def work() -> None:
+                with profiler.adopt(place), profiler.brick("worker"):
+                    clock.sleep_us(70)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            clock.sleep_us(1)
+
+    books, outside = books_beside(tmp_path, host)
+    assert books is not None
+    assert (books.adopted, books.open_ns) == (None, 0)
+    assert outside == Beside(
+        5, 501_000, (("tokenize", 340_000), ("call", 71_000), ("worker", 70_000), ("load", 20_000))
+    )
+
+
+def test_time_in_a_step_that_runs_now_is_open_less_what_is_loose_or_cancelled_there(tmp_path: Path) -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1) as step:
+            with profiler.brick("a"):
+                clock.sleep_us(5)
+            step.cancel()
+        with profiler.step("decode", 1):
+            twice = profiler.start_brick("a")
+            clock.sleep_us(7)
+            profiler.stop_brick(twice, 1)
+            profiler.stop_brick(twice, 1)
+        profiler.step("decode", 1).__enter__()
+        with profiler.brick("a"):
+            clock.sleep_us(90)
+
+    books, _ = books_beside(tmp_path, host)
+    assert books is not None
+    assert (books.open_ns, books.bricks_ns, books.wall_ns) == (90_000, 7_000, 7_000)
+    assert (books.loose, books.loose_ns, books.cancelled) == (1, 7_000, 1)
+
+
+def test_layers_that_are_outdone_are_named_the_worst_first_and_bricks_that_were_adopted_are_not(
+    tmp_path: Path,
+) -> None:
+    def host(profiler: BrickProfiler, clock: Clock) -> None:
+        with profiler.step("decode", 1):
+            for layer, us in ((0, 30), (1, 90), (2, 60)):
+                with profiler.layer(layer):
+                    clock.sleep_us(10)
+                    profiler.record_elapsed("a", 1_000 * (10 + us))
+            clock.sleep_us(1_000)
+
+    books, _ = books_beside(tmp_path, host)
+    assert books is not None
+    assert books.outdone == (("Layer 1", 90_000), ("Layer 2", 60_000), ("Layer 0", 30_000))
+    assert not books.close

@@ -15,10 +15,11 @@ from cbtop import formatting
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Manifest, Quiet
+from cbtop.protocol.messages import Dependency, Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
 from cbtop.reports.text import text_report
 from cbtop.tui.views.header import notice
+from cbtop.viewmodels import merge
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
@@ -385,3 +386,50 @@ def test_a_rank_that_has_not_run_the_phase_does_not_lend_it_another(tmp_path: Pa
     assert [column.name for column in view.ranks.ranks] == ["rank 0", "rank 1"]
     down = next(row for row in merged_view([*records, prefill], MergeMode.MAX, "decode").bricks)
     assert (down.rank, down.total_exclusive_us) == ("rank 1", 20 * LAYERS)
+
+
+def test_what_belongs_together_is_of_one_program_and_model_and_ranks_are_of_one_job(tmp_path: Path) -> None:
+    alone, alike, another_model, another_program, rank, peer, another_job, silent = (
+        rank_run(tmp_path, at, [10]) for at in range(8)
+    )
+    for record in (alone, alike, another_model, another_program):
+        assert record.hello is not None
+        record.hello = replace(record.hello, rank=None, world_size=None)
+    assert another_model.manifest is not None
+    assert another_program.hello is not None
+    assert another_job.hello is not None
+    another_model.manifest = replace(another_model.manifest, model="another")
+    another_program.hello = replace(another_program.hello, program="another.py")
+    another_job.hello = replace(another_job.hello, job="another")
+    silent.hello = None
+    every = [alone, alike, another_model, another_program, rank, peer, another_job, silent]
+    assert members_of(alone, every) == [alone, alike]
+    assert members_of(another_model, every) == [another_model]
+    assert members_of(rank, every) == [rank, peer]
+
+
+def test_a_source_whose_nodes_find_no_room_is_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [rank_run(tmp_path, rank, [10]) for rank in range(2)]
+    nodes = len(records[0].nodes)
+    for room, taken in ((2 * nodes, 2), (2 * nodes - 1, 1)):
+        monkeypatch.setattr(merge, "MAX_NODES", room)
+        merged = merged_view(records, MergeMode.SUM).merged
+        assert merged is not None
+        assert (len(merged.members), merged.left_out) == (taken, 2 - taken)
+
+
+def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
+    merged = merged_view(records, MergeMode.SUM).merged
+    assert merged is not None
+    assert merged.running == 0  # nobody has watched one of them for a while
+
+
+def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:
+    record = rank_run(tmp_path, 0, [10])
+    nodes = len(record.nodes)
+    for then in (nodes, nodes + 1):
+        record.dependencies[Dependency(1, then)] = None
+    assert list(merge._sum([record])[0].dependencies) == [Dependency(1, nodes)]
