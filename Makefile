@@ -55,8 +55,9 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-gate: $(READY)  ## run a whole gate on the demo: four runs tell how runs scatter, a fifth is judged
-	@$(BIN)/cbtop demo --check
+# Exit code 5: the machine was too busy for anything to be judged. That is said, and fails nothing.
+gate: $(READY)  ## run a whole gate on the demo: six runs tell how runs scatter, a seventh is judged
+	@$(BIN)/cbtop demo --check || [ $$? -eq 5 ]
 
 bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
 	$(BIN)/python -m benchmarks

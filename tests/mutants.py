@@ -57,6 +57,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cbtop.viewmodels.noise": ("tests/cbtop/viewmodels/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
     "cbtop.viewmodels.runs": (
+        "tests/cbtop/viewmodels/test_runs.py",
         "tests/cbtop/viewmodels/test_run_diff.py",
         "tests/cbtop/commands/test_diff.py",
         "tests/cbtop/client/test_run_file.py",

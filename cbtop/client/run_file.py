@@ -27,7 +27,18 @@ MAX_RUNS, MAX_PARTS, MAX_PLACES, MAX_LISTED, MAX_CHARS = 64, 256, 1 << 16, 1 << 
 MAX_NUMBER = 1e18
 
 FileT = TypeVar("FileT")
-_FIGURE = ("mean", "error", "blocks", "median_us", "slope", "slope_error", "scatter", "runs")
+_FIGURE = (
+    "mean",
+    "error",
+    "blocks",
+    "median_us",
+    "slope",
+    "slope_error",
+    "scatter",
+    "runs",
+    "own_error",
+    "own_scatter",
+)
 
 
 def is_run_file(path: Path) -> bool:
@@ -199,7 +210,7 @@ def _part_in(document: object) -> Part:
 
 
 def _figure(value: object, what: str) -> Figure:
-    mean, error, blocks, median, slope, slope_error, scatter, runs = _row(value, what, len(_FIGURE))
+    mean, error, blocks, median, slope, slope_error, scatter, runs, own, own_scatter = _row(value, what, len(_FIGURE))
     found = Figure(
         _number(mean, what),
         _positive(error, what),
@@ -209,6 +220,8 @@ def _figure(value: object, what: str) -> Figure:
         _positive(slope_error, what),
         _positive(scatter, what),
         _whole(runs, what),
+        _or_none(_positive)(own, what),
+        _positive(own_scatter, what),
     )
     if found.blocks < 2 or found.runs < 1:
         raise _WrongError(f"{what}: of {found.blocks} blocks and {found.runs} runs; two and one are the least")

@@ -61,7 +61,7 @@ its budget, or a check of a brick failed, 5 not comparable, not to be trusted, o
 """
 CHECKS = "checks of bricks"
 CONTRACTS = "contracts"
-DEMO_RUNS = 5
+DEMO_RUNS = 7
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
 _FAILS = ("broken", "unknown")  # outcomes that are no pass
 
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """A whole gate on the workload that `command` runs: four runs tell how they scatter, a fifth is judged."""
+    """A whole gate on the workload that `command` runs: all runs but the last tell how they scatter."""
     options = argparse.Namespace(
         connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
     )

@@ -149,6 +149,7 @@ class BrickTuner:
         self._should_stop = should_stop
         self._clock_s = clock_s
         self._left_s = 0.0
+        self._request_s = 0.0  # of the best so far, as it was last measured
         self._was_interrupted = False
 
     def tune(self, budget_s: float) -> Tuned:
@@ -161,7 +162,7 @@ class BrickTuner:
         candidates, untried = list[Candidate](), list[Untried]()
         others = OtherProcesses()
         try:
-            self._warm_up(best)
+            self._request_s = self._warm_up(best)
             begun_s = self._clock_s()
             shares = self._shares()
             self._left_s -= self._clock_s() - begun_s
@@ -220,9 +221,16 @@ class BrickTuner:
         name = candidate.setting.text
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
+        if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
+            # However fast it is: to find out would take three requests more.
+            why = (
+                f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
+            )
+            return Untried(name, f"{why}: give a larger --budget")
         try:
             round_s = self._warm_up(candidate.setting)
-            round_s += sum(self._bench.request_ns(beside, self._request, self._should_stop)) / 1e9
+            self._request_s = sum(self._bench.request_ns(beside, self._request, self._should_stop)) / 1e9
+            round_s += self._request_s
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
             return Untried(name, "it was interrupted")
@@ -316,7 +324,8 @@ def named(
     _add(candidates, untried, Candidate(other, f"{takes} {_percent(caches.part)}", caches.limit, numbers))
     untried += [
         Untried("batch", "the decoder runs one sequence at a time"),
-        Untried("backend", "the decoder's kernels run on processors alone"),
+        Untried("backend", "what a GPU takes is not known from bricks of a processor: cbtop bench --backend cuda"),
+        Untried("layout", "weights are read as they lie in the file, and no other layout is made of them"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
     # What does not touch the numbers first, then what could gain most.

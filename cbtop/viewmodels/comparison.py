@@ -14,7 +14,7 @@ from cbtop.units import count, number, percent
 from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, Snapshot, Surroundings, Times
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
 
 ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
 ALIKE_SHARE = 0.05  # of the steps of all phases
@@ -185,12 +185,19 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
     found = []
     for brick, all_of_it in whole.items():
         cell = worst_cell.get(brick)
-        has_most = cell is not None and cell.change.delta > all_of_it.change.delta / 2
+        has_most = cell is not None and _is_most(cell.change, all_of_it.change)
         if cell and _is_slower(cell) and has_most and layers[brick] >= MIN_PEERS:
             found.append(cell)
         elif _is_slower(all_of_it) and (is_same_cache or not _reads_cache(brick)):
             found.append(all_of_it)
     return sorted(found, key=lambda one: -one.change.delta)
+
+
+def _is_most(part: Change, whole: Change) -> bool:
+    """Whether it is more than half of it, beside all others where that is told apart of both."""
+    if part.own and whole.own:
+        part, whole = part.own, whole.own
+    return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
@@ -207,8 +214,10 @@ def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
 
 def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:
     both = [place for place in before.places if place in after.places]
+    shared = shared_ratio(before.places, after.places)
     found = [
-        PlaceChange(*place, judged_change(before.places[place], after.places[place], len(both))) for place in both
+        PlaceChange(*place, judged_change(before.places[place], after.places[place], len(both), shared))
+        for place in both
     ]
     return tuple(sorted(found, key=lambda one: -abs(one.change.delta)))
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, pi, sqrt
 from statistics import NormalDist
@@ -42,11 +42,18 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
+    # The same without what moves all places alike, such as a clock that drifts; None where that is not told apart.
+    own_error: float | None = None
+    own_scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a figure has changed; by chance alone not by more than `half` either way."""
+    """How a figure has changed; by chance alone not by more than `half` either way.
+
+    `own`: how it has beside all others, as if these took as long as they did: what a clock does to all of them alike
+    is no part of it. None where that is not told apart.
+    """
 
     before: float
     now: float
@@ -54,6 +61,7 @@ class Change:
     medians_us: tuple[float, float] | None = None  # of one call, then and now
     least_percent: float = LEAST_PERCENT  # what two runs differ by without a cause
     error: float = 0.0  # its standard error, of which `half` is a multiple
+    own: Change | None = None
 
     @property
     def delta(self) -> float:
@@ -76,12 +84,23 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it is more than noise, and the median call has changed like it: what other programs on a processor
-        do to a few calls is theirs, however often it hits the same place."""
+        """Whether it is more than noise, as it is or beside all others, and the median call has changed like it: what
+        other programs on a processor do to a few calls is theirs, however often it hits the same place."""
         return (
             self.noise_percent is not None
-            and abs(self.percent or 0.0) > self.noise_percent
+            and (abs(self.percent or 0.0) > self.noise_percent or self.is_beyond_others)
             and (self.medians_us is None or _is_like(self.delta, *self.medians_us, self.least_percent))
+        )
+
+    @property
+    def is_beyond_others(self) -> bool:
+        """Whether it is more than noise beside all others, and as it is no less than what is called a change: where
+        most become faster, what stays as it was is no slower."""
+        return (
+            self.own is not None
+            and self.own.is_beyond_noise
+            and self.own.delta * self.delta > 0
+            and abs(self.percent or 0.0) > self.least_percent
         )
 
 
@@ -158,12 +177,23 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def change(before: Figure, now: Figure, compared: int) -> Change:
-    """From `before` to `now`, one of so many figures that are `compared` at the same time.
+def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
+    """From `before` to `now`, one of so many figures that are `compared` at the same time; all of them together take
+    `shared` times as long, where that is known.
 
     The interval is Welch's, shared out among them after Bonferroni. Where it was learned how runs scatter, a single
     run is no surer than that, and what moves all places of a run alike is known only as well as so few runs tell.
     """
+    if shared is None or before.own_error is None or now.own_error is None:
+        return _change(before, now, compared, 1)
+    then = replace(before, error=before.own_error, scatter=before.own_scatter)
+    beside = replace(now, mean=now.mean / shared, error=now.own_error / shared)
+    found, own = _change(before, now, compared, 2), _change(then, beside, compared, 2)
+    return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
+
+
+def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
+    """The same for a figure that is looked at so many times."""
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
     medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
@@ -172,39 +202,55 @@ def change(before: Figure, now: Figure, compared: int) -> Change:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
     # Rounded down, so that few quantiles are computed.
-    errors = _student(int(freedom * 4) / 4, compared)
+    errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
-        errors = max(errors, _student(before.runs - 1, 1))
+        errors = max(errors, _student(before.runs - 1, looks))
     error = sqrt(variance)
     return Change(before.mean, now.mean, error * errors, medians, least, error)
 
 
-def learned(figures_of_runs: Sequence[Sequence[Figure]]) -> list[Figure]:
+def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
     """Of each row, a figure in each of several runs, their mean and how it scatters from run to run; no row passes
-    for steadier than half of them are."""
+    for steadier than half of them are. `paces`: how many times as long as their mean all places take in each run."""
     means = np.array([[one.mean for one in row] for row in figures_of_runs])
+    mean, scatter = means.mean(axis=1), _scatter(means)
+    runs = means.shape[1]
+    own_scatter = None if paces is None else _scatter(means / np.array(paces)).tolist()
+    found = []
+    for at, (row, one, by) in enumerate(zip(figures_of_runs, mean.tolist(), scatter.tolist(), strict=True)):
+        medians = [figure.median_us for figure in row if figure.median_us is not None]
+        own = [figure.own_error for figure in row if figure.own_error is not None]
+        is_own_known = own_scatter is not None and len(own) == runs
+        own_by = own_scatter[at] if own_scatter is not None else 0.0
+        found.append(
+            Figure(
+                one,
+                max(by / sqrt(runs), _error_of_mean([figure.error for figure in row])),
+                sum(figure.blocks for figure in row),
+                float(np.mean(medians)) if len(medians) == runs else None,
+                slope=float(np.mean([figure.slope for figure in row])),
+                slope_error=_error_of_mean([figure.slope_error for figure in row]),
+                scatter=by,
+                runs=runs,
+                own_error=max(own_by / sqrt(runs), _error_of_mean(own)) if is_own_known else None,
+                own_scatter=own_by,
+            )
+        )
+    return found
+
+
+def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The standard deviation of each row from run to run."""
     mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
     known = mean > 0
     if known.any():
         scatter[known] = np.maximum(scatter[known], np.median(scatter[known] / mean[known]) * mean[known])
-    runs = means.shape[1]
-    found = []
-    for row, one, by in zip(figures_of_runs, mean.tolist(), scatter.tolist(), strict=True):
-        medians = [figure.median_us for figure in row if figure.median_us is not None]
-        within = sqrt(sum(figure.error**2 for figure in row)) / runs
-        found.append(
-            Figure(
-                one,
-                max(by / sqrt(runs), within),
-                sum(figure.blocks for figure in row),
-                float(np.mean(medians)) if len(medians) == runs else None,
-                slope=float(np.mean([figure.slope for figure in row])),
-                slope_error=sqrt(sum(figure.slope_error**2 for figure in row)) / runs,
-                scatter=by,
-                runs=runs,
-            )
-        )
+    found: NDArray[np.float64] = scatter
     return found
+
+
+def _error_of_mean(errors: Sequence[float]) -> float:
+    return sqrt(sum(error**2 for error in errors)) / len(errors)
 
 
 @lru_cache(maxsize=4096)

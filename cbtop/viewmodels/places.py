@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
 WHOLE_STEP: Place = (None, None)
+MIN_SHARING = 8  # bricks in a layer: that one of them became slower moves the median of fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,32 @@ class PlaceTimes:
     calls: float = 0.0
 
 
-def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int) -> Change:
-    """How the typical time of a place has changed, or its mean where that is not known, one of so many `compared`."""
+def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: float | None) -> Change:
+    """How the typical time of a place has changed, or its mean where that is not known, one of so many `compared`,
+    which take `shared` times as long."""
     if before.typical and now.typical:
-        return change(before.typical, now.typical, compared)
-    return change(before.time, now.time, compared)
+        return change(before.typical, now.typical, compared, shared)
+    return change(before.time, now.time, compared, shared)
+
+
+def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes]) -> float | None:
+    """How many times as long the bricks take that have half of the time: what a machine does to all of them. None
+    where there are fewer than MIN_SHARING places to tell that from what a program does to one."""
+    ratios = sorted(
+        (one.typical.mean / was.typical.mean, was.typical.mean)
+        for place, one in afters.items()
+        if (was := befores.get(place)) and _tells_pace(place) and one.typical and was.typical and was.typical.mean > 0
+    )
+    if len(ratios) < MIN_SHARING:
+        return None
+    # Not the median place: what pollutes a cache hits most places, and little of the time.
+    reached_us = list(accumulate(us for _, us in ratios))
+    return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
+
+
+def _tells_pace(place: Place) -> bool:
+    """Whether it is a brick in one layer: each call of a step is in one at most."""
+    return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
 class Places:
@@ -125,8 +149,9 @@ def place_times(
         *((None, layer) for layer in places.layers),
     ]
     # Bricks, bricks in layers and layers are each as noisy as their like.
-    parts = np.split(rows, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    times = [one for part in parts for one in figures(part, units, along)]
+    kinds = np.cumsum([len(places.bricks), len(places.cells)])
+    pacers = np.array([_tells_pace(place) for place in names])
+    times = _figures(rows, kinds, units, along, pacers)
     # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
@@ -144,8 +169,7 @@ def place_times(
         typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
         if unknown.intersection(own):
             unknown.add(at)
-    parts = np.split(typical_us, np.cumsum([len(places.bricks), len(places.cells)]), axis=1)
-    typical = [one for part in parts for one in figures(part, units, along)]
+    typical = _figures(typical_us, kinds, units, along, pacers)
     nested = _nested(places, totals)
     each = (calls.calls / steps.sum()).tolist()
     of_layer = dict(zip(names, p50.figures, strict=False))
@@ -163,6 +187,37 @@ def place_times(
             each[at],
         )
     return found
+
+
+def _figures(
+    rows: NDArray[np.float64],
+    kinds: NDArray[np.int64],
+    units: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+    pacers: NDArray[np.bool_],
+) -> list[Figure]:
+    """Those of each column, which are split by `kinds`, and their error beside the pace of all `pacers`."""
+    parts = np.split(rows, kinds, axis=1)
+    found = [one for part in parts for one in figures(part, units, along)]
+    pace = _pace(rows[:, pacers], units)
+    if pace is None:
+        return found
+    own = [one for part in parts for one in figures(part / pace[:, None], units, along)]
+    return [replace(one, own_error=beside.error) for one, beside in zip(found, own, strict=True)]
+
+
+def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """How many times as long as usual the columns took for a unit in each block (row): the mean of the middle half of
+    them, for a pause hits a few. None where there are too few columns to tell."""
+    rates = rows / units[:, None]
+    usual = np.median(rates, axis=0)
+    is_known = np.isfinite(usual) & (usual > 0)
+    if np.count_nonzero(is_known) < MIN_SHARING:
+        return None
+    each = np.sort(rates[:, is_known] / usual[is_known], axis=1)
+    quarter = each.shape[1] // 4
+    found: NDArray[np.float64] = each[:, quarter : each.shape[1] - quarter].mean(axis=1)
+    return found if found.min() > 0 else None
 
 
 def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:

@@ -18,7 +18,7 @@ from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
 from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
@@ -95,6 +95,7 @@ class PartDiff:
     step: PlaceDiff
     wall: Change  # µs for a unit
     balance: Balance
+    shared: float | None = None  # how many times as long the median brick in a layer takes: the machine, or all of it
 
     @property
     def phase(self) -> str:
@@ -135,6 +136,12 @@ class PartDiff:
         return [by_place[one.brick, one.layer] for one in slower(known)]
 
     @property
+    def guilty(self) -> list[PlaceDiff]:
+        """Those of `slower` that are slower beside all others, too, where that is told apart: what all share is no
+        brick's."""
+        return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
+
+    @property
     def is_slower(self) -> bool:
         """Whether a unit takes longer beyond noise, by the wall clock."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
@@ -163,6 +170,18 @@ class PartDiff:
         if len(timed) < MIN_PEERS or not all(one.verdict in ("slower", "faster") for one in timed):
             return None
         return median(ratios) if max(ratios) <= min(ratios) * (1 + ALIKE_RATIOS) else None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what became slower did as everything did: no brick has changed beside all others, and a unit takes as
+        long as they say. Another clock does that, and another load of the machine, as well as a program."""
+        if self.shared is None or self.shared <= 1:
+            return False
+        changes = [one.change for one in self.known if one.brick and one.brick != BETWEEN_BRICKS and one.change]
+        if any(change.own is None or change.own.is_beyond_noise for change in changes):
+            return False
+        off = abs(self.wall.now / self.shared - self.wall.before)
+        return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
         """The least change (%) that is found FOUND of the time, of the median one of `places`."""
@@ -275,6 +294,8 @@ def findable_percent(one: Change) -> float | None:
     """The least change (% of what it was) that is found FOUND of the time."""
     if one.noise_percent is None or one.before <= 0:
         return None
+    if one.own and (beside := findable_percent(one.own)) is not None:
+        return min(beside, findable_percent(replace(one, own=None)) or beside)
     return one.noise_percent + 100 * NormalDist().inv_cdf(FOUND) * one.error / one.before
 
 
@@ -299,9 +320,10 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
     befores, afters = (_moved(part, off) for part, off in zip((before, now), at, strict=True))
     renamed = _renamed(befores, afters, base.kernels, new.kernels)
     resolution_us = max((run.clock_resolution_us or 0.0 for run in (base, new)), default=0.0)
+    shared = shared_ratio(befores, afters)
     places: list[PlaceDiff] = []
     for place, was_called in _pairs(befores, afters, renamed):
-        found = _place(place, befores.get(was_called), afters.get(place), compared, resolution_us)
+        found = _place(place, befores.get(was_called), afters.get(place), compared, resolution_us, shared)
         if place[0] and was_called != place and was_called[0]:
             found = replace(found, renamed_from=was_called[0][0])
         if place[0] and not place[1] and found.before and found.now and was_called[0]:
@@ -309,7 +331,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
             if kernels[0] != kernels[1]:
                 found = replace(found, kernels=kernels)
         places.append(found)
-    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _STEP_AND_RATE, 0.0)
+    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _STEP_AND_RATE, 0.0, None)
     walls = [_shifted(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
     insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
     return PartDiff(
@@ -320,6 +342,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
         step=step,
         wall=change(walls[0], walls[1], parts * _STEP_AND_RATE),
         balance=_balance(befores, afters, walls, insides),
+        shared=shared,
     )
 
 
@@ -341,13 +364,18 @@ def _balance(
 
 
 def _place(
-    place: Place, before: PlaceTimes | None, now: PlaceTimes | None, compared: int, resolution_us: float
+    place: Place,
+    before: PlaceTimes | None,
+    now: PlaceTimes | None,
+    compared: int,
+    resolution_us: float,
+    shared: float | None,
 ) -> PlaceDiff:
     brick, layer = place
     if before is None or now is None:
         return PlaceDiff(brick, layer, before, now)
     mean = change(before.time, now.time, compared)
-    judged = judged_change(before, now, compared)
+    judged = judged_change(before, now, compared, shared)
     p50, p99 = (
         change(then, is_now, compared) if then and is_now else None
         for then, is_now in ((before.p50, now.p50), (before.p99, now.p99))
@@ -409,8 +437,10 @@ def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _shifted(figure: Figure, off: float) -> Figure:
-    error = sqrt(figure.error**2 + (off * figure.slope_error) ** 2)
-    return replace(figure, mean=figure.mean + off * figure.slope, error=error)
+    by = off * figure.slope_error
+    own_error = None if figure.own_error is None else sqrt(figure.own_error**2 + by**2)
+    error = sqrt(figure.error**2 + by**2)
+    return replace(figure, mean=figure.mean + off * figure.slope, error=error, own_error=own_error)
 
 
 def _at(cached: float | None, mean: float | None) -> float:

@@ -34,6 +34,7 @@ from cbtop.viewmodels.places import (
     PlaceTimes,
     median_of,
     place_times,
+    shared_ratio,
 )
 from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
@@ -221,6 +222,9 @@ def _kind(part: Part) -> tuple[str, tuple[int | None, int | None], str]:
 
 def _together(parts: Sequence[Part]) -> Part:
     first = parts[0]
+    ratios = [shared_ratio(first.places, part.places) for part in parts]
+    usual = _mean_of(ratios)
+    paces = None if usual is None else [ratio / usual for ratio in ratios if ratio is not None]
     names = [place for place in first.places if all(place in part.places for part in parts)]
     found: dict[str, list[Figure | None]] = {}
     for what in ("time", "typical", "p50", "p99"):
@@ -232,7 +236,7 @@ def _together(parts: Sequence[Part]) -> Part:
             if None not in rows[at]:
                 like.setdefault((brick is None, layer is None), []).append(at)
         for known in like.values():
-            for at, figure in zip(known, learned([rows[at] for at in known]), strict=True):
+            for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
                 one_each[at] = figure
         found[what] = one_each
     (wall,), (inside,) = (

@@ -27,6 +27,7 @@ from cbtop.units import duration, number, percent
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
+from cbtop.viewmodels.runs import MIN_LEARNED
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
@@ -172,6 +173,9 @@ def default_gate(found: RunDiff) -> list[Judged]:
     would not have been found, that is said instead."""
     judged = []
     for part in found.parts:
+        if found.base.runs == 1 and part.is_shared and (part.slower or part.is_slower):
+            judged.append(_machine_is_no_slower(part))
+            continue
         judged += _bricks_are_no_slower(part)
         judged.append(_units_are_no_fewer(part))
     return judged + [
@@ -180,17 +184,30 @@ def default_gate(found: RunDiff) -> list[Judged]:
     ]
 
 
+def _machine_is_no_slower(part: PartDiff) -> Judged:
+    """What all bricks share may be the machine's: one run of the baseline does not tell by how much that differs."""
+    assert part.shared is not None
+    outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
+    said = (
+        f"every brick takes {part.shared:.2f} times as long: so does it by another clock, or another load of the "
+        f"machine; {MIN_LEARNED} runs of the baseline or more tell by how much that differs"
+    )
+    return Judged(f"{part.phase}: nothing slower beyond noise", part.phase, outcome, said)
+
+
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
     # A brick that is new is no slower, but where a token takes longer and that is most of it, it is the guilty one.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
-    if slower := [*new, *part.slower]:
+    if slower := [*new, *part.guilty]:
         return [Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name) for one in slower]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
         return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")]
     said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
+    if part.slower:
+        said = f"no brick is by more than all are, {part.shared or 1.0:.2f} times as long"
     if findable > BLIND_PERCENT:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
         said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"

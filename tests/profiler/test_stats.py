@@ -501,7 +501,7 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """A step ended at 100 in one lane, at 50 in the other; then 80 to 90 is late in the one, and of a next step in the
+    """A step ended at 100 in one lane, at 50 in the other; 80 to 90 is late in the one, and of a later step in the
     other."""
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()

@@ -305,7 +305,7 @@ def taken(frame: bytes) -> bool:
 
 
 def test_every_bound_of_a_frame_is_where_it_is_said_to_be() -> None:
-    """A list of 200,000, a text of 65,536 bytes, five million parts (a container is one, and what it holds), 64 MiB."""
+    """A list of 200,000, a text of 65,536 bytes, five million parts (a container and what it holds), 64 MiB."""
     assert [taken(packed(a=[0] * count)) for count in (200_000, 200_001)] == [True, False]
     assert [taken(packed(a="x" * count)) for count in (65_536, 65_537)] == [True, False]
     lists = [[0] * 199_999] * 24

@@ -75,7 +75,7 @@ def run_of_command(command: Sequence[str], options: argparse.Namespace, name: st
         os.environ[RUNTIME_VARIABLE] = directory
         try:
             path = Path(directory) / f"{name}{SUFFIX}"
-            _record_command(command, options, path)
+            record_command(command, options, path)
             return _only(path, options.source)
         finally:
             if before is None:
@@ -84,7 +84,7 @@ def run_of_command(command: Sequence[str], options: argparse.Namespace, name: st
                 os.environ[RUNTIME_VARIABLE] = before
 
 
-def _record_command(command: Sequence[str], options: argparse.Namespace, path: Path) -> None:
+def record_command(command: Sequence[str], options: argparse.Namespace, path: Path) -> None:
     process = subprocess.Popen(command, stdout=sys.stderr.fileno())
     try:
         _record(path, options, None, process)

@@ -1,4 +1,4 @@
-"""`cbtop demo --check`: a whole gate of five processes, whose clocks are made, so that its end is known."""
+"""`cbtop demo --check`: a whole gate of seven processes, whose clocks are made, so that its end is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A process that knows which of five it is, and whose bricks take what they are made to.
+# A process that knows which of seven it is, and whose bricks take what they are made to.
 WORKLOAD = """
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from cbtop import BrickProfiler
 
 turns, odd = Path(sys.argv[1]), sys.argv[2]
 turns.write_text(turns.read_text() + "x")
-is_judged = len(turns.read_text()) == 5
+is_judged = len(turns.read_text()) == 7
 now_ns = 1_000_000
 profiler = BrickProfiler(clock_ns=lambda: now_ns)
 for step in range(40):
@@ -45,7 +45,7 @@ profiler.close("done")
         ("drifts", 5, "only a change of "),
     ],
 )
-def test_four_runs_tell_how_runs_scatter_and_the_fifth_is_judged(
+def test_six_runs_tell_how_runs_scatter_and_the_seventh_is_judged(
     runtime: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -58,7 +58,7 @@ def test_four_runs_tell_how_runs_scatter_and_the_fifth_is_judged(
     turns.write_text("")
     monkeypatch.setattr(demo, "_command", lambda _: [sys.executable, "-c", WORKLOAD, str(turns), odd])
     assert main(["demo", "--check"]) == code
-    assert turns.read_text() == "x" * 5
+    assert turns.read_text() == "x" * 7
     out, err = capfd.readouterr()
     assert said in err
     assert ("all 2 hold" in out) == (code == 0)
@@ -69,7 +69,7 @@ def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert "leave out --serve-only" in capsys.readouterr().err
 
 
-# Python imports it at its start: the profiler's clock is a made one, on which the first brick of the fifth process
+# Python imports it at its start: the profiler's clock is a made one, on which the first brick of the seventh process
 # takes thirty readings where the others take one.
 CUSTOMIZED = """
 import os, sys
@@ -81,7 +81,7 @@ if "--serve-only" in sys.orig_argv:
 
     turns = Path(os.environ["TURNS"])
     turns.write_text(turns.read_text() + "x")
-    is_slow = len(turns.read_text()) == 5 and os.environ["PLANTED"]
+    is_slow = len(turns.read_text()) == 7 and os.environ["PLANTED"]
     ticks = count(1_000_000, 1_000)
     BrickProfiler.__init__.__kwdefaults__["clock_ns"] = ticks.__next__
     if is_slow:
@@ -120,5 +120,5 @@ def test_the_demo_itself_is_judged(
     tiny = tmp_path / "tiny.gguf"
     write_model(tiny, TINY, lambda *_: None)
     assert main(["demo", "--check", "--steps", "40", "--model", str(tiny), "--guard", "off"]) == code
-    assert turns.read_text() == "x" * 5
+    assert turns.read_text() == "x" * 7
     assert said in capfd.readouterr().err

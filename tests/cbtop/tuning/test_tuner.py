@@ -77,7 +77,7 @@ def test_settings_are_named_by_the_bricks_that_they_change_and_limited_by_amdahl
     assert (exact.limit, exact.why) == (pytest.approx(1 / 0.2), "DownProjection takes 80.0 % of a request")
     assert (cache.limit, cache.why) == (pytest.approx(1 / 0.9), "Attention (fused) takes 10.0 % of a request")
     assert (threads.numbers, exact.numbers, cache.numbers) == ("", "its products are exact", "its KV cache holds f32")
-    assert {one.what for one in untried} == {"batch", "backend", "tier"}
+    assert {one.what for one in untried} == {"batch", "backend", "layout", "tier"}
 
 
 def test_what_could_gain_less_than_three_percent_is_not_tried_and_the_bound_is_said() -> None:
@@ -162,6 +162,14 @@ def test_what_there_is_no_time_for_is_said_with_the_time_that_it_takes() -> None
     said = {one.what: one.why for one in found.untried}
     assert said["--threads 2"].startswith("5 rounds take 6")
     assert said["--threads 2"].endswith("s, and 7 s are left for it: give a larger --budget")
+
+
+def test_what_there_is_no_time_for_however_fast_it_is_runs_not_once() -> None:
+    bench = MadeBench(speed, noise=0.0)
+    found = tuned(bench, budget_s=4.0)
+    assert set(bench.ran) == {IN_USE}
+    (why,) = (one.why for one in found.untried if one.what == "--threads 2")
+    assert why.startswith("5 rounds take 6 s or more, and 1 s are left for it")
 
 
 def test_an_interrupt_leaves_what_was_measured_and_says_what_was_not() -> None:

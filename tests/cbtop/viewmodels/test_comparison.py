@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.comparison import Comparison, baselines_of, compare
+from cbtop.viewmodels.comparison import Comparison, PlaceChange, baselines_of, compare, slower
 from cbtop.viewmodels.model import About, MergeMode
-from cbtop.viewmodels.places import judged_change
+from cbtop.viewmodels.noise import Change, change
+from cbtop.viewmodels.places import WHOLE_STEP, Brick, judged_change, shared_ratio
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
 from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run
@@ -154,9 +156,10 @@ def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path
     assert now is not None
     assert before.times is not None
     assert now.times is not None
+    shared = shared_ratio(before.times.places, now.times.places)
     for one in found.changes:
         sides = (each.places[one.brick, one.layer] for each in (before.times, now.times))
-        assert one.change == judged_change(*sides, len(found.changes))
+        assert one.change == judged_change(*sides, len(found.changes), shared)
     typical = before.times.places[DOWN, "Layer 5"].typical
     assert typical is not None
     (cell,) = [one for one in found.changes if (one.brick, one.layer) == (DOWN, "Layer 5")]
@@ -252,3 +255,58 @@ def test_of_several_processes_merged_there_is_a_reason_and_no_change(tmp_path: P
     assert merged is not None
     assert merged.baseline is not None
     assert merged.baseline.why_not == "these are several processes, and each has its own"
+
+
+def test_batches_are_alike_up_to_a_fiftieth_and_caches_up_to_a_tenth() -> None:
+    for name, reason in (("tokens", "another batch"), ("sequences", "another batch")):
+        assert compare(with_phase(BASE, **{name: 1.02}), NOW, "decode").why_not == ""
+        assert compare(with_phase(BASE, **{name: 1.03}), NOW, "decode").why_not.startswith(reason)
+    now = with_phase(NOW, cached=100.0)
+    assert compare(with_phase(BASE, cached=111.0), now, "decode").notes == ()
+    assert "100 positions cached, were 112" in compare(with_phase(BASE, cached=112.0), now, "decode").notes[0]
+
+
+def placed(brick: Brick, layer: str | None, delta: float) -> PlaceChange:
+    return PlaceChange(brick, layer, Change(100.0, 100.0 + delta, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("layers", "part", "name"),
+    [(3, 0.6, "DownProjection in Layer 0"), (3, 0.4, "DownProjection"), (2, 0.6, "DownProjection")],
+)
+def test_a_brick_is_named_in_the_layer_that_has_more_than_half_of_it_of_three_or_more(
+    layers: int, part: float, name: str
+) -> None:
+    cells = [placed(DOWN, f"Layer {at}", 0.0 if at else 40 * part) for at in range(layers)]
+    assert [one.name for one in slower([placed(DOWN, None, 40.0), *cells])] == [name]
+
+
+def test_attention_that_is_slower_in_all_layers_is_named_where_its_cache_is_as_long() -> None:
+    attention = ("Attention", BrickCategory.ATTENTION)
+    assert [one.name for one in slower([placed(attention, None, 9.0)])] == ["Attention"]
+    assert slower([placed(attention, None, 9.0)], is_same_cache=False) == []
+
+
+def test_a_change_beside_all_others_says_which_layer_has_it_where_a_clock_moves_all_of_them() -> None:
+    """All takes 6 % longer, and one cell 10 % more than that: of what its brick takes more, most is the clock's."""
+
+    def beside(delta: float, own: float) -> Change:
+        return Change(100.0, 100.0 + delta, 20.0, own=Change(100.0, 100.0 + own, 1.0))
+
+    cells = [PlaceChange(DOWN, f"Layer {at}", beside(6.0, 0.0) if at else beside(16.6, 10.0)) for at in range(6)]
+    whole = PlaceChange(DOWN, None, beside(46.6, 10.0))
+    assert [one.name for one in slower([whole, *cells])] == ["DownProjection in Layer 0"]
+
+
+def test_step_and_rate_are_two_figures_and_the_median_call_of_then_is_of_this_phase_alone() -> None:
+    found = compare(BASE, NOW, "decode")
+    before, now = (each.phases[0].times for each in (BASE, NOW))
+    assert before is not None
+    assert now is not None
+    assert found.step_us == change(before.step_us, now.step_us, 2)
+    place = (DOWN, "Layer 5")
+    assert found.median_us("decode", place) == before.places[place].time.median_us
+    assert found.median_us("decode", WHOLE_STEP) == before.step_us.median_us
+    assert found.median_us("decode", (DOWN, "Layer 99")) is None
+    assert found.median_us("prefill", place) is None
+    assert replace(found, why_not="another model").median_us("decode", place) is None

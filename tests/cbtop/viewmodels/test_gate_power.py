@@ -15,7 +15,7 @@ from cbtop.viewmodels.thresholds import Outcome, default_gate
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 PLANTED = "DownProjection in Layer 4"
-USUAL = Noise()
+USUAL, LOUD = Noise(), Noise(call=0.2)
 # What machines do; each between two runs of the same program, which do it at other moments.
 MACHINES = {
     "of a usual machine": USUAL,
@@ -53,31 +53,22 @@ def test_what_machines_do_breaks_no_gate(noise: Noise) -> None:
     assert (found.named, found.wrong) == (0, 0)
 
 
-@pytest.mark.parametrize("name", [name for name in MACHINES if name != "a drifting clock"])
+@pytest.mark.parametrize("name", MACHINES)
 def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str) -> None:
     found = tally(2, MACHINES[name], slower=1.1)
     assert (found.named, found.wrong) == (2, 0)
 
 
-def test_where_a_clock_drifts_the_gate_never_says_that_all_is_well() -> None:
-    """It does not find ten percent there, and says so: neither rule passes as if it had been looked at."""
-    noise = MACHINES["a drifting clock"]
-    for at, slower in enumerate((1.0, 1.1, 1.0, 1.1)):
-        judged = default_gate(diff(made_run(2 * at, noise), made_run(2 * at + 1, noise, slower=slower)))
-        bricks = judged[0]
-        assert bricks.outcome in (Outcome.UNSURE, Outcome.UNKNOWN, Outcome.BROKEN)
-        assert bricks.outcome is Outcome.BROKEN or "would have been found" in bricks.said
-
-
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
-    """Where the clock drifts, or less was recorded, that is more."""
+    """Where bricks scatter more, or less was recorded, that is more; a clock that drifts moves all of them alike."""
     findable = {}
-    for name, noise, steps in (("usual", USUAL, 240), ("short", USUAL, 80), ("drift", Noise(drift=0.06), 240)):
+    machines = {"usual": (USUAL, 240), "short": (USUAL, 80), "drift": (Noise(drift=0.06), 240), "loud": (LOUD, 240)}
+    for name, (noise, steps) in machines.items():
         (part,) = diff(made_run(1, noise, steps), made_run(2, noise, steps)).parts
         known = sorted(findable_percent(one.change) or 0.0 for one in part.cells if one.change and one.p50)
         findable[name] = known[len(known) // 2]
     assert 3.0 < findable["usual"] < 5.0 < findable["short"]
-    assert findable["drift"] > 10
+    assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import lgamma
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from cbtop.viewmodels.comparison import compare
-from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, Change, Figure, change, figures
+from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, Change, Figure, change, figures, learned
 from tests.cbtop.viewmodels.made_snapshots import DOWN, Noise, made
 
 COMPARISONS = 200
@@ -166,3 +167,50 @@ def test_what_moves_no_median_call_is_no_change_nor_is_what_moves_it_the_other_w
     assert not Change(100.0, 150.0, 1.0, (50.0, 40.0)).is_beyond_noise
     assert Change(100.0, 150.0, 1.0, (50.0, 55.0)).is_beyond_noise
     assert Change(100.0, 50.0, 1.0, (50.0, 40.0)).is_beyond_noise
+
+
+def test_what_all_places_share_is_no_part_of_a_change_beside_them() -> None:
+    """All take 1.06 times as long, one 1.166 times: known to 6 % as it is, and to 1 % beside all others."""
+    before = Figure(100.0, 4.0, 60, own_error=0.5)
+    now = replace(before, mean=116.6)
+    found = change(before, now, 30, 1.06)
+    assert found.own is not None
+    assert (found.percent, found.own.percent) == (pytest.approx(16.6), pytest.approx(10.0))
+    assert found.half > 16.6 > found.own.half
+    assert found.own.half == pytest.approx(found.half / 8, rel=0.03)
+    assert (found.is_beyond_noise, found.is_beyond_others) == (True, True)
+    as_all = change(before, replace(before, mean=106.0), 30, 1.06)
+    assert (as_all.is_beyond_noise, as_all.is_beyond_others) == (False, False)
+
+
+def test_what_stays_as_it_was_while_all_others_become_faster_is_not_slower() -> None:
+    one = Figure(100.0, 4.0, 60, own_error=0.5)
+    for now, shared, is_slower in ((100.0, 0.9, False), (102.9, 0.9, False), (103.1, 0.9, True), (97.0, 0.9, False)):
+        assert change(one, replace(one, mean=now), 30, shared).is_beyond_others is is_slower
+
+
+def test_each_of_two_looks_has_half_of_the_chance_and_what_is_no_surer_beside_all_others_is_not_looked_at() -> None:
+    one = Figure(100.0, 1.0, 30)
+    told = replace(one, own_error=0.9)
+    alone, twice = change(one, one, 5), change(told, told, 5, 1.0)
+    assert alone.own is None
+    assert twice.own is not None
+    assert twice.half == pytest.approx(change(one, one, 10).half)
+    assert twice.own.half == pytest.approx(0.9 * twice.half)
+    assert change(replace(one, own_error=1.1), replace(one, own_error=1.1), 5, 1.0).own is None
+    assert change(told, told, 5).own is None
+    assert change(told, one, 5, 1.0).own is None
+
+
+def test_of_runs_that_a_machine_moves_alike_is_learned_how_they_scatter_beside_each_other() -> None:
+    """Runs 10 % apart, in which each place is within one percent of where it usually is."""
+    paces = [0.9, 1.0, 1.1]
+    rows = [[100.0 * pace * off for pace, off in zip(paces, offs, strict=True)] for offs in ((1.01, 1.0, 0.99),) * 3]
+    figures_of = [[Figure(one, 0.1, 20, own_error=0.05) for one in row] for row in rows]
+    for found in learned(figures_of, paces):
+        assert found.scatter == pytest.approx(9.0, rel=0.03)
+        assert found.own_scatter == pytest.approx(1.0, rel=0.01)
+        assert found.own_error == pytest.approx(1.0 / 3**0.5, rel=0.01)
+    assert [one.own_error for one in learned(figures_of)] == [None] * 3
+    figures_of[1][2] = replace(figures_of[1][2], own_error=None)
+    assert [one.own_error is None for one in learned(figures_of, paces)] == [False, True, False]

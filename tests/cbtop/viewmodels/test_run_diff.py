@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cbtop.viewmodels.noise import Change, figures
+from cbtop.viewmodels.places import shared_ratio
 from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import Run, TooShort, together
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
@@ -210,3 +211,40 @@ def test_what_is_known_is_every_brick_layer_and_brick_in_a_layer_that_the_clock_
         "RmsNorm",
         *(f"RmsNorm in Layer {layer}" for layer in range(6)),
     }
+
+
+def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
+    """Small bricks that a neighbour makes slower are most of them and little of the time."""
+    (base,), (now,) = made_run(1, STEADY).parts, made_run(2, STEADY).parts
+    usual = shared_ratio(base.places, now.places)
+    assert usual == pytest.approx(1.0, abs=0.03)
+
+    def longer(names: tuple[str, ...]) -> float | None:
+        return shared_ratio(
+            base.places,
+            {
+                place: replace(one, typical=replace(one.typical, mean=1.3 * one.typical.mean))
+                if place[0] and place[0][0] in names and one.typical
+                else one
+                for place, one in now.places.items()
+            },
+        )
+
+    assert longer(("RmsNorm", "Attention")) == pytest.approx(usual, abs=0.03)  # 120 of 520 µs
+    assert longer(("QkvProjection", "DownProjection")) == pytest.approx(1.3 * usual, abs=0.03)  # 400
+    few = {place: one for place, one in now.places.items() if place[1] in (None, "Layer 0", "Layer 1")}
+    assert shared_ratio(base.places, few) is not None  # eight bricks in a layer
+    few.pop(next(place for place in few if place[0] and place[0][0] == "RmsNorm" and place[1] == "Layer 1"))
+    assert shared_ratio(base.places, few) is None
+
+
+def test_where_caches_are_moved_to_one_length_what_is_told_beside_all_others_is_no_surer() -> None:
+    base = made_run(1, STEADY, 400, cached_from=0, us_a_position=0.2)
+    (moved,) = diff(base, made_run(2, STEADY, 400, cached_from=200, us_a_position=0.2)).parts
+    (as_long,) = diff(base, made_run(2, STEADY, 400, cached_from=0, us_a_position=0.2)).parts
+    for name in ("RmsNorm in Layer 1", "DownProjection in Layer 3"):
+        sure, unsure = (next(one.change for one in part.cells if one.name == name) for part in (as_long, moved))
+        assert sure is not None
+        assert unsure is not None
+        halves = [one.own.half if one.own else one.half for one in (sure, unsure)]
+        assert halves[0] < halves[1]

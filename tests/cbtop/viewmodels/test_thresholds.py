@@ -15,7 +15,7 @@ from cbtop.units import number
 from cbtop.viewmodels.noise import Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS
 from cbtop.viewmodels.run_diff import RunDiff, diff
-from cbtop.viewmodels.runs import Run, TooShort
+from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import (
     Judged,
     Outcome,
@@ -147,10 +147,10 @@ BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
-    """Of a clock that drifts by a quarter a brick half as slow again would not be found; of one that drifts by 6 % a
-    tenth would not."""
-    for drift, outcome in ((0.06, Outcome.UNSURE), (0.6, Outcome.UNKNOWN)):
-        noise = Noise(drift=drift)
+    """Where each brick wanders for itself by a tenth, one that is a tenth slower would not be found; where by a half,
+    one that takes twice as long would not."""
+    for brick, outcome in ((0.1, Outcome.UNSURE), (0.5, Outcome.UNKNOWN)):
+        noise = Noise(brick=brick, memory=0.98)
         found = outcomes_of(made_run(1, noise), made_run(2, noise))
         assert found[BRICKS].outcome is outcome
         assert "only a change of " in found[BRICKS].said
@@ -225,6 +225,30 @@ def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them()
     (note,) = [note for note in diff(base, now).notes if "every brick" in note]
     assert note.startswith("decode: every brick takes 1.2")
     assert not any("every brick" in note for note in diff(base, made_run(2, slower=1.2, in_layer=None)).notes)
+
+
+@pytest.mark.parametrize(("longer", "outcome"), [(1.06, Outcome.UNSURE), (1.2, Outcome.UNKNOWN)])
+def test_what_all_bricks_share_may_be_the_machines_unless_several_runs_tell_how_that_scatters(
+    longer: float, outcome: Outcome
+) -> None:
+    bases, now = [made_run(seed, STEADY) for seed in (1, 2, 3)], made_run(4, STEADY, all_longer=longer)
+    (judged,) = default_gate(diff(bases[0], now))
+    assert judged.outcome is outcome
+    assert "every brick takes 1." in judged.said
+    bricks, rate = default_gate(diff(together(bases), now))
+    assert (rate.outcome, rate.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
+    assert bricks.said.startswith("no brick is by more than all are, 1.")
+
+
+def test_what_most_bricks_share_and_others_do_not_is_no_machines() -> None:
+    """All bricks but the norms take a fifth longer: that is a program, though most of the time shares it."""
+    base, now = made_run(1, STEADY), made_run(2, STEADY, all_longer=1.2)
+    (part,) = now.parts
+    (was,) = base.parts
+    norms = {place: times for place, times in was.places.items() if place[0] and place[0][0] == "RmsNorm"}
+    found = diff(base, replace(now, parts=(replace(part, places={**part.places, **norms}),)))
+    assert not found.parts[0].is_shared
+    assert Outcome.BROKEN in {one.outcome for one in default_gate(found)}
 
 
 def judged_as(found: RunDiff, text: str) -> Judged:
