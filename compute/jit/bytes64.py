@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -25,11 +27,15 @@ from cbtop.compute.jit.vectors import (
     _ints,
     _load,
     _splat,
+    cgutils,
     constant_intrinsic,
 )
 
 _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
+
+
+Weights = Sequence[Callable[[], Any]]  # each makes a Bytes64 where it is called
 
 
 class Bytes64(types.Type):
@@ -46,6 +52,7 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
+_tuple_of: Any = types.UniTuple
 
 
 def _splat_bytes(builder: Any, scalar: Any) -> Any:
@@ -61,6 +68,18 @@ def load_64(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codege
         return _load(builder, _address(context, builder, signature.args[0], *values), _BYTES)
 
     return _bytes(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 64] = vector, of a uint8 matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = _address(context, builder, signature.args[0], *values[:3])
+        builder.store(values[3], builder.bitcast(pointer, _BYTES.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.uint64, _bytes), generate
 
 
 @_intrinsic
@@ -137,16 +156,6 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
     return _bytes(_bytes, _ints, types.int32), generate
 
 
-@_intrinsic
-def splat_int(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
-    """An int32 in all lanes."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _splat(builder, values[0], _INTS)
-
-    return _ints(types.int32), generate
-
-
 # How a tile's rows of weights stand beside each other: two of every four, then the other two. In this order the bytes
 # of two columns need no permutation across a register, which takes two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
@@ -190,23 +199,71 @@ def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
     return _floats(_floats), generate
 
 
-def _with_avx2(builder: Any, total: Any, q: Any, x: Any) -> Any:
-    """As `add_products`, in halves: registers of AVX2 have 32 bytes."""
-    # Bytes as int16, even ones and odd ones: sums of two products of bytes (vpmaddubsw) may not fit an int16.
-    pairs = ir.VectorType(ir.IntType(16), LANES)
-    eight, low_byte = ir.Constant(pairs, [8] * LANES), ir.Constant(pairs, [255] * LANES)
-    halves = []
-    for first in (0, 8):
-        total_half = _part(builder, total, first, 8)
-        q_half = builder.bitcast(_part(builder, q, 4 * first, 32), pairs)
-        x_half = builder.bitcast(_part(builder, x, 4 * first, 32), pairs)
-        even = [builder.and_(q_half, low_byte), builder.ashr(builder.shl(x_half, eight), eight)]
-        odd = [builder.lshr(q_half, eight), builder.ashr(x_half, eight)]
-        for factors in (even, odd):
-            products = _called(builder, "llvm.x86.avx2.pmadd.wd", total_half.type, factors)
-            total_half = builder.add(total_half, products)
-        halves.append(total_half)
-    return builder.shuffle_vector(*halves, ir.Constant(_INTS, list(range(LANES))))
+_PAIRS, _EIGHT = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(_INT, 8)
+_ONES = ir.Constant(_PAIRS, [1] * LANES)
+
+
+def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
+    """As `sums_of_products`, in halves: registers of AVX2 have 32 bytes. Sixteen of them hold the sums of four tokens
+    beside what is multiplied; nothing else is to be kept."""
+    quads = [partial(_halves, builder, one) for one in weights]
+    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # the second half is as the first
+    sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
+    whole = ir.Constant(_INTS, list(range(LANES)))
+    return [builder.shuffle_vector(*both, whole) for both in sums]
+
+
+def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
+    made = weights()
+    return [_part(builder, made, first, 32) for first in (0, 32)]
+
+
+def _sums_of_small(
+    builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
+) -> list[list[Any]]:
+    """Of each token its sums in halves. Pairs of products are int16, where as many are added as fit."""
+    at_once = (1 << 15) // (2 * largest * 128)
+    totals: list[list[Any]] = [[] for _ in codes]
+    for begin in range(0, len(quads), at_once):
+        together: list[list[Any]] = [[] for _ in codes]
+        for i in range(begin, min(begin + at_once, len(quads))):
+            halves = quads[i]()
+            for token, own in enumerate(codes):
+                products = [_called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [q, own[i]]) for q in halves]
+                together[token] = _added(builder, together[token], products)
+        for token, sums in enumerate(together):
+            found = [_called(builder, "llvm.x86.avx2.pmadd.wd", _EIGHT, [one, _ONES]) for one in sums]
+            totals[token] = _added(builder, totals[token], found)
+    return totals
+
+
+def _sums_of_signed(
+    builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
+) -> list[list[Any]]:
+    """As `_sums_of_small`: 128 less than a weight is an int8, whose sign may be the code's, and two products fit an
+    int16; then 128 times the codes."""
+    kind = ir.VectorType(_BYTE, 32)
+    totals: list[list[Any]] = [[] for _ in codes]
+    for i, quad in enumerate(quads):
+        signed = [builder.xor(q, ir.Constant(kind, [128] * 32)) for q in quad()]
+        sizes = [_called(builder, "llvm.abs.v32i8", kind, [one, ir.IntType(1)(0)]) for one in signed]
+        for token, own in enumerate(codes):
+            found = []
+            for size, sign in zip(sizes, signed, strict=True):
+                code = _called(builder, "llvm.x86.avx2.psign.b", kind, [own[i], sign])
+                products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])
+                found.append(_called(builder, "llvm.x86.avx2.pmadd.wd", _EIGHT, [products, _ONES]))
+            totals[token] = _added(builder, totals[token], found)
+    ones, seven = ir.Constant(kind, [1] * 32), ir.Constant(_EIGHT, [7] * 8)
+    of_codes = _sums_of_small(builder, [lambda: [ones]] * len(quads), codes, 1)
+    return [
+        _added(builder, total, [builder.shl(more, seven)] * 2)
+        for total, (more,) in zip(totals, of_codes, strict=True)
+    ]
+
+
+def _added(builder: Any, totals: list[Any], more: list[Any]) -> list[Any]:
+    return [builder.add(one, other) for one, other in zip(totals, more, strict=True)] if totals else more
 
 
 def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
@@ -215,24 +272,76 @@ def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
     return builder.shuffle_vector(vector, vector, mask)
 
 
-@_intrinsic
-def add_products(typing: Any, total: Any, q: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """total[r] + sum over j < 4 of q[4r + j] (unsigned) * codes[row, column + j] (int8 in a uint8 matrix)."""
+@constant_intrinsic
+def sums_of_products(
+    typing: Any, weights: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
+) -> tuple[Any, Codegen]:
+    """Of `tokens` tokens t, for each row r, the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column +
+    4i + j], as a tuple of Ints16.
+
+    `weights` is a tuple of Bytes64, unsigned, none above `largest`; `codes` int8, none of them -128, in a uint8
+    matrix. `tokens` and `largest` are constants.
+    """
+    count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        total, q, *place = values
-        pointer = _address(context, builder, signature.args[2], *place)
-        four = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=1, typ=_INT)
-        x = builder.bitcast(_splat(builder, four, _INTS), _BYTES)
-        if HAS_VNNI:
-            return _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [total, q, x])
-        if HAS_AVX2:
-            return _with_avx2(builder, total, q, x)
-        for j in range(4):
-            mask = ir.Constant(ir.VectorType(_INT, LANES), [4 * lane + j for lane in range(LANES)])
-            a = builder.zext(builder.shuffle_vector(q, q, mask), _INTS)
-            b = builder.sext(builder.shuffle_vector(x, x, mask), _INTS)
-            total = builder.add(total, builder.mul(a, b))
-        return total
+        quads, place = cgutils.unpack_tuple(builder, values[0], count), (signature.args[1], *values[1:4])
+        given = [partial(lambda made: made, one) for one in quads]
+        return _sums(context, builder, given, place, result, largest.literal_value)
 
-    return _ints(_ints, _bytes, codes, types.uint64, types.uint64), generate
+    return result(weights, codes, types.uint64, types.uint64, tokens, largest), generate
+
+
+@constant_intrinsic
+def sums_of_loaded(
+    typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
+) -> tuple[Any, Codegen]:
+    """As `sums_of_products`, of `count` times 64 bytes that lie from weights[0, at] of a uint8 matrix on: each is
+    loaded when it is multiplied."""
+    result = _tuple_of(_ints, tokens.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = _address(context, builder, signature.args[1], values[1], values[2].type(0), values[2])
+        lines = [builder.gep(first, [_INT(64 * i)]) for i in range(count.literal_value)]
+        given = [partial(_load, builder, line, _BYTES) for line in lines]
+        return _sums(context, builder, given, (signature.args[3], *values[3:6]), result, largest.literal_value)
+
+    unsigned = types.uint64
+    return result(count, weights, unsigned, codes, unsigned, unsigned, tokens, largest), generate
+
+
+def _sums(context: Any, builder: Any, weights: Weights, place: Any, result: Any, largest: int) -> Any:
+    array_type, array, row, column = place
+    codes = []
+    for token in range(len(result)):
+        first = _address(context, builder, array_type, array, builder.add(row, row.type(token)), column)
+        codes.append([_splat_of_four(builder, builder.gep(first, [_INT(4 * i)])) for i in range(len(weights))])
+    if HAS_AVX2 and not HAS_VNNI:
+        sums = _sums_with_avx2(builder, weights, codes, largest)
+    else:
+        sums = _sums_one_by_one(builder, weights, codes)
+    return context.make_tuple(builder, result, sums)
+
+
+def _splat_of_four(builder: Any, pointer: Any) -> Any:
+    """The four bytes there, sixteen times."""
+    four = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=1, typ=_INT)
+    return builder.bitcast(_splat(builder, four, _INTS), _BYTES)
+
+
+def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]]) -> list[Any]:
+    """As `sums_of_products`, by VNNI, or by what every processor has."""
+    totals: list[Any] = [ir.Constant(_INTS, [0] * LANES)] * len(codes)
+    for i, made in enumerate(weights):
+        q = made()
+        for token, own in enumerate(codes):
+            x = own[i]
+            if HAS_VNNI:
+                totals[token] = _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [totals[token], q, x])
+                continue
+            for j in range(4):
+                mask = ir.Constant(ir.VectorType(_INT, LANES), [4 * lane + j for lane in range(LANES)])
+                a = builder.zext(builder.shuffle_vector(q, q, mask), _INTS)
+                b = builder.sext(builder.shuffle_vector(x, x, mask), _INTS)
+                totals[token] = builder.add(totals[token], builder.mul(a, b))
+    return totals

@@ -2,9 +2,9 @@
 
 reference    float64 product of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time: four weights of each and four codes are multiplied and added by one instruction
-             (AVX-512 VNNI; AVX2 takes twelve), exactly; then one scale a row. Four tokens share every reading of
-             weights. One thread, or some groups of rows for each. With AMX products of many tokens are those of
-             linear_bf16.
+             (AVX-512 VNNI; AVX2 takes four or five), exactly; then one scale a row. Of four tokens and more, a
+             stretch of sixteen rows is spread to bytes once, and four tokens share every reading of it. One thread,
+             or some groups of rows for each. With AMX products of many tokens are those of linear_bf16.
 cuda         a block a row, of planes (quantization/planes.py); dp4a
 
 x is rounded, so that y is as far from the product of x itself as int8 is.
@@ -36,10 +36,10 @@ from cbtop.compute.cuda.products import (
     together,
     ways_of,
 )
-from cbtop.compute.jit.bytes64 import add_products, splat_int
+from cbtop.compute.jit.bytes64 import store_64, sums_of_loaded, sums_of_products
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
-from cbtop.compute.jit.vectors import multiply, multiply_add, splat, store_floats, to_floats
+from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, splat, store_floats, to_floats
 from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
@@ -74,6 +74,10 @@ from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.compute.settings import crossovers
 
 U = np.uint64
+LINE = 64  # bytes
+SCALES = 8 * LINE  # where factors lie behind the weights of 32 columns of sixteen rows, a byte each
+SPREAD = SCALES + 2 * LINE
+STRETCH = 32  # times 32 columns that are spread at once: 20 KiB, which stay in L1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,66 +116,97 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 
 
 @jit_inlined
-def _four(q: Any, r: Any, s: Any, t: Any, start: Any, codes: Any, token: Any, column: Any) -> Any:
-    total = add_products(start, q, codes, token, column)
-    total = add_products(total, r, codes, token, column + U(4))
-    total = add_products(total, s, codes, token, column + U(8))
-    return add_products(total, t, codes, token, column + U(12))
-
-
-@jit_inlined
-def _add_with_minimum(found: Any, codes: Any, factors: Any, token: Any, block: Any, total: Any) -> Any:
-    """total + scale * (weights . x) - minimum * (sum of x): one scale and one minimum for 32 columns."""
-    q, r, s, t, a, b, c, d, scale, minimum = found
-    column, place = block * U(BLOCK), block * U(FACTORS)
-    products = _four(q, r, s, t, splat_int(np.int32(0)), codes, token, column)
-    products = _four(a, b, c, d, products, codes, token, column + U(16))
+def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any) -> Any:
+    place = block * U(FACTORS)
     total = multiply_add(multiply(to_floats(products), splat(factors[token, place])), scale, total)
     return multiply_add(splat(factors[token, place + U(1)]), minimum, total)
 
 
 @jit_inlined
-def _add_less_32(found: Any, codes: Any, factors: Any, token: Any, block: Any, total: Any) -> Any:
-    """total + scale * ((weights - 32) . x): a scale for 16 columns each."""
-    q, r, s, t, a, b, c, d, first, last = found
-    column, place = block * U(BLOCK), block * U(FACTORS)
-    zero, offset = splat_int(np.int32(0)), splat(np.float32(32))
-    scale = splat(factors[token, place])
-    low = to_floats(_four(q, r, s, t, zero, codes, token, column))
-    high = to_floats(_four(a, b, c, d, zero, codes, token, column + U(16)))
-    low = multiply_add(low, scale, multiply(offset, splat(factors[token, place + U(2)])))
-    high = multiply_add(high, scale, multiply(offset, splat(factors[token, place + U(3)])))
+def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: Any, last: Any, total: Any) -> Any:
+    place = block * U(FACTORS)
+    offset, scale = splat(np.float32(32)), splat(factors[token, place])
+    low = multiply_add(to_floats(low), scale, multiply(offset, splat(factors[token, place + U(2)])))
+    high = multiply_add(to_floats(high), scale, multiply(offset, splat(factors[token, place + U(3)])))
     return multiply_add(high, last, multiply_add(low, first, total))
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
-_unpack, _add = unpack_q4_k, _add_with_minimum
+_LARGEST = 15  # that a weight is as `_unpack` gives it; of each format its own
 
 
-def _add_part(  # compiled
-    w: Any, row: Any, step: Any, part: Any, parts: Any, codes: Any, factors: Any, t: Any, totals: Any
-) -> Any:
-    """The totals of four tokens, and 32 columns more."""
-    a, b, c, d = totals
-    found, block = _unpack(w, row, step, part), step * parts + part
+def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
+    """total + scale * (weights . x) - minimum * (sum of x): one scale and one minimum for 32 columns."""
+    q, r, s, u, a, b, c, d, scale, minimum = found
+    (sums,) = sums_of_products((q, r, s, u, a, b, c, d), codes, t, block * U(BLOCK), 1, _LARGEST)
+    return _with_minimum(sums, factors, t, block, scale, minimum, total)
+
+
+def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_with_minimum`, of four tokens, and of weights that `_spread` left there."""  # compiled
+    scale = load_floats(panel, U(0), at + U(SCALES))
+    minimum = load_floats(panel, U(0), at + U(SCALES + LINE))
+    sums = sums_of_loaded(8, panel, at, codes, t, block * U(BLOCK), 4, _LARGEST)
     return (
-        _add(found, codes, factors, t, block, a),
-        _add(found, codes, factors, t + U(1), block, b),
-        _add(found, codes, factors, t + U(2), block, c),
-        _add(found, codes, factors, t + U(3), block, d),
+        _with_minimum(sums[0], factors, t, block, scale, minimum, totals[0]),
+        _with_minimum(sums[1], factors, t + U(1), block, scale, minimum, totals[1]),
+        _with_minimum(sums[2], factors, t + U(2), block, scale, minimum, totals[2]),
+        _with_minimum(sums[3], factors, t + U(3), block, scale, minimum, totals[3]),
     )
 
 
-def _four_tokens_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:  # compiled
-    return _add_part(w, row, step, U(0), U(1), codes, factors, t, totals)
+def _add_less_32(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
+    """total + scale * ((weights - 32) . x): a scale for 16 columns each."""
+    q, r, s, u, a, b, c, d, first, last = found
+    column = block * U(BLOCK)
+    (low,) = sums_of_products((q, r, s, u), codes, t, column, 1, _LARGEST)
+    (high,) = sums_of_products((a, b, c, d), codes, t, column + U(16), 1, _LARGEST)
+    return _less_32(low, high, factors, t, block, first, last, total)
 
 
-def _four_tokens_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, totals: Any) -> Any:  # compiled
+def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_less_32`, of four tokens, and of weights that `_spread` left there."""  # compiled
+    column = block * U(BLOCK)
+    first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
+    low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
+    high = sums_of_loaded(4, panel, at + U(4 * LINE), codes, t, column + U(16), 4, _LARGEST)
+    return (
+        _less_32(low[0], high[0], factors, t, block, first, last, totals[0]),
+        _less_32(low[1], high[1], factors, t + U(1), block, first, last, totals[1]),
+        _less_32(low[2], high[2], factors, t + U(2), block, first, last, totals[2]),
+        _less_32(low[3], high[3], factors, t + U(3), block, first, last, totals[3]),
+    )
+
+
+@jit_inlined
+def _spread(found: Any, panel: Any, at: Any) -> None:
+    """panel[0, at:] = the weights of 32 columns of sixteen rows, a byte each, and two factors of each row."""
+    q, r, s, u, a, b, c, d, first, second = found
+    store_64(panel, U(0), at, q)
+    store_64(panel, U(0), at + U(LINE), r)
+    store_64(panel, U(0), at + U(2 * LINE), s)
+    store_64(panel, U(0), at + U(3 * LINE), u)
+    store_64(panel, U(0), at + U(4 * LINE), a)
+    store_64(panel, U(0), at + U(5 * LINE), b)
+    store_64(panel, U(0), at + U(6 * LINE), c)
+    store_64(panel, U(0), at + U(7 * LINE), d)
+    store_floats(panel, U(0), at + U(SCALES), first)
+    store_floats(panel, U(0), at + U(SCALES + LINE), second)
+
+
+# What the code below calls of a format; each has a copy of it with its own in place of these.
+_unpack, _add, _add_four = unpack_q4_k, _add_with_minimum, _add_four_with_minimum
+
+
+def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    _spread(_unpack(w, row, step, U(0)), panel, at)
+
+
+def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
     # Written out: every part has shifts and places of its own, which are constants here.
-    totals = _add_part(w, row, step, U(0), U(4), codes, factors, t, totals)
-    totals = _add_part(w, row, step, U(1), U(4), codes, factors, t, totals)
-    totals = _add_part(w, row, step, U(2), U(4), codes, factors, t, totals)
-    return _add_part(w, row, step, U(3), U(4), codes, factors, t, totals)
+    _spread(_unpack(w, row, step, U(0)), panel, at)
+    _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
+    _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
+    _spread(_unpack(w, row, step, U(3)), panel, at + U(3 * SPREAD))
 
 
 def _one_token_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
@@ -186,27 +221,48 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-_four_tokens, _one_token = _four_tokens_128, _one_token_128
-_STEP_BYTES = Q4_K.block_bytes // 2  # of a row, in a step
+_spread_step, _one_token = _spread_128, _one_token_128
+_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and how many times 32 columns these are
+
+
+@jit_inlined
+def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
+    """out = total, or with that of the columns before."""
+    store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
+
+
+def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: Any, begin: Any) -> Any:  # compiled
+    """The first tokens, four at a time and as many as there are, times a group of rows; how many they are."""
+    tokens, steps, most = U(out.shape[0]) // U(4) * U(4), U(w.shape[1] // _STEP_BYTES), U(STRETCH // _PARTS)
+    for first in range(U(0), steps, most):
+        count = min(steps - first, most)
+        for step in range(count):
+            _spread_step(w, row, first + step, panel, begin + step * U(_PARTS * SPREAD))
+        for t in range(U(0), tokens, U(4)):
+            zero = splat(np.float32(0))
+            totals = (zero, zero, zero, zero)
+            for block in range(count * U(_PARTS)):
+                at = begin + block * U(SPREAD)
+                totals = _add_four(panel, at, codes, factors, t, first * U(_PARTS) + block, totals)
+            a, b, c, d = totals
+            is_first = first == U(0)
+            _store(out, t, row, a, is_first)
+            _store(out, t + U(1), row, b, is_first)
+            _store(out, t + U(2), row, c, is_first)
+            _store(out, t + U(3), row, d, is_first)
+    return tokens
 
 
 def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
     """The whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
+    panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
+    begin = U(-panel.ctypes.data % LINE)
     for group in range(U(chunk * groups // chunks), U((chunk + 1) * groups // chunks)):
         row: Any = group * U(ROWS)
         t: Any = U(0)
-        while t + U(3) < tokens:
-            zero = splat(np.float32(0))
-            totals = (zero, zero, zero, zero)
-            for step in range(U(steps)):
-                totals = _four_tokens(w, row, step, codes, factors, t, totals)
-            a, b, c, d = totals
-            store_floats(out, t, row, a)
-            store_floats(out, t + U(1), row, b)
-            store_floats(out, t + U(2), row, c)
-            store_floats(out, t + U(3), row, d)
-            t += U(4)
+        if tokens > U(3):
+            t = _four_by_four(w, row, codes, factors, out, panel, begin)
         while t < tokens:
             total = splat(np.float32(0))
             for step in range(U(steps)):
@@ -219,28 +275,33 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
                     out[t, row + i] += bias[row + i]
 
 
-def _compiled(block_format: BlockFormat, unpack: Any, add: Any) -> CompiledRows:
+def _compiled(block_format: BlockFormat, unpack: Any, add: Any, add_four: Any, largest: int) -> CompiledRows:
     """`_groups` of one format; compiled when they are first called."""
     name = block_format.name
-    own: dict[str, Any] = {"_unpack": unpack, "_add": add}
-    part = jit_inlined(copy_of(_add_part, f"_add_part_{name}", **own))
+    one_of, four_of = (
+        jit_inlined(copy_of(one, f"{one.__name__}_{name}", _LARGEST=largest)) for one in (add, add_four)
+    )
+    own: dict[str, Any] = {"_unpack": unpack, "_add": one_of, "_add_four": four_of}
     is_small = block_format.block_elements == BLOCK
-    four = copy_of(_four_tokens_32 if is_small else _four_tokens_128, f"_four_tokens_{name}", _add_part=part)
-    one = copy_of(_one_token_32 if is_small else _one_token_128, f"_one_token_{name}", **own)
-    tokens = {"_four_tokens": jit_inlined(four), "_one_token": jit_inlined(one)}
-    step_bytes = block_format.block_bytes if is_small else block_format.block_bytes // 2
-    return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", _STEP_BYTES=step_bytes, **tokens)), ROWS)
+    spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
+    own["_spread_step"] = jit_inlined(copy_of(spread, f"_spread_{name}", _unpack=unpack))
+    own["_one_token"] = jit_inlined(copy_of(one, f"_one_token_{name}", **own))
+    own["_STEP_BYTES"] = block_format.block_bytes if is_small else block_format.block_bytes // 2
+    own["_PARTS"] = 1 if is_small else 4
+    own["_four_by_four"] = jit_inlined(copy_of(_four_by_four, f"_four_by_four_{name}", **own))
+    return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", **own)), ROWS)
 
 
+WITH_MINIMUM = _add_with_minimum, _add_four_with_minimum
 ROWS_OF: dict[int, CompiledRows] = {
-    Q8_0.code: _compiled(Q8_0, unpack_q8_0, _add_with_minimum),
-    Q5_0.code: _compiled(Q5_0, unpack_q5_0, _add_with_minimum),
-    Q5_1.code: _compiled(Q5_1, unpack_q5_1, _add_with_minimum),
-    Q4_0.code: _compiled(Q4_0, unpack_q4_0, _add_with_minimum),
-    Q4_1.code: _compiled(Q4_1, unpack_q4_1, _add_with_minimum),
-    Q4_K.code: _compiled(Q4_K, unpack_q4_k, _add_with_minimum),
-    Q5_K.code: _compiled(Q5_K, unpack_q5_k, _add_with_minimum),
-    Q6_K.code: _compiled(Q6_K, unpack_q6_k, _add_less_32),
+    Q8_0.code: _compiled(Q8_0, unpack_q8_0, *WITH_MINIMUM, 255),
+    Q5_0.code: _compiled(Q5_0, unpack_q5_0, *WITH_MINIMUM, 31),
+    Q5_1.code: _compiled(Q5_1, unpack_q5_1, *WITH_MINIMUM, 31),
+    Q4_0.code: _compiled(Q4_0, unpack_q4_0, *WITH_MINIMUM, 15),
+    Q4_1.code: _compiled(Q4_1, unpack_q4_1, *WITH_MINIMUM, 15),
+    Q4_K.code: _compiled(Q4_K, unpack_q4_k, *WITH_MINIMUM, 15),
+    Q5_K.code: _compiled(Q5_K, unpack_q5_k, *WITH_MINIMUM, 31),
+    Q6_K.code: _compiled(Q6_K, unpack_q6_k, _add_less_32, _add_four_less_32, 63),
 }
 
 

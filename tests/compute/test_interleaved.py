@@ -92,6 +92,22 @@ def test_what_lies_halfway_between_two_codes_is_rounded_as_the_reference_rounds_
     np.testing.assert_array_equal(found[0], expected[0])
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("code", UNITS)
+def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
+    block_format = FORMATS[code]
+    levels = np.where(np.arange(256) % 2, 1, 0.999).astype(np.float32)
+    matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, np.tile(sign * levels, (16, 1))))
+    x = np.ones((5, 256), np.float32) * np.array([[1], [-1], [1], [-1], [1]], np.float32)  # four, and one
+    out, expected = np.zeros((5, 16), np.float32), np.zeros((5, 16), np.float32)
+    arguments = code, matrix.data, np.zeros(0, np.float32), x
+    scratch = linear_int8.Int8Scratch(*empty_codes(5, 256), 1, None)
+    linear_int8.linear_int8(*arguments, out, scratch)
+    linear_int8.reference(*arguments, expected, scratch)
+    assert np.abs(expected).min() > 250
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value: float) -> None:
     kernel = linear_int8.kernel_for(FORMATS[12], tokens=5)
@@ -225,6 +241,7 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> 
     command = [sys.executable, "-c", MACHINE_CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "vpmaddubsw" in done.stdout
     assert "vpmaddwd" in done.stdout
     assert "vpdpbusd" not in done.stdout
     assert "zmm" not in done.stdout
