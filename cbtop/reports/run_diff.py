@@ -101,7 +101,9 @@ def sentence(part: PartDiff, place: PlaceDiff) -> str:
     if place.p50:
         calls = f", median call {duration(place.p50.before)} → {duration(place.p50.now)}"
     cost = f"{_signed(place.delta_us)} µs/{part.unit}"
-    return f"{part.phase}: {place.name} is {_ratio(place.change)} of before{calls}, {cost}"
+    own = place.change.own if place.change.is_told_by_others else None
+    beside = f", {_ratio(own)} beside all others" if own else ""
+    return f"{part.phase}: {place.name} is {_ratio(place.change)} of before{beside}{calls}, {cost}"
 
 
 def _run_fields(run: Run) -> dict[str, Any]:
@@ -152,6 +154,7 @@ def _place_fields(place: PlaceDiff) -> dict[str, Any]:
         "kernels": place.kernels,
         "below_resolution": place.is_below_resolution,
         "typical_us": _change_fields(place.change),
+        "beside_others_us": _change_fields(place.change.own if place.change else None),
         "mean_us": _change_fields(place.mean),
         "p50_us": _change_fields(place.p50),
         "p99_us": _change_fields(place.p99),

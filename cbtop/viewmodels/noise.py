@@ -88,9 +88,18 @@ class Change:
         other programs on a processor do to a few calls is theirs, however often it hits the same place."""
         return (
             self.noise_percent is not None
-            and (abs(self.percent or 0.0) > self.noise_percent or self.is_beyond_others)
+            and (self._is_beyond_interval or self.is_beyond_others)
             and (self.medians_us is None or _is_like(self.delta, *self.medians_us, self.least_percent))
         )
+
+    @property
+    def is_told_by_others(self) -> bool:
+        """Whether it is beyond noise beside all others alone."""
+        return self.is_beyond_others and not self._is_beyond_interval
+
+    @property
+    def _is_beyond_interval(self) -> bool:
+        return self.noise_percent is not None and abs(self.percent or 0.0) > self.noise_percent
 
     @property
     def is_beyond_others(self) -> bool:

@@ -173,8 +173,8 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether what became slower did as everything did: no brick has changed beside all others, and a unit takes as
-        long as they say. Another clock does that, and another load of the machine, as well as a program."""
+        """Whether what became slower did as everything did: no brick has changed beside all others, and a unit takes
+        as long as they say. Another clock does that, and another load of the machine, as well as a program."""
         if self.shared is None or self.shared <= 1:
             return False
         changes = [one.change for one in self.known if one.brick and one.brick != BETWEEN_BRICKS and one.change]

@@ -356,8 +356,13 @@ def _cause(part: PartDiff) -> str:
 def _told(part: PartDiff, place: PlaceDiff) -> str:
     if place.change is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
-    ratio, half = place.change.now / place.change.before, place.change.half / place.change.before
-    return f"{ratio:.3f}× ± {half:.3f}{_calls(place, 'p50')}, {place.delta_us:+.1f} µs/{part.unit}"
+    own = place.change.own if place.change.is_told_by_others else None
+    beside = f", {_ratio(own)} beside all others" if own else ""
+    return f"{_ratio(place.change)}{beside}{_calls(place, 'p50')}, {place.delta_us:+.1f} µs/{part.unit}"
+
+
+def _ratio(one: Change) -> str:
+    return f"{one.now / one.before:.3f}× ± {one.half / one.before:.3f}"
 
 
 def _about(part: PartDiff, place: PlaceDiff) -> str:

@@ -5,10 +5,13 @@ The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/viewmod
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 
 import pytest
 
+from cbtop.reports.run_diff import diff_json, diff_text
 from cbtop.viewmodels.run_diff import diff, findable_percent
 from cbtop.viewmodels.runs import together
 from cbtop.viewmodels.thresholds import Outcome, default_gate
@@ -57,6 +60,22 @@ def test_what_machines_do_breaks_no_gate(noise: Noise) -> None:
 def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str) -> None:
     found = tally(2, MACHINES[name], slower=1.1)
     assert (found.named, found.wrong) == (2, 0)
+
+
+def test_where_a_clock_drifts_the_gate_says_by_how_much_a_brick_is_slower_beside_all_others() -> None:
+    """The clock moved by 6 % in each run, so as it is nothing is known to 10 %."""
+    noise = MACHINES["a drifting clock"]
+    found = diff(made_run(0, noise), made_run(1, noise, slower=1.1))
+    (judged,) = [one for one in default_gate(found) if one.outcome is Outcome.BROKEN]
+    assert judged.guilty == PLANTED
+    ratio, half = re.search(r", (\d\.\d+)× ± (\d\.\d+) beside all others", judged.said).groups()  # type: ignore[union-attr]
+    assert float(ratio) == pytest.approx(1.1, abs=0.02)
+    assert float(half) < 0.04
+    assert f", {ratio}× ± {half} beside all others" in diff_text(found)
+    places = json.loads(diff_json(found))["parts"][0]["places"]
+    (place,) = [one for one in places if one["verdict"] == "slower" and one["brick"]]
+    assert place["beside_others_us"]["ratio"] == pytest.approx(float(ratio), abs=0.001)
+    assert place["typical_us"]["ratio_half"] > 0.1 > place["beside_others_us"]["ratio_half"]
 
 
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
