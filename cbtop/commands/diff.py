@@ -27,7 +27,8 @@ examples:
   cbtop diff base.json new.cbtop --format speedscope > diff.speedscope.json    open it at speedscope.app
 
 Steps are compared in blocks of 4 or more, of which five are needed: 20 steps of a phase. An interval is so wide that
-in 99 of 100 comparisons of the same chance moves nothing out of it. To fail a job by it: cbtop check.
+in 99 of 100 comparisons of the same chance moves nothing out of it. 5 % on one brick of one layer are found 95 times
+in 100 from 240 steps on, 7 % from 120, 10 % from 60. To fail a job by it: cbtop check.
 
 exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable or not to be
 trusted

@@ -184,7 +184,11 @@ def test_three_base_runs_tell_how_runs_scatter(runs: dict[str, Path], capsys: py
     assert check(*bases[:4], "--new", runs["same"]) == 0
     assert "of two base runs the first counts" in capsys.readouterr().err
     assert check(*bases, "--new", runs["slower"]) == 4
-    assert GUILTY in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert GUILTY in err
+    assert "does not tell how runs scatter" not in err
+    assert check(*bases[:2], "--new", runs["slower"]) == 4
+    assert "one run of the baseline does not tell how runs scatter: 3 or more do\n" in capsys.readouterr().err
 
 
 def test_a_run_that_is_compared_with_itself_passes_no_gate(
