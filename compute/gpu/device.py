@@ -260,6 +260,9 @@ class BrickLaunches:
         """Each launch with its kernel. Two calls that can be are one; what a kernel makes for products behind it is
         in codes with it, where that is one token, in bfloat16 where it is many, and not made again."""
         first = kernels[0]
+        for kernel, arguments in zip(kernels, calls, strict=True):
+            if any(arguments[place] is self._coded for place in kernel.outputs):
+                self._coded = None  # what lies there is of what was in it before
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
@@ -276,13 +279,14 @@ class BrickLaunches:
                 self._coded = output
 
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
+        """None: as any other call. Made is what products of as many tokens take, which `takes_tiles` says of them."""
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:
             return None
+        if takes_tiles(output, space):
+            return None if cuda.with_bf16 is None else cuda.with_bf16(*arguments, space.tiles.x)
         if cuda.with_codes is not None and len(output) == 1:
             return cuda.with_codes(*arguments, space.codes, space.factors)
-        if cuda.with_bf16 is not None and takes_tiles(output, space):
-            return cuda.with_bf16(*arguments, space.tiles.x)
         return None
 
 

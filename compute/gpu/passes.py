@@ -52,6 +52,7 @@ class Launched:
     layer: int | None  # None: outside of layers
     elements: int  # of the brick
     what: KernelDefinition | Transfer
+    run: int = 0  # how many bricks had run before: one that runs twice in a row is two
 
 
 class LaunchedPass:
@@ -68,6 +69,7 @@ class LaunchedPass:
         self._stamps = stamps
         self._is_early = is_early
         self._layer: int | None = None
+        self._bricks_run = 0
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
@@ -91,7 +93,8 @@ class LaunchedPass:
             else:
                 what = KernelDefinition(one.name, BACKEND)
                 self._between_marks(one)
-            self.launched.append(Launched(brick, self._layer, elements, what))
+            self.launched.append(Launched(brick, self._layer, elements, what, self._bricks_run))
+        self._bricks_run += 1
 
     def copy(self, target: Any, source: Any, direction: TransferDirection) -> None:
         """Copy an array to the device or to pinned memory of the host, in its turn."""
@@ -151,7 +154,7 @@ class PassParts:
         for layer, in_layer in groupby(launched, key=lambda one: one.layer):
             outside = () if layer is None else ((NodeKind.LAYER, layer),)
             first = at
-            for brick, same in groupby(in_layer, key=lambda one: one.brick):
+            for (brick, _), same in groupby(in_layer, key=lambda one: (one.brick, one.run)):
                 inside = outside if brick is None else (*outside, brick.definition)
                 begun = at
                 for one in same:

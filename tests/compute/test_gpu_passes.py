@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cbtop.compute import brick_specs
-from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.brick import ComputeBrick, Launch
 from cbtop.compute.gpu.device import BrickLaunches
-from cbtop.compute.gpu.passes import Launched, PassParts
+from cbtop.compute.gpu.passes import Launched, LaunchedPass, PassParts
+from cbtop.compute.kernels import take_rows
+from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
+from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.rms_norm import RMS_NORM
 from cbtop.compute.kernels.rope import ROPE_NEOX
+from cbtop.compute.kernels.take_rows import TAKE_ROWS
 from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.settings import STATIC_CROSSOVERS, with_crossovers
 from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
+from tests.compute.fake_gpu import FakeGpu
 
 PROFILER = BrickProfiler(enabled=False)
 
@@ -64,6 +72,20 @@ def test_elements_that_are_given_count_and_not_those_noted_when_a_graph_was_capt
     assert parts.elements({}) == [1, 7, 1]
 
 
+def test_a_brick_that_runs_for_one_expert_after_the_other_is_a_brick_each_with_elements_of_its_own() -> None:
+    gpu: Any = FakeGpu()
+    taking = Launch(TAKE_ROWS, take_rows.work())
+    experts = ComputeBrick(brick_specs.MOE_EXPERTS, (taking,), "cuda", PROFILER, names_launches=True)
+    ran = LaunchedPass(gpu)
+    x, tokens = np.zeros((4, 8), np.float32), np.zeros(4, np.int64)
+    with ran.layer(2):
+        for count in (3, 1):
+            ran.run(experts, 8 * count, (x, tokens[:count], np.zeros((count, 8), np.float32)))
+    parts = PassParts(ran.launched)
+    assert [key[-1] == experts.definition for key in parts.alike.keys] == [False, True, False, True, False]
+    assert parts.elements({}) == [1, 24, 1, 8, 1]
+
+
 def launches_of_norm_and_product(rows: int, *, is_other: bool) -> list[str]:
     """What a norm launches, and behind it a product of what it made, or of other activations."""
     x, normed, other = (np.zeros((rows, 256), np.float32) for _ in range(3))
@@ -94,6 +116,33 @@ def test_codes_that_another_product_has_written_over_are_made_again() -> None:
     assert len([*launches.of([RMS_NORM], ((x, np.ones(256, np.float32), 1e-6, normed),))]) == 1
     assert product(other) == ["quantize_rows", "linear_in_turn"]
     assert product(normed) == ["quantize_rows", "linear_in_turn"]
+
+
+@pytest.mark.parametrize("hidden", [256, 8448])  # of which one launch makes codes, and one that is too long for it
+def test_codes_of_what_was_in_an_array_before_it_was_written_again_are_not_taken(hidden: int) -> None:
+    x, normed = (np.zeros((1, hidden), np.float32) for _ in range(2))
+    space = Int8Scratch(np.zeros((8, hidden), np.uint8), np.zeros((8, hidden // 8), np.float32), 4, None)
+    launches = BrickLaunches(space)
+
+    def norm() -> list[str]:
+        call = x, np.ones(hidden, np.float32), 1e-6, normed
+        return [one.entry for _, one in launches.of([RMS_NORM], (call,))]
+
+    first = norm()
+    assert norm() == first
+    call = normed, np.zeros((1, hidden), np.float32)
+    assert [one.entry for _, one in launches.of([RESIDUAL_ADD], (call,))] == ["residual_add"]
+    given = Q4_K.code, np.zeros(64 * hidden, np.uint8), np.zeros(0, np.float32), normed, np.zeros((1, 64)), space
+    assert next(launches.of([LINEAR_INT8[Q4_K.code]], (given,)))[1].entry == "quantize_rows"
+
+
+def test_a_norm_makes_codes_where_products_of_as_many_tokens_take_these_and_bfloat16_where_they_take_that() -> None:
+    x, normed = (np.zeros((1, 256), np.float32) for _ in range(2))
+    tiles = CudaScratch(np.zeros(256, np.uint16), np.zeros(64 * 256, np.uint16), np.zeros(64, np.float32))
+    space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, tiles)
+    with with_crossovers(replace(STATIC_CROSSOVERS, bf16_tokens=1)):
+        ((_, one),) = BrickLaunches(space).of([RMS_NORM], ((x, np.ones(256, np.float32), 1e-6, normed),))
+    assert one.entry == "rms_norm_bf16"
 
 
 def test_queries_and_keys_rotate_in_one_launch_that_has_a_thread_for_each_of_their_pairs() -> None:
