@@ -16,6 +16,7 @@ from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from cbtop.compute.backends import cpu_backend, torch_on
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.vectors import LANES, load_floats, store_floats
 from cbtop.compute.kernels.activation import swiglu
 from cbtop.compute.kernels.attention import POSITIONS, _weigh, empty_caches
 from cbtop.compute.kernels.kv_write import kv_write
@@ -23,6 +24,7 @@ from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 from cbtop.compute.kernels.residual_add import residual_add
 from cbtop.compute.kernels.rms_norm import rms_norm
 from cbtop.compute.kernels.rope import angle_table, rope
+from cbtop.compute.memory import line_aligned_zeros
 
 SIZES = tuple(1 << exponent for exponent in range(7, 16, 2))
 ROUNDS, ROUND_ELEMENTS, HEAD_DIM, EPSILON = 11, 1 << 20, 128, 1e-6
@@ -102,8 +104,8 @@ def _weigh_all(scores: Any, scratch: Any) -> None:
     """scratch[i] = powers of the scores of piece i, its running maximum and its sum of all so far."""
     positions, state = np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        for p in range(positions):
-            scratch[piece, p] = scores[piece, p]
+        for p in range(np.uint64(0), positions, np.uint64(LANES)):  # as vectors, which is how scores come
+            store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (
                 scratch[piece - np.uint64(1), state + i] if piece else np.float32(-1e30) * np.float32(1 - i)
@@ -113,7 +115,7 @@ def _weigh_all(scores: Any, scratch: Any) -> None:
 
 def _softmaxes(size: int, torch: Any) -> Calls:
     x = _row(size)
-    scores, scratch = x.reshape(-1, POSITIONS), np.zeros((size // POSITIONS, POSITIONS + 2), np.float32)
+    scores, scratch = x.reshape(-1, POSITIONS), line_aligned_zeros((size // POSITIONS, POSITIONS + LANES), np.float32)
 
     def softmax() -> Any:
         powers = np.exp(x - x.max(axis=1, keepdims=True))

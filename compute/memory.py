@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,18 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel that was built without
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def line_aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """As `np.zeros`, from where a line of the cache begins.
+
+    NumPy's arrays begin 16 bytes behind one: of vectors of 64 bytes each is in two lines then.
+    """
+    size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size_bytes + LINE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % LINE_BYTES
+    zeros: NDArray[Any] = memory[begin : begin + size_bytes].view(dtype).reshape(shape)
+    return zeros
 
 
 def give_back_code(library: str) -> None:

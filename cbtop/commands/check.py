@@ -165,7 +165,8 @@ def gate(
         raise UntrustedError(untrusted)
     if any(one.outcome is Outcome.BROKEN for one in judged):
         if found.base.runs == 1 and not thresholds:
-            sys.stderr.write(f"cbtop: one run of the baseline does not tell how runs scatter: {MIN_LEARNED} or more do\n")
+            more = f"{MIN_LEARNED} or more do"
+            sys.stderr.write(f"cbtop: one run of the baseline does not tell how runs scatter: {more}\n")
         raise FailedCheckError(summary(judged))
     if any(one.outcome is Outcome.UNKNOWN for one in judged):
         raise UntrustedError(summary(judged))

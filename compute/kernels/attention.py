@@ -2,9 +2,9 @@
 
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
-             2021), so that no buffer grows with the context. Four rows, each a token's head, share every reading of
-             keys and values: the heads of a group, and in a prompt its tokens. Of one or two that are left, and with
-             AVX-512 of all, each reads twice as much at a time. One thread, or some groups for each.
+             2021), so that no buffer grows with the context. Six rows, each a token's head, share every reading of
+             keys and values: the heads of a group, and in a prompt its tokens; of what is left four or two do. One
+             thread, or some groups for each.
 cuda         a few rows: flash decoding (Dao et al. 2023), the context in as many pieces as fill the GPU, which the
              block that comes last brings together; many: a block for 64. Both by tensor cores (cuda/attention.py)
 
@@ -21,7 +21,7 @@ import numpy as np
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda import attention as cuda
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
-from cbtop.compute.jit.compile import copy_of, jit, jit_parallel, prange
+from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.jit.exponential import (
     EXPONENTIAL_FLOPS,
@@ -31,26 +31,29 @@ from cbtop.compute.jit.exponential import (
     tangent,
 )
 from cbtop.compute.jit.halves import from_bits
+from cbtop.compute.jit.sums import add_products, load_sums, store_sums, zero_sums
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
     larger,
     largest_of,
     load_floats,
-    load_widened,
-    multiply_add,
     prefetch,
     splat,
     store_floats,
     total_of,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats
+from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
 POSITIONS = 64  # looked at together; a cache has a whole number of them
-TILE, PAIR = 4, 2  # rows that share a reading: as many sums at a time fill the registers of AVX2
-WIDE = HAS_VNNI  # AVX-512 has twice the registers, and a row of four twice the sums
+# Rows that share a reading. A processor begins two multiplications and additions a cycle, each of which takes four:
+# eight registers of sums just do not wait for each other, more have some slack. Of two rows each is of two vectors;
+# with AVX-512, whose vectors are one register, each of more is, too.
+MANY, SOME, PAIR = 6, 4, 2
+WIDE = HAS_VNNI
 AHEAD = POSITIONS  # keys and values are asked for when those as many positions before them are read
 MAX_ROWS = 64  # of one piece of work
 LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
@@ -108,8 +111,8 @@ def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tupl
     for the bits of float16.
     """
     positions = -(-context // POSITIONS) * POSITIONS
-    keys = np.zeros((kv_heads, positions // LANES, head_dim, LANES), dtype)
-    return keys, np.zeros((kv_heads, positions, padded(head_dim)), dtype)
+    keys = line_aligned_zeros((kv_heads, positions // LANES, head_dim, LANES), dtype)
+    return keys, line_aligned_zeros((kv_heads, positions, padded(head_dim)), dtype)
 
 
 def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: Any = np.zeros) -> tuple[Any, Any]:
@@ -136,77 +139,53 @@ def keys_of(k_cache: Any) -> Any:
 
 def scratch_for(threads: int, head_dim: int) -> Any:
     """float32 (threads * 64, columns): of each row its weights, output, query, and running maximum and sum."""
-    return np.zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2), np.float32)
+    return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + LANES), np.float32)
 
 
-@jit
+_ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
+
+
 def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
-    """scratch[row : row + 4, column : column + 16] = the queries of these rows times sixteen keys."""
-    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
-    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
+    """scratch[row : row + _ROWS, column : + 16 * _VECTORS] = the queries of these rows times as many keys."""
+    # compiled
+    sums = zero_sums(_ROWS, _VECTORS)
+    none, ahead = np.uint64(0), head_dim * np.uint64(AHEAD // LANES)
     for i in range(head_dim):
-        key = load_widened(keys, first + i, np.uint64(0))
-        prefetch(keys, first + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
-        a = multiply_add(key, splat(scratch[row, query + i]), a)
-        b = multiply_add(key, splat(scratch[row + one, query + i]), b)
-        c = multiply_add(key, splat(scratch[row + two, query + i]), c)
-        d = multiply_add(key, splat(scratch[row + three, query + i]), d)
-    store_floats(scratch, row, column, a)
-    store_floats(scratch, row + one, column, b)
-    store_floats(scratch, row + two, column, c)
-    store_floats(scratch, row + three, column, d)
+        for vector in range(np.uint64(_VECTORS)):
+            prefetch(keys, first + i + vector * head_dim + ahead, none)
+        sums = add_products(sums, keys, first + i, none, head_dim, none, scratch, row, query + i, _ROWS, _VECTORS)
+    store_sums(scratch, row, column, sums, _ROWS, _VECTORS)
 
 
-@jit
-def _scores_of_eight_sums(
-    keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any
+def _add_values(
+    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """scratch[row : row + 4, column : column + 32] = the queries of these rows times thirty-two keys."""
-    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
-    after, low, high = np.uint64(LANES), first, first + head_dim
-    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
-    e, f, g, h = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
-    for i in range(head_dim):
-        key, other = load_widened(keys, low + i, np.uint64(0)), load_widened(keys, high + i, np.uint64(0))
-        prefetch(keys, low + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
-        prefetch(keys, high + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
-        q, r = splat(scratch[row, query + i]), splat(scratch[row + one, query + i])
-        s, t = splat(scratch[row + two, query + i]), splat(scratch[row + three, query + i])
-        a = multiply_add(key, q, a)
-        e = multiply_add(other, q, e)
-        b = multiply_add(key, r, b)
-        f = multiply_add(other, r, f)
-        c = multiply_add(key, s, c)
-        g = multiply_add(other, s, g)
-        d = multiply_add(key, t, d)
-        h = multiply_add(other, t, h)
-    store_floats(scratch, row, column, a)
-    store_floats(scratch, row + one, column, b)
-    store_floats(scratch, row + two, column, c)
-    store_floats(scratch, row + three, column, d)
-    store_floats(scratch, row, column + after, e)
-    store_floats(scratch, row + one, column + after, f)
-    store_floats(scratch, row + two, column + after, g)
-    store_floats(scratch, row + three, column + after, h)
+    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count` values
+    but the skipped ones."""
+    # compiled
+    sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
+    none, lanes, ahead = np.uint64(0), np.uint64(LANES), np.uint64(AHEAD)
+    for p in range(skipped, count):
+        prefetch(values, first + p + ahead, column)
+        sums = add_products(sums, values, first + p, column, none, lanes, scratch, row, p, _ROWS, _VECTORS)
+    store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
 
-@jit
-def _scores_of_pair(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
-    """scratch[row : row + 2, column : column + 32] = the queries of these rows times thirty-two keys."""
-    one, after, low, high = np.uint64(1), np.uint64(LANES), first, first + head_dim
-    a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
-    for i in range(head_dim):
-        key, other = load_widened(keys, low + i, np.uint64(0)), load_widened(keys, high + i, np.uint64(0))
-        prefetch(keys, low + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
-        prefetch(keys, high + i + head_dim * np.uint64(AHEAD // LANES), np.uint64(0))
-        a = multiply_add(key, splat(scratch[row, query + i]), a)
-        b = multiply_add(other, splat(scratch[row, query + i]), b)
-        c = multiply_add(key, splat(scratch[row + one, query + i]), c)
-        d = multiply_add(other, splat(scratch[row + one, query + i]), d)
-    store_floats(scratch, row, column, a)
-    store_floats(scratch, row, column + after, b)
-    store_floats(scratch, row + one, column, c)
-    store_floats(scratch, row + one, column + after, d)
+def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
+    """Scores and sums of values of so many rows and vectors at once."""
+    own = {"_ROWS": rows, "_VECTORS": vectors}
+    name = f"of_{rows}_by_{vectors}"
+    scores, values = (
+        copy_of(_scores, f"_scores_{name}", **own),
+        copy_of(_add_values, f"_add_values_{name}", **own),
+    )
+    return jit_inlined(scores), jit_inlined(values)
+
+
+_scores_of_six, _add_values_of_six = _copies(MANY, 2 if WIDE else 1)
+_scores_of_four, _add_values_of_four = _copies(SOME, 2 if WIDE else 1)
+_scores_of_pair, _add_values_of_pair = _copies(PAIR, 2)
+_add_last_of_six, _add_last_of_four, _add_last_of_pair = (_copies(rows, 1)[1] for rows in (MANY, SOME, PAIR))
 
 
 @jit
@@ -264,83 +243,6 @@ def _weigh(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, out
             scratch[row, output + i] *= factor
 
 
-@jit
-def _add_values(
-    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
-) -> None:
-    """scratch[row : row + 4, output + column : + 16] += the weights of these rows times `count` values, of which the
-    first ones are skipped."""
-    one, two, three, at = np.uint64(1), np.uint64(2), np.uint64(3), output + column
-    a, b = load_floats(scratch, row, at), load_floats(scratch, row + one, at)
-    c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
-    for p in range(skipped, count):
-        value = load_widened(values, first + p, column)
-        prefetch(values, first + p + np.uint64(AHEAD), column)
-        a = multiply_add(value, splat(scratch[row, p]), a)
-        b = multiply_add(value, splat(scratch[row + one, p]), b)
-        c = multiply_add(value, splat(scratch[row + two, p]), c)
-        d = multiply_add(value, splat(scratch[row + three, p]), d)
-    store_floats(scratch, row, at, a)
-    store_floats(scratch, row + one, at, b)
-    store_floats(scratch, row + two, at, c)
-    store_floats(scratch, row + three, at, d)
-
-
-@jit
-def _add_values_in_eight_sums(
-    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
-) -> None:
-    """scratch[row : row + 4, output + column : + 32] += as `_add_values`."""
-    one, two, three, low, high = np.uint64(1), np.uint64(2), np.uint64(3), column, column + np.uint64(LANES)
-    at, to = output + low, output + high
-    a, b = load_floats(scratch, row, at), load_floats(scratch, row + one, at)
-    c, d = load_floats(scratch, row + two, at), load_floats(scratch, row + three, at)
-    e, f = load_floats(scratch, row, to), load_floats(scratch, row + one, to)
-    g, h = load_floats(scratch, row + two, to), load_floats(scratch, row + three, to)
-    for p in range(skipped, count):
-        value, other = load_widened(values, first + p, low), load_widened(values, first + p, high)
-        prefetch(values, first + p + np.uint64(AHEAD), low)
-        q, r = splat(scratch[row, p]), splat(scratch[row + one, p])
-        s, t = splat(scratch[row + two, p]), splat(scratch[row + three, p])
-        a = multiply_add(value, q, a)
-        e = multiply_add(other, q, e)
-        b = multiply_add(value, r, b)
-        f = multiply_add(other, r, f)
-        c = multiply_add(value, s, c)
-        g = multiply_add(other, s, g)
-        d = multiply_add(value, t, d)
-        h = multiply_add(other, t, h)
-    store_floats(scratch, row, at, a)
-    store_floats(scratch, row + one, at, b)
-    store_floats(scratch, row + two, at, c)
-    store_floats(scratch, row + three, at, d)
-    store_floats(scratch, row, to, e)
-    store_floats(scratch, row + one, to, f)
-    store_floats(scratch, row + two, to, g)
-    store_floats(scratch, row + three, to, h)
-
-
-@jit
-def _add_values_of_pair(
-    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
-) -> None:
-    """scratch[row : row + 2, output + column : + 32] += as `_add_values`."""
-    one, low, high = np.uint64(1), column, column + np.uint64(LANES)
-    a, b = load_floats(scratch, row, output + low), load_floats(scratch, row, output + high)
-    c, d = load_floats(scratch, row + one, output + low), load_floats(scratch, row + one, output + high)
-    for p in range(skipped, count):
-        value, other = load_widened(values, first + p, low), load_widened(values, first + p, high)
-        prefetch(values, first + p + np.uint64(AHEAD), low)
-        a = multiply_add(value, splat(scratch[row, p]), a)
-        b = multiply_add(other, splat(scratch[row, p]), b)
-        c = multiply_add(value, splat(scratch[row + one, p]), c)
-        d = multiply_add(other, splat(scratch[row + one, p]), d)
-    store_floats(scratch, row, output + low, a)
-    store_floats(scratch, row, output + high, b)
-    store_floats(scratch, row + one, output + low, c)
-    store_floats(scratch, row + one, output + high, d)
-
-
 _held = _leave  # in the copy of the code below that is for scores with a cap it is `_hold`
 
 
@@ -363,8 +265,9 @@ def _attend_any(  # compiled
     """Every `chunks`-th piece of work, from `chunk` on: the heads of one of the parts of a group, for some tokens."""
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
-    tokens, tile, positions = np.uint64(q.shape[0]), np.uint64(TILE), np.uint64(POSITIONS)
-    lanes, window, pair = np.uint64(LANES), np.uint64(width), np.uint64(PAIR)
+    tokens, positions = np.uint64(q.shape[0]), np.uint64(POSITIONS)
+    lanes, window = np.uint64(LANES), np.uint64(width)
+    many, some, pair = np.uint64(MANY), np.uint64(SOME), np.uint64(PAIR)
     padded = (head_dim + lanes - np.uint64(1)) // lanes * lanes
     output, query = positions, positions + padded
     state = query + padded
@@ -378,38 +281,42 @@ def _attend_any(  # compiled
         heads_here = kv_head * group + (part + np.uint64(1)) * group // parts - first_head
         first_token = block * most_tokens
         rows = heads_here * min(most_tokens, tokens - first_token)
-        whole = (rows + tile - np.uint64(1)) // tile * tile
-        for r in range(whole):
+        whole = (rows + np.uint64(1)) // pair * pair  # rows that share are an even number
+        for one in range(whole):
             for i in range(np.uint64(2) * padded):
-                scratch[base + r, output + i] = np.float32(0)
-            scratch[base + r, state] = np.float32(LOWEST)
-            scratch[base + r, state + np.uint64(1)] = np.float32(0)
-        for r in range(rows):
-            t, head = first_token + r // heads_here, first_head + r % heads_here
+                scratch[base + one, output + i] = np.float32(0)
+            scratch[base + one, state] = np.float32(LOWEST)
+            scratch[base + one, state + np.uint64(1)] = np.float32(0)
+        for one in range(rows):
+            t, head = first_token + one // heads_here, first_head + one % heads_here
             for i in range(head_dim):
-                scratch[base + r, query + i] = q[t, head * head_dim + i] * scale
+                scratch[base + one, query + i] = q[t, head * head_dim + i] * scale
         end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            for r in range(np.uint64(0), whole, tile):
-                is_pair = rows - r <= pair
-                last = min(r + tile, rows) - np.uint64(1)
+            r: Any = np.uint64(0)
+            while r < rows:
+                left, at = rows - r, base + r
+                together = many if left >= many - np.uint64(1) else some if left > pair else pair
+                last = min(r + together, rows) - np.uint64(1)
                 seen = start + first_token + last // heads_here + np.uint64(1)
                 lowest = _first_seen(start + first_token + r // heads_here, window)
+                own_rows = r
+                r += together
                 if seen <= p or lowest >= p + positions:
                     continue
                 count = min(positions, seen - p)
                 skipped = lowest - p if lowest > p else np.uint64(0)
-                at_once = lanes + lanes if is_pair or WIDE else lanes
+                at_once = lanes + lanes if together == pair or WIDE else lanes
                 for place in range(skipped // at_once * at_once, count, at_once):
                     key = (kv_head * (context // lanes) + (p + place) // lanes) * head_dim
-                    if is_pair:
-                        _scores_of_pair(keys, key, head_dim, scratch, base + r, query, place)
-                    elif WIDE:
-                        _scores_of_eight_sums(keys, key, head_dim, scratch, base + r, query, place)
+                    if together == many:
+                        _scores_of_six(keys, key, head_dim, scratch, at, query, place)
+                    elif together == some:
+                        _scores_of_four(keys, key, head_dim, scratch, at, query, place)
                     else:
-                        _scores(keys, key, head_dim, scratch, base + r, query, place)
-                for one in range(r, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
+                        _scores_of_pair(keys, key, head_dim, scratch, at, query, place)
+                for one in range(own_rows, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
                     position = start + first_token + one // heads_here
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
@@ -418,20 +325,26 @@ def _attend_any(  # compiled
                     _weigh(scratch, base + one, hidden, visible, padded, output, state)
                 first: Any = kv_head * context + p
                 column: Any = np.uint64(0)
-                while is_pair and column + lanes < padded:
-                    _add_values_of_pair(values, first, skipped, count, scratch, base + r, output, column)
-                    column += lanes + lanes
-                while WIDE and column + lanes < padded:
-                    _add_values_in_eight_sums(values, first, skipped, count, scratch, base + r, output, column)
-                    column += lanes + lanes
-                while column < padded:
-                    _add_values(values, first, skipped, count, scratch, base + r, output, column)
-                    column += lanes
-        for r in range(rows):
-            t, head = first_token + r // heads_here, first_head + r % heads_here
-            inverse = np.float32(np.float32(1) / scratch[base + r, state + np.uint64(1)])
+                while column + at_once <= padded:
+                    if together == many:
+                        _add_values_of_six(values, first, skipped, count, scratch, at, output, column)
+                    elif together == some:
+                        _add_values_of_four(values, first, skipped, count, scratch, at, output, column)
+                    else:
+                        _add_values_of_pair(values, first, skipped, count, scratch, at, output, column)
+                    column += at_once
+                if column < padded:
+                    if together == many:
+                        _add_last_of_six(values, first, skipped, count, scratch, at, output, column)
+                    elif together == some:
+                        _add_last_of_four(values, first, skipped, count, scratch, at, output, column)
+                    else:
+                        _add_last_of_pair(values, first, skipped, count, scratch, at, output, column)
+        for one in range(rows):
+            t, head = first_token + one // heads_here, first_head + one % heads_here
+            inverse = np.float32(np.float32(1) / scratch[base + one, state + np.uint64(1)])
             for i in range(head_dim):
-                out[t, head * head_dim + i] = scratch[base + r, output + i] * inverse
+                out[t, head * head_dim + i] = scratch[base + one, output + i] * inverse
 
 
 # Without a cap no score pays for one, as it would by 4 % where a call decides (a query of 6 heads, 513 positions).

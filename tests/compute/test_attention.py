@@ -171,3 +171,10 @@ def test_a_context_is_taken_apart_for_all_of_a_gpu_where_one_token_alone_attends
 def test_heads_that_are_too_large_for_a_gpu_are_refused_by_size() -> None:
     with pytest.raises(ValueError, match="heads are of 320 numbers; on a GPU at most 256 are wanted"):
         launch_of(1, 1, 1, 320)
+
+
+def test_rows_of_caches_and_of_scratch_begin_where_lines_of_the_cache_do() -> None:
+    scratch = scratch_for(2, 80)
+    for array in (*empty_caches(3, 70, 80, np.float32), scratch, scratch[1:]):
+        assert array.ctypes.data % 64 == 0
+        assert not array.any()
