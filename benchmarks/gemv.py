@@ -1,12 +1,15 @@
-"""One token times a matrix of every format: the weights' bytes a second, beside those of reading.
+"""One token times a matrix of every format: the weights' bytes a second, beside those of reading and of llama.cpp.
 
 From a matrix of L2's size, of L3's and one that only memory holds, one thread, processor time, in rounds that take
 turns. Reading is the faster of a plain loop and of one that prefetches; each of the two, and each kernel, has memory
-of its own on huge pages. Kernels are those that a decoder takes on this processor.
+of its own on huge pages. Kernels are those that a decoder takes on this processor. llama.cpp is PyPI's `xllamacpp`,
+where it is installed, by ggml's own functions, which repack the weights they can; its heap lies on huge pages with
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Figure, Ratio
+from benchmarks.llama_peer import Product, library
 from cbtop.compute.backends import cpu_backend
 from cbtop.compute.ceilings import _read
 from cbtop.compute.jit.compile import jit
@@ -53,22 +57,34 @@ def run() -> list[Figure]:
 
 def _figures() -> Iterator[Figure]:
     cpu_backend(1)  # threads that wait spin, which is processor time, too
+    try:
+        library()
+    except ImportError:
+        print("  xllamacpp is not installed: pip install xllamacpp", file=sys.stderr)
+        peer = None
+    else:
+        peer = Product
     for place, size_bytes in SIZES.items():
         for block_format in FORMATS.values():
-            yield _figure(place, block_format, size_bytes)
+            yield from _figures_of(place, block_format, size_bytes, peer)
 
 
-def _figure(place: str, block_format: BlockFormat, size_bytes: int) -> Figure:
+def _figures_of(
+    place: str, block_format: BlockFormat, size_bytes: int, peer: type[Product] | None
+) -> Iterator[Figure]:
     matrix = _weights(block_format, size_bytes)
     words = np.frombuffer(on_huge_pages(matrix.size_bytes), np.int64)
     numbers = np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1)
     words[:], numbers[:] = 1, 1
+    theirs = peer and peer(block_format.code, matrix.data, COLUMNS, np.ones((1, COLUMNS), np.float32))
     name, product = _product(matrix)
     calls: dict[str, Callable[[], object]] = {
         "plain": partial(_read, words, np.zeros(1, np.int64)),
         "ahead": partial(_read_ahead, numbers, np.zeros(1, np.float32)),
         "product": product,
     }
+    if theirs is not None:
+        calls["theirs"] = theirs
     taken: dict[str, list[float]] = {name: [] for name in calls}
     repeats = max(ROUND_BYTES // matrix.size_bytes, 1)
     for turn in range(ROUNDS + 1):  # the first compiles, and touches every page
@@ -79,9 +95,12 @@ def _figure(place: str, block_format: BlockFormat, size_bytes: int) -> Figure:
             if turn:
                 taken[each].append(time.process_time_ns() - begun_ns)
     reading = [min(both) for both in zip(taken["plain"], taken["ahead"], strict=True)]
-    ratio = Ratio.of(reading, taken["product"])
-    gb_per_s = repeats * matrix.size_bytes / float(np.median(taken["product"]))
-    return Figure(f"{name} from {place}", gb_per_s, "GB/s", "reading", ratio)
+    what, gb_per_s = f"{name} from {place}", repeats * matrix.size_bytes / float(np.median(taken["product"]))
+    yield Figure(what, gb_per_s, "GB/s", "reading", Ratio.of(reading, taken["product"]))
+    if theirs is not None:
+        how = "llama.cpp's speed" + ", repacked" * theirs.is_repacked
+        yield Figure(what, gb_per_s, "GB/s", how, Ratio.of(taken["theirs"], taken["product"]))
+        theirs.close()
 
 
 def _product(matrix: QuantizedMatrix) -> tuple[str, Callable[[], object]]:

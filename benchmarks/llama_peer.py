@@ -157,3 +157,75 @@ class Llama:
     def close(self) -> None:
         _call("llama_free", None, (_Pointer, self._context))
         _call("llama_model_free", None, (_Pointer, self._model))
+
+
+class _Init(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("buffer", _Pointer), ("no_alloc", ctypes.c_bool))
+
+
+_EXTRA = 320  # where ggml_tensor has its `extra`: what a buffer of repacked weights has found to repack these by
+_REPACKED, _PLAIN = "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml_backend_cpu_buffer_type"
+_ROOM = 1 << 20  # bytes of a context without data
+
+
+class Product:
+    """A matrix times some tokens by ggml, on one thread: the weights repacked as llama.cpp does, where it does."""
+
+    def __init__(self, code: int, weights: np.ndarray, columns: int, x: np.ndarray) -> None:
+        """`weights`: uint8 (rows, row_bytes) of the format that ggml calls `code`; x: float32 (tokens, columns)."""
+        self._contexts: list[int] = []
+        self._buffers: list[int] = []
+        matrix = self._tensor(_REPACKED, code, columns, len(weights))
+        self.is_repacked = bool(ctypes.c_uint64.from_address(matrix + _EXTRA).value)
+        if not self.is_repacked:
+            matrix = self._tensor(_PLAIN, code, columns, len(weights))
+        _set(matrix, weights)
+        context = self._context()
+        tokens = _call(*_new(context, 0, columns, len(x)))
+        product = _call("ggml_mul_mat", _Pointer, (_Pointer, context), (_Pointer, matrix), (_Pointer, tokens))
+        self._allocate(context, _PLAIN)
+        _set(tokens, x)
+        self._graph = _call("ggml_new_graph", _Pointer, (_Pointer, context))
+        _call("ggml_build_forward_expand", None, (_Pointer, self._graph), (_Pointer, product))
+        self._backend = _call("ggml_backend_cpu_init", _Pointer)
+        _call("ggml_backend_cpu_set_n_threads", None, (_Pointer, self._backend), (ctypes.c_int, 1))
+        self._compute = library()["ggml_backend_graph_compute"]
+        self._compute.argtypes = [_Pointer, _Pointer]
+
+    def __call__(self) -> None:
+        self._compute(self._backend, self._graph)
+
+    def close(self) -> None:
+        _call("ggml_backend_free", None, (_Pointer, self._backend))
+        for buffer in self._buffers:
+            _call("ggml_backend_buffer_free", None, (_Pointer, buffer))
+        for context in self._contexts:
+            _call("ggml_free", None, (_Pointer, context))
+
+    def _tensor(self, kind: str, code: int, columns: int, rows: int) -> int:
+        context = self._context()
+        matrix: int = _call(*_new(context, code, columns, rows))
+        self._allocate(context, kind)
+        return matrix
+
+    def _context(self) -> int:
+        context: int = _call("ggml_init", _Pointer, (_Init, _Init(_ROOM, None, True)))
+        self._contexts.append(context)
+        return context
+
+    def _allocate(self, context: int, kind: str) -> None:
+        where = _call(kind, _Pointer)
+        given = (_Pointer, context), (_Pointer, where)
+        self._buffers.append(_call("ggml_backend_alloc_ctx_tensors_from_buft", _Pointer, *given))
+
+
+def _new(context: int, code: int, columns: int, rows: int) -> tuple[Any, ...]:
+    sizes = (ctypes.c_int, code), (ctypes.c_int64, columns), (ctypes.c_int64, rows)
+    return "ggml_new_tensor_2d", _Pointer, (_Pointer, context), *sizes
+
+
+def _set(tensor: int, data: np.ndarray) -> None:
+    place = (_Pointer, data.ctypes.data), (ctypes.c_size_t, 0), (ctypes.c_size_t, data.nbytes)
+    _call("ggml_backend_tensor_set", None, (_Pointer, tensor), *place)

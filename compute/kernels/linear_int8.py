@@ -398,7 +398,7 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 64)
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # in one stretch, and in two
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
