@@ -50,7 +50,9 @@ SCHEMA = "cbtop.verify/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("brick", nargs="?", metavar="BRICK", help="only what this brick runs (default: everything)")
+    parser.add_argument(
+        "brick", nargs="?", metavar="BRICK", help="only what this brick runs, and whole passes (default: everything)"
+    )
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
     parser.add_argument(
         "--backend", choices=BACKENDS, default="cpu",
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     # Numba takes its time to load.
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.verification import run_here, variants, variants_on_gpu, verified
+    from cbtop.compute.workload import WHOLE_PASS
 
     if said := use_kept_crossovers():
         line.clear()
@@ -83,11 +86,16 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        model = [result for result in model if result.brick == options.brick]
+        # Of whole passes, too: what a brick is given is looked at there alone.
+        model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
     failed = [f"{one.kernel} ({one.how or 'as it is'}){_beside(one)}" for one in kernels if not one.passed]
-    failed += [f"{one.brick} of the model" for one in model if not one.passed]
+    failed += [
+        f"{'a whole pass' if one.assertion == WHOLE_PASS else one.brick} of the model"
+        for one in model
+        if not one.passed
+    ]
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise FailedCheckError(f"{failed[0]}{more} failed")

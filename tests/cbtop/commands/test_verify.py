@@ -14,6 +14,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.commands.verify import FORMATS
 from cbtop.compute import verification
+from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.activation import SWIGLU
 from cbtop.compute.kernels.sampling import GREEDY
@@ -79,6 +80,27 @@ def test_the_bricks_of_a_model_are_checked_in_both_kinds_of_pass(
     assert "brick of the model" in capsys.readouterr().out
     assert main(["verify", "Sampling", "--model", str(tmp_path / "none.gguf")]) == 2
     assert "none.gguf does not exist" in capsys.readouterr().err
+
+
+def test_a_brick_of_a_model_does_not_pass_where_what_it_is_given_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path, TINY, lambda *_: None)
+    attend = Decoder._attention
+
+    def late(decoder: Decoder, layer: Any, space: Any, count: int, run: Any) -> None:
+        decoder._start -= count == 1
+        attend(decoder, layer, space, count, run)
+        decoder._start += count == 1
+
+    monkeypatch.setattr(Decoder, "_attention", late)
+    assert main(["verify", "RopeEmbedding", "--model", str(path)]) == 4
+    said = capsys.readouterr()
+    wrong = [line for line in said.out.splitlines() if line.startswith("✗")]
+    assert len(wrong) >= 2
+    assert all("logits are those of float64" in line for line in wrong)
+    assert f"a whole pass of the model and {len(wrong) - 1} more failed" in said.err
 
 
 ROOT = Path(__file__).parents[3]
