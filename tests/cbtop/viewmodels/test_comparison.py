@@ -310,3 +310,13 @@ def test_step_and_rate_are_two_figures_and_the_median_call_of_then_is_of_this_ph
     assert found.median_us("decode", (DOWN, "Layer 99")) is None
     assert found.median_us("prefill", place) is None
     assert replace(found, why_not="another model").median_us("decode", place) is None
+
+
+def test_places_are_layers_bricks_in_layers_and_the_bricks_of_no_layer() -> None:
+    found = compare(BASE, NOW, "decode")
+    names = {f"Layer {layer}" for layer in range(8)}
+    assert set(found.layers) == names
+    assert {layer for brick, layer in found.places if brick is None} == names
+    inside = {one.brick for one in found.changes if one.brick and one.layer}
+    assert {brick for brick, layer in found.places if layer is None} == set(found.bricks) - inside
+    assert (DOWN, "Layer 5") in found.places

@@ -105,3 +105,30 @@ def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
     assert part is not None
     assert (part.warm_up, part.steps) == (4 * left_out, 4 * (len(us) - left_out))
     assert part.places[WHOLE_STEP].time.mean == pytest.approx(np.mean(us[left_out:]), rel=1e-3)
+
+
+def test_of_blocks_of_which_half_is_plain_the_other_half_tells_what_lies_inside() -> None:
+    """Every other step is plain, and takes twice as long as the others."""
+    batch = made_batch(1, STEADY, 80)
+    step = np.arange(len(batch.node)) // (len(batch.node) // 80)
+    is_plain = step % 2 == 1
+    alone = part_in(batch.only(~is_plain))
+    is_step = is_plain & (batch.node == 1)
+    end_ns = np.where(is_step, 2 * batch.end_ns - batch.start_ns, batch.end_ns)
+    flags = np.where(is_step, batch.flags | FLAG_PLAIN, batch.flags)
+    part = part_in(replace(batch, flags=flags, end_ns=end_ns).only(~is_plain | is_step))
+    assert alone is not None
+    assert part is not None
+    assert part.steps == 80
+    assert part.inside_us.mean == pytest.approx(alone.inside_us.mean)
+    for place, one in part.places.items():
+        if place != WHOLE_STEP:
+            assert one.time.mean == pytest.approx(alone.places[place].time.mean)
+    assert part.places[WHOLE_STEP].time.mean == pytest.approx(1.5 * alone.inside_us.mean, rel=0.02)
+
+
+def test_wall_clock_time_is_known_as_of_half_as_many_blocks_and_of_nothing_seen_nothing_is_lost() -> None:
+    (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
+    assert [part.wall_us.blocks for part in (short, long)] == [5, 15]  # of 10 and, twice as long, of 30
+    run = made_run(1, STEADY, 40)
+    assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]
