@@ -22,6 +22,7 @@ LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that mu
 LEAST_LEARNED_PERCENT = 1.0  # where it is known by how much: what a median of a histogram may be off by
 CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
 MAX_ALIKE = 0.9  # correlation of neighbours: of blocks alike more than that one cannot tell how many they count as
+_KINDS = 2  # bricks, and bricks in a layer, are each as likely to be called changed by how runs scatter
 _LEAST_LONGER = 10  # blocks, where two are taken as one
 _LEAST_WORTH = 2.0  # blocks that any number of them is worth
 
@@ -213,7 +214,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     # Rounded down, so that few quantiles are computed.
     errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
-        errors = max(errors, _student(before.runs - 1, looks))
+        errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     return Change(before.mean, now.mean, error * errors, medians, least, error)
 

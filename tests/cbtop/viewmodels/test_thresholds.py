@@ -231,7 +231,7 @@ def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them()
 def test_what_all_bricks_share_may_be_the_machines_unless_several_runs_tell_how_that_scatters(
     longer: float, outcome: Outcome
 ) -> None:
-    bases, now = [made_run(seed, STEADY) for seed in (1, 2, 3)], made_run(4, STEADY, all_longer=longer)
+    bases, now = [made_run(seed, STEADY) for seed in range(6)], made_run(6, STEADY, all_longer=longer)
     (judged,) = default_gate(diff(bases[0], now))
     assert judged.outcome is outcome
     assert "every brick takes 1." in judged.said
