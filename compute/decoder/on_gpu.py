@@ -377,11 +377,11 @@ class GpuDecoder(Decoder):
         try:
             stream.begin_capture()
             ran.again()
+            captured = stream.end_capture()
         except BaseException:
-            with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # not begun, or no graph
+            with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # not begun, no graph, or ended
                 stream.end_capture()
             raise
-        captured = stream.end_capture()
         captured.upload(stream)
         return lambda: captured.launch(stream)
 

@@ -69,6 +69,27 @@ def test_an_interrupt_as_a_graph_is_made_leaves_no_token_and_no_stream_that_capt
     assert decoder.position == 4
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_an_interrupt_at_the_end_of_a_capture_leaves_no_stream_that_captures(
+    has_ended: bool, gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    end = gpu.stream.end_capture
+
+    def interrupted() -> None:
+        monkeypatch.setattr(gpu.stream, "end_capture", end)
+        if has_ended:
+            end()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu.stream, "end_capture", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decoder.decode(1)
+    assert (decoder.position, gpu.stream.capturing) == (0, None)
+    decoder.decode(1)
+    assert decoder.position == 1
+
+
 def test_an_interrupt_while_a_step_is_told_of_waits_for_what_was_launched_and_appends_nothing(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
