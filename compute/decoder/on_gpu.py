@@ -263,9 +263,14 @@ class GpuDecoder(Decoder):
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
         self._check(tokens)
-        with self._profiler.step("prefill", tokens=len(tokens)) as step:
-            token = self._ran(tokens, step)
-        self.tell()
+        start = self.position
+        try:
+            with self._profiler.step("prefill", tokens=len(tokens)) as step:
+                token = self._ran(tokens, step)
+            self.tell()
+        except BaseException:  # whoever is told that it failed gives the same again
+            self.position = start
+            raise
         return token
 
     def decode(self, token: int, observe: Observer | None = None) -> int:

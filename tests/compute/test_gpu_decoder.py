@@ -102,6 +102,16 @@ def test_an_interrupt_while_a_step_is_told_of_waits_for_what_was_launched_and_ap
     assert (decoder.position, gpu.in_flight) == (1, 0)
 
 
+def test_an_interrupt_while_a_prompt_that_has_run_is_told_of_appends_nothing(
+    gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    monkeypatch.setattr(decoder, "tell", interrupted_at(2))  # the first time is of the step before
+    with pytest.raises(KeyboardInterrupt):
+        decoder.prefill([1, 2, 3])
+    assert decoder.position == 0
+
+
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 def test_a_pass_runs_in_its_turn(is_eager: bool, gpu: FakeGpu, model_files: dict[str, Path]) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False), is_eager=is_eager)
