@@ -37,6 +37,7 @@ from cbtop.protocol.ring import (
     FLAG_PLAIN,
     LANE_SHIFT,
     LANES,
+    NO_NODE,
     UNKNOWN_AMOUNT,
 )
 from cbtop.protocol.vocabulary import NodeKind
@@ -217,9 +218,12 @@ class AlikeParts:
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
         """Where each part stands in that step, defined where it is new."""
         known = self._known.get(id(step))
-        if known is None or known[0] is not step:
-            known = self._known[id(step)] = step, [_scope_of(step, keys, scopes) for keys in self.keys]
-        return known[1]
+        if known is not None and known[0] is step:
+            return known[1]
+        found = [_scope_of(step, keys, scopes) for keys in self.keys]
+        if step.node != NO_NODE:  # else each step has another, and what has no bound must not be remembered
+            self._known[id(step)] = step, found
+        return found
 
 
 def _scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cbtop.profiler import scopes
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import Function
@@ -686,3 +687,15 @@ def test_parts_that_are_alike_are_recorded_as_if_each_were_told_and_looked_up_on
     assert first == second == third == ["/decode/0/RmsNorm", "/decode/0", "/decode/LmHead", "/decode"]
     assert found[0] == found[1] == found[2]  # of another profiler its own places are looked up
     assert [record[1:3] for record in found[0][4:7]] == [(20, 7), (30, 1), (40, 9)]
+
+
+def test_of_steps_past_the_bound_on_nodes_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "MAX_NODES", 1)
+    profiler = BrickProfiler(recorder=(recorder := Memory()))
+    alike = AlikeParts([("late",)])
+    for name in ("prefill", "decode", "decode"):
+        with profiler.step(name, tokens=1) as step:
+            step.wait()
+        step.told_alike(alike, [10], [20], [1])
+    assert len(recorder.records) == 6
+    assert len(alike._known) == 1  # of the step that has a node
