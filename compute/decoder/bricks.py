@@ -212,7 +212,7 @@ class BrickMaker:
         return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, self._norm_work(self._model.hidden)))
 
     def _norm_work(self, hidden: int) -> KernelWork:
-        return rms_norm.work(hidden, readings=1 if self._names_launches else 2)  # a GPU's registers hold the row
+        return rms_norm.work(hidden, is_on_gpu=self._names_launches)
 
     def _add(self) -> ComputeBrick:
         return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))

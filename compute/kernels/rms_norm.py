@@ -168,6 +168,10 @@ def _by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: An
     return CudaLaunch(CUDA, entry, *line(rows, whole_warps(-(-hidden // 4))), arguments)
 
 
+def _stays_in_registers(hidden: int) -> bool:
+    return hidden % 4 == 0 and hidden <= 4 * IN_REGISTERS * whole_warps(-(-hidden // 4))
+
+
 def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
     """A block for each row."""
     return (_by_row("rms_norm", x, weight, epsilon, out),)
@@ -182,13 +186,15 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
     """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
     blocks of 32 that fit into registers."""
     hidden = x.shape[1]
-    if hidden % BLOCK or hidden > 4 * IN_REGISTERS * whole_warps(-(-hidden // 4)):
+    if hidden % BLOCK or not _stays_in_registers(hidden):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
     return (_by_row("rms_norm_int8", x, weight, epsilon, out, codes, factors),)
 
 
-def work(hidden: int, readings: int = 2) -> KernelWork:
-    """Elements are outputs. Square, add, two multiplications; x is read twice, as written; on a GPU once."""
+def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
+    """Elements are outputs. Square, add, two multiplications; x is read twice, as written; on a GPU once, where its
+    registers hold the row."""
+    readings = 1.0 if is_on_gpu and _stays_in_registers(hidden) else 2.0
     moved = (readings + 1.0) * FLOAT_BYTES
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=moved)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
-from cbtop.compute.kernels import activation, attention, gated, linear, qkv
+from cbtop.compute.kernels import activation, attention, gated, linear, qkv, rms_norm
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -45,3 +45,11 @@ def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them(
     products = 2 * 2 * head_dim  # with the key, and of the weight with the value
     assert flops == elements * (products + EXPONENTIAL_FLOPS + 3)
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
+
+
+@pytest.mark.parametrize(("hidden", "readings"), [(64, 1), (8192, 1), (8448, 2), (70, 2)])
+def test_a_norm_reads_a_row_once_where_the_registers_of_a_gpu_hold_it_and_else_twice(
+    hidden: int, readings: int
+) -> None:
+    assert rms_norm.work(hidden, is_on_gpu=True).bytes_per_element == 4 * (readings + 1)
+    assert rms_norm.work(hidden).bytes_per_element == 4 * (2 + 1)
