@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,26 +110,86 @@ class _Brick:
     budget_gb_per_sec: float | None  # that all of them have
 
 
+class _Bricks:
+    """Bricks that ran, and what adds up columns for all of them at once: a dozen calls of NumPy for each brick would
+    take as long as all else."""
+
+    def __init__(self, bricks: Sequence[_Brick]) -> None:
+        self.bricks = bricks
+        self.nodes, self._begins = _behind_each_other([brick.nodes for brick in bricks])
+        self._outer, self._outer_begins = _behind_each_other([brick.outermost for brick in bricks])
+        self._alike, self._alike_begins = _behind_each_other([one for brick in bricks for one in brick.alike])
+        self._alike_of = [len(brick.alike) for brick in bricks]
+
+    def sums(self, by_node: Column) -> list[int]:
+        """Of each brick that of its nodes, where `by_node` has an entry for each of `nodes`."""
+        found: list[int] = np.add.reduceat(by_node, self._begins).tolist()
+        return found
+
+    def outermost_sums(self, column: Column) -> list[int]:
+        """Of each brick that of its outermost nodes; `column` has an entry for every node there is."""
+        found: list[int] = np.add.reduceat(column[self._outer], self._outer_begins).tolist()
+        return found
+
+    def alike_sums(self, column: Column) -> list[list[int]]:
+        """Of each brick that of each of `alike`, likewise."""
+        summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
+        return [list(islice(summed, groups)) for groups in self._alike_of]
+
+
+def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
+    """All of them in one, and where each begins; none is empty."""
+    return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
+
+
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     """The bricks that ran, the largest exclusive time first."""
-    bricks = _bricks(totals)
-    calls = totals.stats.calls_of([brick.nodes for brick in bricks])
-    found = [_stats(brick, c, totals) for brick, c in zip(bricks, calls, strict=True) if c]
+    ran = _bricks(totals)
+    if not ran.bricks:
+        return []
+    nodes, is_adopted, closed_ns = ran.nodes, totals.adopted[ran.nodes], totals.columns["closed_ns"]
+    closed_exclusive_ns = totals.closed_exclusive_ns[nodes]
+    rows = zip(
+        ran.bricks,
+        totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
+        # Of a call that still runs, what has ended inside it is not taken off the calls before.
+        ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
+        ran.sums(closed_exclusive_ns),
+        ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
+        ran.sums(closed_ns[nodes]),
+        ran.outermost_sums(closed_ns),
+        ran.alike_sums(totals.columns["count"]),
+        ran.alike_sums(totals.columns["elements"]),
+        strict=True,
+    )
+    found = [
+        _stats(
+            brick,
+            calls,
+            totals,
+            exclusive_ns=exclusive_ns,
+            adopted_ns=adopted_ns,
+            closed=ClosedTime(once_ns, closed_exclusive - adopted_ns, calls_ns),
+            alike=list(zip(brick.alike, counts, elements, strict=True)),
+        )
+        for brick, calls, exclusive_ns, closed_exclusive, adopted_ns, calls_ns, once_ns, counts, elements in rows
+        if calls
+    ]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)
 
 
 def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
     """The nodes of each brick that ran, in the order of the first of each."""
-    return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals)}
+    return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals).bricks}
 
 
-def _bricks(totals: PhaseTotals) -> tuple[_Brick, ...]:
+def _bricks(totals: PhaseTotals) -> _Bricks:
     table, ids = totals.table, totals.inside.ids
     ran = ids[(table.column("kind_of")[ids] == NodeKind.BRICK) & (totals.columns["count"][ids] > 0)]
     return table.made_of("bricks", totals.step.id if totals.step else None, ran, lambda: _by_brick(table, ran))
 
 
-def _by_brick(table: NodeTable, ran: Column) -> tuple[_Brick, ...]:
+def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     groups: dict[tuple[str, BrickCategory], list[Column]] = {}
     for nodes in _alike(ran, table.column("first_of")):
         groups.setdefault(name_and_category(table[int(nodes[0])]), []).append(nodes)
@@ -136,7 +197,9 @@ def _by_brick(table: NodeTable, ran: Column) -> tuple[_Brick, ...]:
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
     # Those of several phases have several parts.
-    return tuple(_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items())
+    return _Bricks(
+        [_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()]
+    )
 
 
 def _brick(
@@ -206,18 +269,20 @@ def _alike(nodes: Column, first_of: Column) -> list[Column]:
 _UNITS = ("flops", "bytes", "size_bytes")
 
 
-def _work_of(brick: _Brick, totals: PhaseTotals) -> Iterator[float | None]:
-    """The flops, the bytes and the size_bytes of all its calls together; None when one did not declare them."""
-    groups, odd_nodes = brick.alike, totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")
+def _work_of(
+    brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]
+) -> Iterator[float | None]:
+    """The flops, the bytes and the size_bytes of all its calls together; None when one did not declare them. `alike`:
+    the nodes of the same work, their calls and their elements."""
+    odd_nodes = totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")
     odd: list[int] = []
     if odd_nodes:
         is_odd = np.isin(brick.nodes, list(odd_nodes))
         odd = brick.nodes[is_odd].tolist()
-        groups = tuple(_alike(brick.nodes[~is_odd], totals.table.column("like_of")))
-    count, elements = totals.columns["count"], totals.columns["elements"]
-    sums = [
-        (totals.table[int(group[0])].work, int(count[group].sum()), int(elements[group].sum())) for group in groups
-    ]
+        count, elements = totals.columns["count"], totals.columns["elements"]
+        groups = _alike(brick.nodes[~is_odd], totals.table.column("like_of"))
+        alike = [(group, int(count[group].sum()), int(elements[group].sum())) for group in groups]
+    sums = [(totals.table[int(group[0])].work, calls, elements_of) for group, calls, elements_of in alike]
     for unit in _UNITS:
         found = [_work(totals.table[node], totals, unit) for node in odd]
         for work, calls, elements_of in sums:
@@ -267,30 +332,31 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _stats(brick: _Brick, calls: Calls, totals: PhaseTotals) -> BrickStats:
-    nodes = brick.nodes
-    closed_ns = totals.closed_exclusive_ns[nodes]
-    adopted_ns = int(closed_ns[totals.adopted[nodes]].sum())
-    flops, moved_bytes, size_bytes = _work_of(brick, totals)
+def _stats(
+    brick: _Brick,
+    calls: Calls,
+    totals: PhaseTotals,
+    *,
+    exclusive_ns: int,
+    adopted_ns: int,
+    closed: ClosedTime,
+    alike: Sequence[tuple[Column, int, int]],
+) -> BrickStats:
+    flops, moved_bytes, size_bytes = _work_of(brick, totals, alike)
     return BrickStats(
         name=brick.name,
         category=brick.category,
         backend=brick.backend,
         calls=calls,
-        # Of a call that still runs, what has ended inside it is not taken off the calls before.
-        exclusive_ns=int(np.maximum(closed_ns, totals.exclusive_ns[nodes]).sum()),
+        exclusive_ns=exclusive_ns,
         exclusive_of_ns=calls.total_ns,
-        closed=ClosedTime(
-            once_ns=int(totals.columns["closed_ns"][brick.outermost].sum()),
-            exclusive_ns=int(closed_ns.sum()) - adopted_ns,
-            calls_ns=int(totals.columns["closed_ns"][nodes].sum()),
-        ),
+        closed=closed,
         flops=flops,
         bytes=moved_bytes,
         size_bytes=size_bytes,
         budget_gb_per_sec=brick.budget_gb_per_sec,
         budget_us_per_token=_budget_of(brick.alike_outermost, totals),
-        uncounted=totals.stats.rare("uncounted", nodes.tolist()),
+        uncounted=totals.stats.rare("uncounted", map(int, brick.nodes)),
         adopted_ns=adopted_ns,
     )
 

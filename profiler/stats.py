@@ -83,6 +83,7 @@ MAX_KEPT_INTERVALS = 1 << 12  # of a step node: time before these that a step co
 MAX_SAID_INTERVALS = 1 << 10  # in one message
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # of one of these, before they are added up
+SPARSE = 8  # so many cells that counted nothing are passed over in the time that it takes to sort one
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 RARE_BYTES = 200  # about: an entry of a dict, its key and its number
@@ -131,8 +132,8 @@ class Calls:
 class Growth:
     """What was counted between two moments: by how much sums, histogram cells and rare columns have grown."""
 
-    node: NDArray[np.int32]  # each once, and of each an entry in every column
-    columns: dict[str, Column]  # SUMS
+    node: NDArray[np.int32]  # each once
+    sums: NDArray[np.int64]  # (SUMS, nodes)
     cell: NDArray[np.int32]  # each once
     count: NDArray[np.uint32] | Column
     rare: dict[tuple[int, int], int]  # by the number of the column in RARE and the node; moments are left out
@@ -144,8 +145,13 @@ class Growth:
 
     @property
     def size_bytes(self) -> int:
-        columns = sum(column.nbytes for column in self.columns.values())
-        return self.node.nbytes + columns + self.cell.nbytes + self.count.nbytes + RARE_BYTES * len(self.rare)
+        arrays = self.node.nbytes + self.sums.nbytes + self.cell.nbytes + self.count.nbytes
+        return arrays + RARE_BYTES * len(self.rare)
+
+    def column(self, name: str) -> Column:
+        """One of SUMS, an entry a node."""
+        found: Column = self.sums[SUMS.index(name)]
+        return found
 
     @classmethod
     def made(
@@ -157,7 +163,7 @@ class Growth:
         count = count[counted]
         return cls(
             node[grew].astype(np.int32),
-            dict(zip(SUMS, sums[:, grew], strict=True)),
+            sums[:, grew],
             cell[counted].astype(np.int32),
             _narrow(count),
             {key: value for key, value in rare.items() if value > 0},
@@ -167,13 +173,13 @@ class Growth:
     def of(cls, parts: Sequence[Growth]) -> Growth:
         """That of all `parts` together: what they add up to, to the last one."""
         node, add_up = _each_once([part.node for part in parts])
-        columns = {name: add_up([part.columns[name] for part in parts]) for name in SUMS}
+        sums = add_up([np.zeros((len(SUMS), 0), np.int64), *(part.sums for part in parts)])
         cell, add_up = _each_once([part.cell for part in parts])
-        count = add_up([part.count for part in parts])
+        count = add_up([_NONE, *(part.count for part in parts)])
         rare: Counter[tuple[int, int]] = Counter()
         for part in parts:
             rare.update(part.rare)
-        return cls(node.astype(np.int32), columns, cell.astype(np.int32), _narrow(count), dict(rare))
+        return cls(node.astype(np.int32), sums, cell.astype(np.int32), _narrow(count), dict(rare))
 
 
 class NodeStats:
@@ -398,10 +404,14 @@ class NodeStats:
         found[beyond] = owner[which]
         return found
 
-    def set(self, node: Column, columns: dict[str, Column]) -> None:
-        """Take over the totals of `node` from another table (a StatsUpdate)."""
+    def totals(self, node: Column) -> NDArray[np.int64]:
+        """All columns of `node`: (COLUMNS, nodes). Of what `lately` gives the extremes are not among them."""
+        return self._table[:, node]
+
+    def set(self, node: Column, totals: NDArray[np.int64]) -> None:
+        """Take over the totals of `node` from another table (a StatsUpdate): (COLUMNS, nodes)."""
         self.grow(int(node.max(initial=-1)) + 1)
-        self._table[:, node] = [columns[name] for name in COLUMNS]
+        self._table[:, node] = totals
 
     def set_rare(self, values: dict[tuple[int, int], int]) -> None:
         """Take over values of rare columns, by the number of the column in RARE and the node."""
@@ -453,11 +463,16 @@ class NodeStats:
         return self._histograms.cells()
 
     def growth(
-        self, node: Column, columns: dict[str, Column], cell: Column, count: Column, rare: dict[tuple[int, int], int]
+        self,
+        node: Column,
+        totals: NDArray[np.int64],
+        cell: Column,
+        count: Column,
+        rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """By how much these totals, each once, are above those that are here."""
+        """By how much these totals (COLUMNS, nodes), each node once, are above those that are here."""
         self.grow(int(node.max(initial=-1)) + 1)
-        sums = np.array([columns[name] for name in SUMS]) - self._table[_SUM_ROWS, node]
+        sums = totals[_SUM_ROWS[:, 0]] - self._table[_SUM_ROWS, node]
         more = {(at, one): value - self._rare[RARE[at]].get(one, 0) for (at, one), value in rare.items()}
         known = {key: value for key, value in more.items() if RARE[key[0]] not in _NO_TOTALS}
         return Growth.made(node, sums, cell, count - self.buckets(cell), known)
@@ -467,8 +482,7 @@ class NodeStats:
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.rare_values(sorted({one for values in self._rare.values() for one in values}))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
-        columns = {name: self.column(name)[node] for name in COLUMNS}
-        return NodeStats().growth(node, columns, cell, self.buckets(cell), rare)
+        return NodeStats().growth(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
         """A table of what was counted in `growth`, the last of what this one has counted.
@@ -483,7 +497,7 @@ class NodeStats:
     def count(self, growth: Growth, times: int = 1) -> None:
         """Add `growth`; with -1 times it is taken off again."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
-        self._table[_SUM_ROWS, growth.node] += times * np.array([growth.columns[name] for name in SUMS])
+        self._table[_SUM_ROWS, growth.node] += times * growth.sums
         for (at, node), value in growth.rare.items():
             values = self._rare[RARE[at]]
             values[node] = values.get(node, 0) + times * value
@@ -715,7 +729,8 @@ def _spread(
     place, bucket, counts = cells
     # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
     key = group[place] * BUCKETS + bucket
-    if groups * BUCKETS <= len(key):  # as many nodes have the same buckets
+    # Nodes of a group have the same buckets: to add these up is worth an empty cell or two, and needs no sorting.
+    if groups * BUCKETS <= SPARSE * len(key):
         together = np.bincount(key, counts)  # exact: below 2 ** 53
         key = np.flatnonzero(together)
         counts = together[key]
@@ -730,26 +745,28 @@ def _spread(
     mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
     variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
     columns = [_ratio(np.sqrt(variance), mean)]
-    for fraction in fractions:
-        rank = before[known] + np.maximum(1, np.ceil(fraction * calls[known]))
-        column = np.full(groups, np.nan)
-        column[known] = np.clip(middle[np.searchsorted(running, rank, side="left")], low[known], high[known])
-        columns.append(column)
+    rank = before[known] + np.maximum(1, np.ceil(np.reshape(fractions, (-1, 1)) * calls[known]))
+    percentiles = np.full((len(fractions), groups), np.nan)
+    at = np.searchsorted(running, rank, side="left")
+    percentiles[:, known] = np.clip(middle[at], low[known], high[known])
+    columns += list(percentiles)
     others = calls != count  # a percentile of some, or of more, would pass for that of all
-    for column in columns:
-        column[others] = np.nan
+    if others.any():
+        for column in columns:
+            column[others] = np.nan
     return columns
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
-    """The distinct ones of all values, ascending, and what adds up the amounts that belong to each."""
+    """The distinct ones of all values, ascending, and what adds up the amounts (on the last axis) that belong to
+    each."""
     values = np.concatenate([_NONE, *parts])
     order = np.argsort(values, kind="stable")  # each part is in order: they are merged
     values = values[order]
     begins = np.flatnonzero(np.diff(values, prepend=-1))
 
     def add_up(amounts: Sequence[NDArray[Any]]) -> Column:
-        found: Column = np.add.reduceat(np.concatenate([_NONE, *amounts])[order], begins) if len(begins) else _NONE
+        found: Column = np.add.reduceat(np.concatenate(amounts, axis=-1)[..., order], begins, axis=-1)
         return found
 
     return values[begins], add_up

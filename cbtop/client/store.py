@@ -81,6 +81,7 @@ CELLS_END = (MAX_NODES + 1) * BUCKETS
 SANE = 1 << 62  # a total beyond it would overflow when two are added
 
 
+_MIN_ROW = COLUMNS.index("min_ns")  # that of a node without records is beyond all bounds
 _UNION, _FIRST = RARE.index("union_ns"), RARE.index("first_ns")
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
@@ -557,16 +558,16 @@ def _names_of(node: Node) -> Iterator[str]:
 
 def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     node = _column(update.node)
-    columns = {name: _column(getattr(update, name)) for name in COLUMNS}
+    said_columns = [getattr(update, name) for name in COLUMNS]
     step, count = unpack_columns(update.cells, 2, MAX_CELLS)
-    even = all(len(column) == len(node) for column in columns.values())
-    if not even or not _within(node, 1, MAX_NODES + 1):
+    if any(len(column) != len(update.node) for column in said_columns) or not _within(node, 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven columns or node ids out of range")
     if not _within(step, 1, CELLS_END) or not _within(cell := np.cumsum(step), BUCKETS, CELLS_END):
         raise DecodeError(f"an update of {record.key} with histogram cells out of range")
-    if not _within(np.array([column for name, column in columns.items() if name != "min_ns"]).reshape(-1), 0, SANE):
+    table = _column(b"".join(said_columns)).reshape(len(COLUMNS), len(node))
+    if any(not _within(rows.reshape(-1), 0, SANE) for rows in (table[:_MIN_ROW], table[_MIN_ROW + 1 :])):
         raise DecodeError(f"an update of {record.key} with totals out of range")
-    if not (_not_below(columns["min_ns"], 0) and _within(count, 0, SANE)):
+    if not (_not_below(table[_MIN_ROW], 0) and _within(count, 0, SANE)):
         raise DecodeError(f"an update of {record.key} with counts out of range")
     rare = _column(update.rare_node), _column(update.rare_column), np.frombuffer(update.rare_value, dtype="<f8")
     if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
@@ -582,8 +583,8 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     ran = unpack_columns(update.ran, 3, MAX_SAID_INTERVALS)
     if not (_within(ran[0], ANY_STEP, MAX_NODES + 1) and _within(ran[1], 0, SANE) and _within(ran[2], 0, SANE)):
         raise DecodeError(f"an update of {record.key} with steps out of range")
-    growth = record.stats.growth(node, columns, cell, count, said)
-    record.stats.set(node, columns)
+    growth = record.stats.growth(node, table, cell, count, said)
+    record.stats.set(node, table)
     record.stats.set_buckets(cell, count)
     record.stats.set_rare(said)
     _remember(record, update.monotonic_ns, growth)
@@ -644,4 +645,4 @@ def _not_below(column: Column, low: int) -> bool:
 
 
 def _within(column: Column, low: int, high: int) -> bool:
-    return not len(column) or bool(column.min() >= low and column.max() < high)
+    return not len(column) or bool(np.minimum.reduce(column) >= low and np.maximum.reduce(column) < high)

@@ -53,13 +53,14 @@ class BrickTrend:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
         self._begin_ns: int | None = None  # of the second that runs
         self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # then
+        self._work_bytes = 0  # of the seconds
         self._us_made: dict[int, tuple[float | None, ...]] = {}  # what `us` gave since the last second ended
 
     @property
     def size_bytes(self) -> int:
         """About what it takes."""
-        work = self._totals.work.nbytes + sum(second.work.nbytes for second in self._seconds)
-        return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes) + work
+        work_bytes = self._totals.work.nbytes + self._work_bytes
+        return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes) + work_bytes
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """It is `monotonic_ns` on the daemon's clock: end a second if it is over."""
@@ -81,7 +82,10 @@ class BrickTrend:
             us[ended] = took_ns[ended] / units[ended] / 1e3
             work = now.work.copy()
             work[:, at] -= before.work[:, known]
+            if len(self._seconds) == SECONDS:
+                self._work_bytes -= self._seconds[0].work.nbytes
             self._seconds.append(_Second(monotonic_ns, now.brick, us, _known(work)))
+            self._work_bytes += self._seconds[-1].work.nbytes
         self._begin_ns, self._totals = monotonic_ns, now
         self._us_made.clear()
 

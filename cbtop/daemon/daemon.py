@@ -160,16 +160,30 @@ class Daemon:
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
+        unread: list[Source] = []
         for name in due + [self._waiting.popleft() for _ in range(min(LOOKS_AT_ONCE, len(self._waiting)))]:
             try:
-                self._look_at(name)
+                source = self._look_at(name)
             except Exception as error:  # noqa: BLE001 - a hostile file must not keep the daemon from the others
                 if name not in self._refused:
                     self._complain(str(error), str(error))
                 self._refused[name] = time.monotonic() + RETRY_S
             else:
                 self._refused.pop(name, None)
+                if source is not None and source.is_left_unread:
+                    unread.append(source)
+                elif source is not None:
+                    self._say(FrameKind.RECORDS, _frames_of(source, source.records))
+                    self._introduce([source])
+        # A frame for each of fifty would take as long as to look at them.
+        self._introduce([source for source in unread if source.ring_path in self._sources])
         self._let_go()
+
+    def _introduce(self, sources: Sequence[Source]) -> None:
+        """Say all that is known of `sources`, which are new, together."""
+        self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
+        for source in sources:
+            _frames_of(source, source.delta)  # the snapshot held it
 
     def _list(self) -> None:
         """See which files are there."""
@@ -192,7 +206,8 @@ class Daemon:
         self._waiting = deque(sorted(new, key=lambda name: int(name.partition("-")[0]) not in running))
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
-    def _look_at(self, name: str) -> None:
+    def _look_at(self, name: str) -> Source | None:
+        """The source of that ring, watched from now on; None where it is not."""
         path = self._directory / name
         left: Left | None = None
         if not runs(path):
@@ -202,17 +217,15 @@ class Daemon:
             since_s = self._left[name][1] if name in self._left else time.monotonic()
             self._left[name] = left, since_s
             if time.time() - left.last_sign_s > KEEP_ENDED_S:
-                return
+                return None
         if not path.exists() or not self._has_room_for(left):
-            return
+            return None
         check_descriptors()  # the next viewer needs some, or libzmq ends the daemon
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
         source.poll()
         self._sources[path] = source
-        self._say(FrameKind.RECORDS, _frames_of(source, source.records))
-        self._say(FrameKind.LIVE, _frames_of(source, source.snapshot))
-        _frames_of(source, source.delta)  # the snapshot held it
+        return source
 
     def _has_room_for(self, left: Left | None) -> bool:
         """Whether one more source can be watched; for one that runs (None), or ended later, an older one goes."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from rich.console import RenderableType
-from textual._compositor import ChopsUpdate
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import Provider
@@ -22,7 +20,6 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.row_choice import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
-from cbtop.tui.export import ask_and_export
 from cbtop.tui.feeds import AppFeed, SavedHistory
 from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
@@ -40,7 +37,7 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.time_bar import TimeBar
 from cbtop.tui.views.welcome import Welcome
-from cbtop.tui.widgets.changed import ChangedCells
+from cbtop.tui.widgets.changed import ChangedCellsScreen
 from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -184,8 +181,8 @@ class CbtopApp(App[int]):
         """Where what is shown comes from: what arrives, or a recording that is looked back in."""
         return self._travel.past or self.feed
 
-    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        super()._display(screen, ChangedCells.of(renderable) if isinstance(renderable, ChopsUpdate) else renderable)
+    def get_default_screen(self) -> Screen[Any]:
+        return ChangedCellsScreen(id="_default")
 
     def on_mount(self) -> None:
         # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
@@ -512,6 +509,9 @@ class CbtopApp(App[int]):
 
     def action_export(self) -> None:
         """Ask in which format, and write the view shown into the working directory."""
+        # With it all reports are loaded, which would keep the first frame for a thirtieth of a second.
+        from cbtop.tui.export import ask_and_export
+
         view = self._views[self._tabs.active]
         if self.source is not None and self._switcher.current == view.id:
             ask_and_export(self, view, self.source, self.replay())

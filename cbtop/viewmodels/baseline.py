@@ -257,4 +257,4 @@ def _recorded(growth: Growth, step: int) -> tuple[int, int]:
 
 
 def _of(growth: Growth, column: str, node: int) -> int:
-    return int(growth.columns[column][growth.node == node].sum())
+    return int(growth.column(column)[growth.node == node].sum())

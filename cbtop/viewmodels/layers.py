@@ -110,10 +110,11 @@ class LayersView:
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
         """One of `bricks` in each layer; None where its median call is known in none."""
-        if brick not in self.bricks or not all(row.p50_cells for row in self.rows):
+        rows_of_cells = [row.p50_cells for row in self.rows]
+        if brick not in self.bricks or not all(rows_of_cells):
             return None
         at = self.bricks.index(brick)
-        p50_us = tuple(row.p50_cells[at] for row in self.rows)
+        p50_us = tuple([cells[at] for cells in rows_of_cells])
         median_us = self.median(p50_us)
         if median_us is None:
             return None
@@ -131,18 +132,18 @@ class LayersView:
 
     def inside(self, row: LayerRow) -> list[BrickInLayer]:
         """The bricks that run in a layer, the longest first."""
-        like = self.like(row)
-        found = []
+        like, p50_cells, found = self.like(row), row.p50_cells, []
+        of_like = [cells for other in like if (cells := other.p50_cells)]
         for at, brick in enumerate(self.bricks):
             us = row.cells[at]
             if us is None:
                 continue
-            usual_us = self.median([other.p50_cells[at] for other in like if other.p50_cells])
+            usual_us = self.median([cells[at] for cells in of_like])
             found.append(
                 BrickInLayer(
                     brick,
                     us,
-                    row.p50_cells[at] if row.p50_cells else None,
+                    p50_cells[at] if p50_cells else None,
                     usual_us if len(like) >= MIN_PEERS else None,
                     100 * us / row.us if row.us else None,
                 )
@@ -248,7 +249,8 @@ def _excesses(layers: LayersView, usual_us: Mapping[int, NDArray[np.float64]]) -
         us = np.array([usual_us[row.id] / row.calls for row in rows])
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         a_call = np.column_stack((us, whole_us - us.sum(axis=1)))
-        over_us = (a_call - np.median(a_call, axis=0)) * np.array([[row.calls] for row in rows])
+        # NumPy's own median loads its masked arrays, which takes as long as three frames.
+        over_us = (a_call - [median(column) for column in a_call.T.tolist()]) * np.array([[row.calls] for row in rows])
         for row, over in zip(rows, over_us, strict=True):
             if row.is_odd:
                 at = int(over.argmax())

@@ -237,5 +237,5 @@ def median_of(figure: Figure | None) -> float | None:
 def _dense(growth: Growth, column: str, size: int) -> Column:
     found = np.zeros(size, np.int64)
     known = growth.node < size
-    found[growth.node[known]] = growth.columns[column][known]
+    found[growth.node[known]] = growth.column(column)[known]
     return found

@@ -177,7 +177,7 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     """The blocks without those at the beginning that are slower than almost all others (a fifth of them at most), and
     how many steps these have."""
     us = np.array(
-        [block.growth.columns["total_ns"][block.growth.node == step].sum() / block.steps for block in blocks]
+        [block.growth.column("total_ns")[block.growth.node == step].sum() / block.steps for block in blocks]
     )
     usual = np.median(us)
     is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
@@ -289,7 +289,7 @@ def _step_alone(step: int, nodes: int) -> Column:
 
 
 def _of(growths: Sequence[Growth], column: str, node: int) -> NDArray[np.float64]:
-    return np.array([float(growth.columns[column][growth.node == node].sum()) for growth in growths])
+    return np.array([float(growth.column(column)[growth.node == node].sum()) for growth in growths])
 
 
 def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float64]:

@@ -293,16 +293,13 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
     """When any of them ran: disjoint, by their start."""
     at = np.flatnonzero(chosen)
+    if not len(at):
+        return []
     at = at[np.argsort(found.batch.start_ns[at], kind="stable")]
-    ran: list[tuple[int, int]] = []
-    starts, ends = (column[at].tolist() for column in (found.batch.start_ns, found.batch.end_ns))
-    for start_ns, end_ns in zip(starts, ends, strict=True):
-        start_ns, end_ns = start_ns - begin_ns, end_ns - begin_ns
-        if ran and start_ns <= ran[-1][1]:
-            ran[-1] = ran[-1][0], max(ran[-1][1], end_ns)
-        else:
-            ran.append((start_ns, end_ns))
-    return ran
+    start_ns, reached_ns = found.batch.start_ns[at], np.maximum.accumulate(found.batch.end_ns[at])
+    apart = start_ns[1:] > reached_ns[:-1]
+    begins, ends = start_ns[np.append(True, apart)], reached_ns[np.append(apart, True)]
+    return list(zip((begins - begin_ns).tolist(), (ends - begin_ns).tolist(), strict=True))
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:

@@ -110,7 +110,7 @@ def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, i
     ours.grow(10)
     for at in range(0, len(rows), 5):
         node, cell = ours.add(batch(rows[at : at + 5]), step_of, part_of)
-        theirs.set(node, {name: ours.column(name)[node] for name in COLUMNS})
+        theirs.set(node, ours.totals(node))
         theirs.set_buckets(cell, ours.buckets(cell))
     theirs.grow(10)
     for name in COLUMNS:
@@ -213,13 +213,12 @@ def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
     stats = NodeStats()
     stats.add(batch([(1, 5_000, 2), (2, 7_000, 3), (1, 9_000, 4)]), NO_STEPS, NO_STEPS)
     found = stats.everything()
-    assert (found.node.tolist(), found.columns["total_ns"].tolist()) == ([1, 2], [14_000, 7_000])
-    assert (found.columns["count"].tolist(), int(found.count.sum()), found.is_empty) == ([2, 1], 3, False)
+    assert (found.node.tolist(), found.column("total_ns").tolist()) == ([1, 2], [14_000, 7_000])
+    assert (found.column("count").tolist(), int(found.count.sum()), found.is_empty) == ([2, 1], 3, False)
     again = NodeStats()
     again.count(found)
     assert again.column("elements").tolist()[1:3] == [6, 3]
-    columns = sum(column.nbytes for column in found.columns.values())
-    assert found.size_bytes == found.node.nbytes + columns + found.cell.nbytes + found.count.nbytes
+    assert found.size_bytes == sum(array.nbytes for array in (found.node, found.sums, found.cell, found.count))
     with_rare = replace(found, rare={(0, 1): 5})
     assert with_rare.size_bytes > found.size_bytes
     assert NodeStats().everything().is_empty
@@ -240,7 +239,7 @@ def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
     few = stats.everything()
     assert few.count.dtype == np.uint32
     before_bytes = stats.size_bytes
-    assert before_bytes > few.columns["count"].nbytes
+    assert before_bytes > few.column("count").nbytes
     stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
     assert stats.size_bytes > before_bytes  # a rare column more
     many = NodeStats()
@@ -294,11 +293,10 @@ rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.
 def grown(stats: NodeStats, into: NodeStats) -> Growth:
     """What `into` has to grow by to be `stats`, as a viewer learns it; `into` is then the same table."""
     node, cell = stats.nodes_with_records(), stats.all_buckets()
-    columns = {name: stats.column(name)[node] for name in COLUMNS}
     at_node, at, value = (column.tolist() for column in stats.rare_values(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
-    found = into.growth(node, columns, cell, stats.buckets(cell), rare)
-    into.set(node, columns)
+    found = into.growth(node, stats.totals(node), cell, stats.buckets(cell), rare)
+    into.set(node, stats.totals(node))
     into.set_buckets(cell, stats.buckets(cell))
     into.set_rare(rare)
     return found
@@ -404,7 +402,7 @@ def test_a_copy_of_a_table_counts_for_itself() -> None:
     copied = deepcopy(stats)
     copied.add(batch([(1, 7, 1)]), NO_STEPS, NO_STEPS)
     node = np.array([1])
-    copied.set(node, {name: copied.column(name)[node] + 1 for name in COLUMNS})
+    copied.set(node, copied.totals(node) + 1)
     assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
 
 

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 from rich.console import Console
-from textual._compositor import ChopsUpdate
+from textual._compositor import Compositor, CompositorUpdate
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.strip import Strip
 
 
-class ChangedCells(ChopsUpdate):
-    """Textual's own sends with them all that lies to the left of them in their widget: half of all bytes."""
+class ChangedCells(CompositorUpdate):
+    """Strips, each with the line and the column that it begins at."""
 
-    @classmethod
-    def of(cls, update: ChopsUpdate) -> ChangedCells:
-        """The same update, sent without what has not changed."""
-        return cls(update.chops, update.spans, update.chop_ends)
+    def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
+        self._strips = strips
 
     def render_segments(self, console: Console) -> str:
-        sequences: list[str] = []
-        for y, begin, end in self.spans:
-            for stop, (start, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+        return "".join([f"\x1b[{y + 1};{x + 1}H{strip.render(console)}" for y, x, strip in self._strips])
+
+
+class ChangedCellsScreen(Screen[None]):
+    """A screen of which no more is painted and sent than has changed."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._compositor = _Compositor()
+
+
+class _Compositor(Compositor):
+    """Textual's own paints every line between the first change and the last, in every widget that lies there, the
+    containers under them too; and sends with a change all that lies to the left of it in its widget: half of all bytes.
+    """
+
+    def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
+        spans = list(self._regions_to_spans(self._dirty_regions))
+        self._dirty_regions.clear()
+        strips = list(self._strips(spans))
+        return ChangedCells(strips) if strips else None
+
+    def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
+        """Of each changed span what the widget in front shows there; in one of `cuts` that is one and the same."""
+        cuts = self.cuts
+        for y, begin, end in spans:
+            for start, stop in pairwise(cuts[y]) if 0 <= y < len(cuts) else ():
                 first, last = max(start, begin), min(stop, end)
-                if strip is not None and first < last:
-                    there = strip.crop(first - start, last - start)
-                    sequences.append(f"\x1b[{y + 1};{first + 1}H{there.render(console)}")
-        return "".join(sequences)
+                if first < last:
+                    widget, region = self.get_widget_at(first, y)
+                    there = Region(first - region.x, y - region.y, last - first, 1)
+                    yield y, first, widget.render_lines(there)[0]

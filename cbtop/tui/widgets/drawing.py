@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cbtop.tui.widgets.lines import BLANK, Line, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
 # The app owns the roles (its COMPONENT_CLASSES): thirty in each widget would double the time to the first frame.
 
@@ -27,7 +27,7 @@ class Drawing(Widget):
         self._lines: tuple[Line, ...] = ()
         self._role_styles: dict[str, Style] = {}
         self._strips: dict[int, tuple[Line, Strip]] = {}  # by row what was painted there, and the line that it is of
-        self._painted_for: object = None  # in which width and colours
+        self._painted_for = 0  # in which width
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
@@ -59,19 +59,15 @@ class Drawing(Widget):
         """
         if self.styles.gutter:
             return super().render_lines(crop)
-        (_, background), filters = self.background_colors, self.get_line_filters()
         width = self.size.width
-        if (painted_for := (width, background, *filters)) != self._painted_for:
+        if width != self._painted_for:
             self._strips.clear()
-            self._painted_for = painted_for
+            self._painted_for = width
         strips = []
         for y in crop.line_range:
             line, known = _line_at(self._lines, y), self._strips.get(y)
             if known is None or known[0] is not line:
-                strip = self.render_line(y)
-                for one in filters:
-                    strip = strip.apply_filter(one, background)
-                known = self._strips[y] = line, strip
+                known = self._strips[y] = line, self.render_line(y)
             strips.append(known[1])
         return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
 
@@ -83,7 +79,9 @@ class Drawing(Widget):
     def render_line(self, y: int) -> Strip:
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
         styles, before = self._role_styles, None
-        for text, role in _line_at(self._lines, y):
+        line, width = _line_at(self._lines, y), self.size.width
+        drawn = width_of(line)
+        for text, role in (*line, (" " * (width - drawn), "")):
             style = styles.get(role) or self._style(role)
             if before is not None and (
                 before is style or (text.isspace() and _are_alike_in_blanks(before, style)) or not text
@@ -92,7 +90,9 @@ class Drawing(Widget):
             elif text:
                 joined.append((text, style))
                 before = style
-        return Strip([Segment(*span) for span in joined]).adjust_cell_length(self.size.width, self._style(""))
+        # A strip takes as long to make as all its segments.
+        strip = Strip([Segment(*span) for span in joined], max(drawn, width))
+        return strip if drawn <= width else strip.crop(0, width)
 
     def on_resize(self, event: Resize) -> None:
         self.redraw()
@@ -109,6 +109,9 @@ class Drawing(Widget):
             style = self.rich_style
             for role in roles.split():
                 style += self.app.get_component_styles(role).partial_rich_style
+            # Here, and not of every line anew: what the terminal can show of its colours.
+            for one in self.get_line_filters():
+                style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
             # Roles that look the same have one style.
             style = next((known for known in self._role_styles.values() if known == style), style)
             self._role_styles[roles] = style
@@ -129,34 +132,31 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
     """
     if before == now:
         return None
-    known = _placed(before)
-    same, texts = set(known), {(begin, role): text for begin, text, role, _ in known}
-    placed = _placed(now)
-    new = [_differing(span, texts.get((span[0], span[2]))) for span in placed if span not in same]
-    drawn, was_drawn = placed[-1][3] if placed else 0, width_of(before)
-    if drawn < was_drawn:
-        new.append((drawn, was_drawn))
-    inside = [(begin, min(end, width)) for begin, end in new if begin < min(end, width)]
-    return (inside[0][0], max(end for _, end in inside)) if inside else None
+    shorter, same = min(len(before), len(now)), 0
+    while same < shorter and before[same] == now[same]:
+        same += 1
+    begin, drawn, was_drawn = width_of(now[:same]), width_of(now), width_of(before)
+    end = max(drawn, was_drawn)
+    if same < shorter:
+        begin += _alike(before[same], now[same], 1)
+    if drawn == was_drawn:
+        behind = 1
+        while behind <= shorter - same and before[-behind] == now[-behind]:
+            behind += 1
+        end -= width_of(now[len(now) - behind + 1 :])
+        if behind <= shorter - same:
+            end -= _alike(before[-behind], now[-behind], -1)
+    end = min(end, width)
+    return (begin, end) if begin < end else None
 
 
-def _differing(span: tuple[int, str, str, int], before: str | None) -> tuple[int, int]:
-    """The cells of `span` in which it differs from the text `before`, that stood there; all where none did."""
-    begin, text, _, end = span
-    if before is None or end - begin != len(text) or not cell_len(before) == len(before) == len(text):
-        return begin, end
-    differ = [at for at, (one, other) in enumerate(zip(text, before, strict=True)) if one != other]
-    return begin + differ[0], begin + differ[-1] + 1
-
-
-def _placed(line: Line) -> list[tuple[int, str, str, int]]:
-    """The spans of `line`, each with the column that it begins in and the one after its last."""
-    found, column = [], 0
-    for text, role in line:
-        begin = column
-        column += len(text) if text.isascii() else cell_len(text)
-        found.append((begin, text, role, column))
-    return found
+def _alike(before: Span, now: Span, step: int) -> int:
+    """In how many cells, from the first on (`step` -1: from the last on backwards), two spans are alike."""
+    one, other = before[0], now[0]
+    if before[1] != now[1] or cell_len(one) != len(one) or cell_len(other) != len(other):
+        return 0
+    pairs = enumerate(zip(one[::step], other[::step], strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _line_at(lines: Sequence[Line], y: int) -> Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 from cbtop.tui.widgets.lines import Line
 
@@ -58,22 +59,27 @@ def usual_top(values: Sequence[float], usual: float) -> float:
 
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
     """The bars in `height` lines, a value of `top` as high as all of them; of a group the highest is drawn."""
-    drawn = [max((bars[at] for at in group), key=lambda bar: -1.0 if bar.value is None else bar.value)
-             for group in spacing.groups()]  # fmt: skip
-    return [_line(drawn, spacing.cells, height - 1 - row, height, top) for row in range(height)]
+    if spacing.group > 1:
+        groups = ([bars[at] for at in group] for group in spacing.groups())
+        bars = [max(group, key=lambda bar: -1.0 if bar.value is None else bar.value) for group in groups]
+    solid = spacing.cells - 1 if spacing.cells >= _GAP_FROM else spacing.cells
+    blank = " " * (spacing.cells - solid)
+    columns = [([glyph * solid + blank for glyph in _glyphs(bar, height, top)], bar.role) for bar in bars]
+    return [_line(columns, height - 1 - row) for row in range(height)]
 
 
-def _line(bars: Sequence[Bar], cells: int, above: int, height: int, top: float) -> Line:
-    """The line that has `above` lines under it."""
-    solid = cells - 1 if cells >= _GAP_FROM else cells
-    parts = [(_glyph(bar, above, height, top) * solid + " " * (cells - solid), bar.role) for bar in bars]
-    return tuple(("".join(text for text, _ in same), role) for role, same in groupby(parts, key=lambda part: part[1]))
+def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
+    """The line that has `above` lines under it, of bars drawn from the lowest line up."""
+    parts = [(texts[above], role) for texts, role in columns]
+    return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
 
-def _glyph(bar: Bar, above: int, height: int, top: float) -> str:
+def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
+    """A cell of it in each line, from the lowest up."""
     if bar.value is None:
-        return MISSING if above == 0 else " "
+        return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
         eighths = 1  # something is not nothing
-    return _EIGHTHS[min(8, max(0, eighths - 8 * above))]
+    full, part = divmod(eighths, 8)
+    return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]

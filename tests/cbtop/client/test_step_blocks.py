@@ -34,7 +34,7 @@ def told(blocks: list[StepBlock]) -> list[tuple[int, int, dict[int, int]]]:
         (
             one.steps,
             one.wall_ns,
-            dict(zip(one.growth.node.tolist(), one.growth.columns["closed_ns"].tolist(), strict=True)),
+            dict(zip(one.growth.node.tolist(), one.growth.column("closed_ns").tolist(), strict=True)),
         )
         for one in blocks
     ]
@@ -54,7 +54,7 @@ def test_blocks_hold_all_time_from_the_first_step_on() -> None:
     (found,) = blocks_of(batch, []).blocks().values()
     assert sum(block.wall_ns for block in found) == batch.end_ns[-1] - batch.start_ns[RECORDS_A_STEP - 1]
     assert [block.steps for block in found] == [STEPS_A_BLOCK] * 10
-    step = [int(block.growth.columns["total_ns"][block.growth.node == 1].sum()) for block in found]
+    step = [int(block.growth.column("total_ns")[block.growth.node == 1].sum()) for block in found]
     rest = [block.wall_ns - ns for block, ns in zip(found, step, strict=True)]
     assert rest == [3 * round(BETWEEN_STEPS_US * 1e3)] + [4 * round(BETWEEN_STEPS_US * 1e3)] * 9
 
@@ -96,7 +96,7 @@ def test_a_plain_step_counts_with_nothing_inside() -> None:
     batch.flags[ended[np.arange(40) % 4 != 0]] = FLAG_PLAIN
     (found,) = blocks_of(batch, []).blocks().values()
     for block in found:
-        count = dict(zip(block.growth.node.tolist(), block.growth.columns["count"].tolist(), strict=True))
+        count = dict(zip(block.growth.node.tolist(), block.growth.column("count").tolist(), strict=True))
         assert (count[1], count[3]) == (4, 1)
 
 
@@ -112,7 +112,7 @@ def test_steps_that_run_at_the_same_time_keep_their_own_bricks() -> None:
     (blocks,) = found.blocks().values()
     assert found.steps == 40
     for block in blocks:
-        count = dict(zip(block.growth.node.tolist(), block.growth.columns["count"].tolist(), strict=True))
+        count = dict(zip(block.growth.node.tolist(), block.growth.column("count").tolist(), strict=True))
         assert set(count.values()) == {block.steps}
     assert sum(block.wall_ns for block in blocks) == one.end_ns[-1] - one.start_ns[RECORDS_A_STEP - 1]
 

@@ -315,7 +315,7 @@ def test_its_blocks_are_the_slices_that_are_over_and_hold_all_that_grew_in_them(
     assert [(block.begin_ns, block.end_ns) for block in blocks] == [
         (at * 10**9, (at + 1) * 10**9) for at in range(10, 20)
     ]
-    counted = [int(block.growth.columns["count"].sum()) for block in blocks]
+    counted = [int(block.growth.column("count").sum()) for block in blocks]
     assert counted == [10 * (4 * at + 3) for at in range(10, 20)]
     assert window.Window(10.0).blocks() == []
 
@@ -332,10 +332,11 @@ class Counted:
     def hear(self, after_s: float, node: int, ns: int, cells: int) -> None:
         """So much later a node has run for `ns`, in as many buckets as `cells`, and in a rare column, too."""
         self._at += after_s
-        columns = {name: self.stats.column(name)[[node]] + (ns if name == "total_ns" else 1) for name in COLUMNS}
+        self.stats.grow(node + 1)
+        more = np.array([[ns if name == "total_ns" else 1] for name in COLUMNS])
         cell = node * BUCKETS + np.arange(cells)
         rare = {(UNION, node): self.stats.rare("union_ns", (node,)) + ns}
-        said = np.array([node]), columns, cell, self.stats.buckets(cell) + 1
+        said = np.array([node]), self.stats.totals(np.array([node])) + more, cell, self.stats.buckets(cell) + 1
         growth = self.stats.growth(*said, rare)
         self.stats.set(*said[:2])
         self.stats.set_buckets(*said[2:])

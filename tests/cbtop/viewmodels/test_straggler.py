@@ -218,7 +218,7 @@ class MadeRank:
         columns = {name: np.zeros(nodes, np.int64) for name in COLUMNS}
         columns["count"][:] = self.steps
         columns["closed_ns"][:] = columns["total_ns"][:] = np.rint(self.took_us * 1e3)[:nodes]
-        self.record.stats.set(np.arange(1, nodes + 1), columns)
+        self.record.stats.set(np.arange(1, nodes + 1), np.array([columns[name] for name in COLUMNS]))
         self.record.busy.tick(self.now_ns, self.record.nodes, self.record.stats)
 
 

@@ -50,7 +50,7 @@ def test_of_a_row_of_figures_the_digits_are_repainted_that_moved() -> None:
     assert changed_cells(before, now, WIDTH) == (11, 12)
     assert changed_cells(before, now[:2], WIDTH) == (11, 18)
     wider: Line = (("RmsNorm ", "strong"), ("112.3", ""), (" ", ""), ("45 %", "dim"))
-    assert changed_cells(before, wider, WIDTH) == (8, 14)
+    assert changed_cells(before, wider, WIDTH) == (9, 13)
 
 
 class Spans(Drawing):
