@@ -197,9 +197,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
     # Those of several phases have several parts.
-    return _Bricks(
-        [_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()]
-    )
+    return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
 def _brick(
@@ -269,9 +267,7 @@ def _alike(nodes: Column, first_of: Column) -> list[Column]:
 _UNITS = ("flops", "bytes", "size_bytes")
 
 
-def _work_of(
-    brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]
-) -> Iterator[float | None]:
+def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
     """The flops, the bytes and the size_bytes of all its calls together; None when one did not declare them. `alike`:
     the nodes of the same work, their calls and their elements."""
     odd_nodes = totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")

@@ -236,8 +236,8 @@ def _of_layer(cells: Later[list[tuple[float | None, ...]]], at: int) -> tuple[fl
     return cells.value()[at]
 
 
-def _excesses(layers: LayersView, usual_us: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """LayerRow.excess of those that are odd, where `usual_us` has by the layer's id what each brick usually takes."""
+def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
+    """LayerRow.excess of those that are odd, where `usual_by_layer` has by its id what each brick usually takes."""
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
     alike: dict[object, list[LayerRow]] = {}
     for row in layers.rows:
@@ -246,11 +246,12 @@ def _excesses(layers: LayersView, usual_us: Mapping[int, NDArray[np.float64]]) -
     for rows in alike.values():
         if not any(row.is_odd for row in rows):
             continue
-        us = np.array([usual_us[row.id] / row.calls for row in rows])
+        us = np.array([usual_by_layer[row.id] / row.calls for row in rows])
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         a_call = np.column_stack((us, whole_us - us.sum(axis=1)))
         # NumPy's own median loads its masked arrays, which takes as long as three frames.
-        over_us = (a_call - [median(column) for column in a_call.T.tolist()]) * np.array([[row.calls] for row in rows])
+        usual_us = [median(column) for column in a_call.T.tolist()]
+        over_us = (a_call - usual_us) * np.array([[row.calls] for row in rows])
         for row, over in zip(rows, over_us, strict=True):
             if row.is_odd:
                 at = int(over.argmax())

@@ -31,9 +31,8 @@ class ChangedCellsScreen(Screen[None]):
 
 
 class _Compositor(Compositor):
-    """Textual's own paints every line between the first change and the last, in every widget that lies there, the
-    containers under them too; and sends with a change all that lies to the left of it in its widget: half of all bytes.
-    """
+    """Textual's own paints every line between the first change and the last, in every widget that lies there and in
+    the containers under it, and sends with a change all that lies to the left of it in its widget."""
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
         spans = list(self._regions_to_spans(self._dirty_regions))

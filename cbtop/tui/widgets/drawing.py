@@ -25,7 +25,7 @@ class Drawing(Widget):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
-        self._role_styles: dict[str, Style] = {}
+        self._looks: dict[str, _Look] = {}
         self._strips: dict[int, tuple[Line, Strip]] = {}  # by row what was painted there, and the line that it is of
         self._painted_for = 0  # in which width
 
@@ -52,7 +52,7 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The rows of `crop`, each painted once.
+        """The rows of `crop`, whole ones each painted once, of others what is asked for.
 
         Textual's own way asks ten styles a row, and filters a row anew in each frame: it takes twice the time. What
         has a border or padding goes that way all the same; no stylesheet of ours sets opacity or tints.
@@ -63,13 +63,15 @@ class Drawing(Widget):
         if width != self._painted_for:
             self._strips.clear()
             self._painted_for = width
+        if crop.column_span != (0, width):
+            return [self._paint(y, *crop.column_span) for y in crop.line_range]
         strips = []
         for y in crop.line_range:
             line, known = _line_at(self._lines, y), self._strips.get(y)
             if known is None or known[0] is not line:
                 known = self._strips[y] = line, self.render_line(y)
             strips.append(known[1])
-        return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
+        return strips
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         if not regions:  # colours may be others
@@ -77,22 +79,32 @@ class Drawing(Widget):
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def render_line(self, y: int) -> Strip:
+        return self._paint(y, 0, self.size.width)
+
+    def _paint(self, y: int, begin: int, end: int) -> Strip:
+        """The cells of a row from `begin` to before `end`."""
+        looks = self._looks
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
-        styles, before = self._role_styles, None
-        line, width = _line_at(self._lines, y), self.size.width
-        drawn = width_of(line)
-        for text, role in (*line, (" " * (width - drawn), "")):
-            style = styles.get(role) or self._style(role)
+        before: _Look | None = None
+        column = 0
+        for text, role in (*_line_at(self._lines, y), (" " * end, "")):
+            first, column = column, column + (len(text) if text.isascii() else cell_len(text))
+            if column <= begin:
+                continue
+            if first < begin or column > end:
+                text = _cut(text, begin - first, end - first)
+            look = looks.get(role) or self._look(role)
             if before is not None and (
-                before is style or (text.isspace() and _are_alike_in_blanks(before, style)) or not text
+                before is look or (before.blank is not None and before.blank == look.blank and text.isspace())
             ):
-                joined[-1] = joined[-1][0] + text, before
+                joined[-1] = joined[-1][0] + text, before.style
             elif text:
-                joined.append((text, style))
-                before = style
+                joined.append((text, look.style))
+                before = look
+            if column >= end:
+                break
         # A strip takes as long to make as all its segments.
-        strip = Strip([Segment(*span) for span in joined], max(drawn, width))
-        return strip if drawn <= width else strip.crop(0, width)
+        return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
         self.redraw()
@@ -100,29 +112,36 @@ class Drawing(Widget):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._role_styles.clear()
+        self._looks.clear()
         self._strips.clear()
 
-    def _style(self, roles: str) -> Style:
-        style = self._role_styles.get(roles)
-        if style is None:
-            style = self.rich_style
-            for role in roles.split():
-                style += self.app.get_component_styles(role).partial_rich_style
-            # Here, and not of every line anew: what the terminal can show of its colours.
-            for one in self.get_line_filters():
-                style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-            # Roles that look the same have one style.
-            style = next((known for known in self._role_styles.values() if known == style), style)
-            self._role_styles[roles] = style
-        return style
+    def _look(self, roles: str) -> _Look:
+        style = self.rich_style
+        for role in roles.split():
+            style += self.app.get_component_styles(role).partial_rich_style
+        for one in self.get_line_filters():  # what the terminal can show of it
+            style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
+        # Roles that look the same have one look.
+        look = next((known for known in self._looks.values() if known.style == style), _Look(style))
+        self._looks[roles] = look
+        return look
 
 
-def _are_alike_in_blanks(one: Style, other: Style) -> bool:
-    """Whether blanks look the same in both."""
-    return one.bgcolor == other.bgcolor and not any(
-        style.underline or style.reverse or style.strike for style in (one, other)
-    )
+class _Look:
+    """What a role looks like, and of blanks their colour; None where more than that is seen of them."""
+
+    def __init__(self, style: Style) -> None:
+        self.style = style
+        self.blank = None if style.underline or style.reverse or style.strike else (style.bgcolor,)
+
+
+def _cut(text: str, begin: int, end: int) -> str:
+    """Its cells from `begin` to before `end`, whichever of these it has."""
+    begin, end = max(0, begin), max(0, end)
+    if text.isascii() or cell_len(text) == len(text):
+        return text[begin:end]
+    (segment,) = Strip([Segment(text)]).crop(begin, min(end, cell_len(text)))._segments or [Segment("")]
+    return segment.text
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
