@@ -77,16 +77,22 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
     bricks, layers, steps_inside = _parts(totals)
     in_bricks_ns = closed[steps_inside[totals.held[parent_of[steps_inside]]]].sum()
     ids = totals.inside.ids
-    holds_layers = np.isin(layers, parent_of[ids[kind_of[ids] == NodeKind.LAYER]])
+    holds_layers = np.zeros(len(parent_of), np.bool_)
+    holds_layers[parent_of[ids[kind_of[ids] == NodeKind.LAYER]]] = True
     gaps_ns: dict[str, int] = {}
-    for name, found in ((INSIDE_LAYERS, layers[~holds_layers]), (BETWEEN_LAYERS, layers[holds_layers])):
+    for name, found in (
+        (INSIDE_LAYERS, layers[~holds_layers[layers]]),
+        (BETWEEN_LAYERS, layers[holds_layers[layers]]),
+    ):
         if len(found):
             gaps_ns[name] = int(totals.closed_exclusive_ns[found].sum())
     if len(steps_inside):
         gaps_ns[INNER_STEPS] = int(closed[steps_inside].sum())
-    is_outdone = ~totals.adopted[ids] & np.isin(kind_of[ids], _HOLDERS) & (totals.closed_exclusive_ns[ids] < 0)
+    below_zero = ids[~totals.adopted[ids] & (totals.closed_exclusive_ns[ids] < 0)].tolist()
     outdone = [
-        (display_name(table[node]), -int(totals.closed_exclusive_ns[node])) for node in ids[is_outdone].tolist()
+        (display_name(table[node]), -int(totals.closed_exclusive_ns[node]))
+        for node in below_zero
+        if table[node].kind in _HOLDERS
     ]
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return Books(

@@ -440,12 +440,12 @@ class NodeStats:
 
         Values are float64: FLOP outgrow 64 bits, times are exact for a hundred days and then to two nanoseconds.
         """
+        wanted = set(nodes)
         found = [
-            (node, at, self._rare[name][node])
+            (node, at, value)
             for at, name in enumerate(RARE)
-            if self._rare[name]
-            for node in nodes
-            if node in self._rare[name]
+            for node, value in self._rare[name].items()
+            if node in wanted
         ]
         keys = np.array([key[:2] for key in found], np.int64).reshape(-1, 2)
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor, log10
+from sys import float_info
 
 from cbtop.tui.widgets.braille import DOTS_ACROSS, DOTS_DOWN, BrailleCanvas
 from cbtop.tui.widgets.lines import BLANK, Line, fit, join_fitting, rule, width_of
@@ -23,8 +24,8 @@ _RULE_ENDS = 7  # cells of a rule beside its title and its note
 
 
 def nice_top(value: float) -> float:
-    """The end of a scale from 0 on which `value` finds room, a round number; 1 for nothing."""
-    if value <= 0:
+    """The end of a scale from 0 on which `value` finds room, a round number; 1 for nothing, or next to nothing."""
+    if value < float_info.min:  # the power of ten below it is 0
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)

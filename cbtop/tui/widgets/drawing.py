@@ -87,7 +87,7 @@ class Drawing(Widget):
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
         before: _Look | None = None
         column = 0
-        for text, role in (*_line_at(self._lines, y), (" " * end, "")):
+        for text, role in _line_at(self._lines, y):
             first, column = column, column + (len(text) if text.isascii() else cell_len(text))
             if column <= begin:
                 continue
@@ -103,6 +103,8 @@ class Drawing(Widget):
                 before = look
             if column >= end:
                 break
+        if column < end:
+            joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
         # A strip takes as long to make as all its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 

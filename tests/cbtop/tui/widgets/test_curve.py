@@ -25,6 +25,7 @@ def test_a_scale_ends_at_a_round_number_that_has_room_and_wastes_little(value: f
     st.integers(12, 200),
     st.integers(MIN_HEIGHT, 30),
 )
+@example([5e-324], 12, 3)
 @example([1e6] * 6, 12, 3)
 def test_a_curve_has_the_size_asked_for(values: list[float | None], width: int, height: int) -> None:
     lines = curve(values, width, height, "accent", lambda value: f"{value:.0f}")
