@@ -205,7 +205,7 @@ __device__ __forceinline__ void bring_together(
             for (int each = threadIdx.x; each < piece.rows * (OUT / 4); each += blockDim.x) {
                 const int row = each / (OUT / 4), column = each % (OUT / 4) * 4;
                 float4 total = {0, 0, 0, 0};
-#pragma unroll 8
+#pragma unroll 16  // the quickest of 8, 16 and 33 (benchmarks/gpu/h100-attention-2026-11-24.txt)
                 for (int s = 0; s < pieces; s++) {
                     const float weight = weights[row * pieces + s];
                     add(total, weight, __ldcg((const float4*)(slots + (int64_t)s * SLOT + row * OUTPUTS + column)));
