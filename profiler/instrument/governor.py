@@ -40,7 +40,7 @@ ENOUGH = 11
 MAX_WAITING = 16  # steps that wait for a plain one
 LOOKS = 9  # of which the median is taken
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
-LOOK_TIMES = 2_000  # as long as the last decision took
+LOOK_TIMES = 2_000  # as long as a decision takes
 LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
 Z_95 = 1.96
@@ -250,7 +250,10 @@ class Governor:
             return
         steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
         self.has_looked = True
-        pause_ns = max(LOOK_NS, LOOK_TIMES * self.look_ns)
+        # One look is interrupted by other programs; what they take of it is theirs.
+        self._looks.append(self.look_ns)
+        looks = sorted(self._looks)
+        pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
         self._look_at_step, self._look_at_ns = self._seen + LOOK_STEPS, self._lived_ns + pause_ns
         step_ns = max(1.0, self._recent_ns / max(1.0, sum(kind.recent for kind in kinds)))
         self._recent_ns /= 2
@@ -261,9 +264,7 @@ class Governor:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
             return
         own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
-        # One look is interrupted by other programs; what they take of it is theirs.
-        self._looks.append(self.look_ns)
-        own = own.plus(Estimate(*[sorted(self._looks)[len(self._looks) // 2] / steps] * 3))
+        own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         allowed_ns = USED * self.allowed_share * step_ns - own.high  # a step, for recording
         every = math.ceil(cost.high / allowed_ns) if allowed_ns > 0 else MOST_EVERY
         if self._recorded * cost.middle + self._seen * own.middle > self.allowed_share * self._lived_ns:
