@@ -47,6 +47,10 @@ MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE)
 LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
 SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
+# Between ranks, called as those of torch are (profiler/instrument/collectives.py). Nothing is computed.
+SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
+RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())
+BROADCAST = BrickSpec("Broadcast", BrickCategory.COMMUNICATION, ())
 
 # In the order in which a token meets them.
 BRICKS: tuple[BrickSpec, ...] = (

@@ -198,6 +198,7 @@ class Model:
     lm_head: Matrix
     parameters: int
     weights_bytes: int
+    first_layer: int = 0  # the number of `layers[0]`: of a rank's part others may come before
 
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:

@@ -16,6 +16,7 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
 from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
 from cbtop.compute.decoder.machine import Host, Machine
+from cbtop.compute.decoder.ranks import ALONE, Exchanges, Rank
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.guard import JidokaGuard
@@ -86,6 +87,9 @@ class Decoder:
 
     With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
     announced as CheckResults. A `guard`, once there is one, watches the passes.
+
+    Of a `rank` it runs the part of the model that it is given, and only the last one has logits; every rank must be
+    told to run the same.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Decoder:
         sampling: Sampling = GREEDY,
         check_contracts: bool = False,
         machine: Machine | None = None,
+        rank: Rank = ALONE,
     ) -> None:
         if threads < 1 or context < 1:
             raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
@@ -118,6 +123,8 @@ class Decoder:
             model, backend, profiler, dtype.itemsize, self._chooser, names_launches=machine.names_launches
         )
         self.bricks = maker.bricks()
+        self._exchanges = Exchanges(rank, backend, profiler, names_launches=machine.names_launches)
+        self._rank = rank
         angles = sliding_angles = machine.array(model.rope.table(context))
         if model.sliding_rope is not model.rope:
             sliding_angles = machine.array(model.sliding_rope.table(context))
@@ -246,6 +253,13 @@ class Decoder:
         """Every brick of a pass; whose buffers hold what it chose, once the machine has got through."""
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
+        if self._rank.is_last:
+            self._choose(space, run)
+        if self._exchanges.broadcast is not None:
+            run(self._exchanges.broadcast, 1, (space.choice,))
+        return space
+
+    def _choose(self, space: Workspace, run: Run) -> None:
         model, head, bricks = self.model, self.model.lm_head, self.bricks
         run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
         run(
@@ -256,7 +270,6 @@ class Decoder:
         if bricks.soft_cap is not None:
             run(bricks.soft_cap, model.vocabulary, (space.logits_product, model.logit_cap, space.logits))
         run(bricks.sampling, model.vocabulary, self._choice(space))
-        return space
 
     def _choice(self, space: Workspace) -> Arguments:
         if self._sampling.is_greedy:
@@ -270,13 +283,18 @@ class Decoder:
         space = self._alone if count == 1 else self._space.first(count)
         given = self._machine.put(space.tokens, tokens)
         self._start = self._machine.position(self.position)
-        embedding = model.embedding
-        arguments = (embedding.format.code, embedding.data, given, model.embedding_scale, space.x)
-        run(bricks.embedding, count * model.hidden, arguments)
-        for index, layer in enumerate(self._layers):
+        if self._exchanges.recv is None:
+            embedding = model.embedding
+            arguments = (embedding.format.code, embedding.data, given, model.embedding_scale, space.x)
+            run(bricks.embedding, count * model.hidden, arguments)
+        else:
+            run(self._exchanges.recv, space.x.size, (space.x,))
+        for index, layer in enumerate(self._layers, model.first_layer):
             with scope(index):
                 self._attention(layer, space, count, run)
                 self._feed_forward(layer, space, count, run)
+        if self._exchanges.send is not None:
+            run(self._exchanges.send, space.x.size, (space.x,))
         self.position += count
         return space
 

@@ -27,6 +27,7 @@ from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.int8 import OF_EXPERTS
+from cbtop.compute.decoder.ranks import ALONE, Rank
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu.checks import Matrices, checked
@@ -51,8 +52,9 @@ Elements = Mapping[ComputeBrick, int]
 _Key = tuple[int, int, bool]  # tokens; where they start, of more than one; whether it is stamped
 
 
-def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
-    """`model` with its weights on the GPU; products take activations in int8 unless `is_exact`.
+def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> Model:
+    """`model`, of which it is the part of `rank`, with its weights on the GPU; products take activations in int8
+    unless `is_exact`.
 
     ModelError where it cannot run there, or has no room: the one given stays on the host.
     """
@@ -82,16 +84,20 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool) -> Model:
         LayerWeights(**{field.name: moved(field.name, getattr(layer, field.name)) for field in fields(layer)})
         for layer in model.layers
     )
-    head = matrix(model.lm_head, takes_int8=not is_exact)
-    is_tied = model.embedding is model.lm_head
-    embedding = head if is_tied else matrix(model.embedding, takes_int8=False)
+    head, embedding = model.lm_head, model.embedding  # what another rank has stays on the host
+    if rank.is_last:
+        head = matrix(model.lm_head, takes_int8=not is_exact)
+    if rank.is_first:
+        is_tied = rank.is_last and model.embedding is model.lm_head
+        embedding = head if is_tied else matrix(model.embedding, takes_int8=False)
     return replace(model, layers=layers, final_norm=gpu.array(model.final_norm), lm_head=head, embedding=embedding)
 
 
 def host_matrices(model: Model) -> Matrices:
     """Of each matrix, and of each expert's, where it was read from."""
     every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
-    return {one.data.data.ptr: one.host for one in every if one.host is not None}  # type: ignore[union-attr]
+    moved = [one for one in every if isinstance(one, DeviceMatrix)]
+    return {one.data.data.ptr: one.host for one in moved if one.host is not None}
 
 
 def _matrices_of_layers(model: Model) -> Iterator[DeviceMatrix]:
@@ -243,11 +249,12 @@ class GpuDecoder(Decoder):
         sampling: Sampling = GREEDY,
         *,
         is_eager: bool = False,
+        rank: Rank = ALONE,
     ) -> None:
         caches = 2 * len(model.layers) * model.kv_heads * context * model.head_dim
         gpu.require_room(caches * (2 if cache_type == "f16" else 4), f"the KV cache of {context:,} tokens")
         self._on = GpuMachine(gpu, context)
-        super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on)
+        super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on, rank=rank)
         self._gpu = gpu
         self._is_eager = is_eager
         self._stream = gpu.cupy.cuda.Stream(non_blocking=True)

@@ -70,6 +70,7 @@ class LaunchedPass:
         self._is_early = is_early
         self._layer: int | None = None
         self._bricks_run = 0
+        self._is_behind_library = False
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
@@ -89,10 +90,13 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                self._do(self._gpu.prepared(one, self._slot, is_early=self._is_early))
+                # What a library launches may end with something else than a kernel, before which nothing can begin.
+                is_early = self._is_early and not self._is_behind_library
+                self._do(self._gpu.prepared(one, self._slot, is_early=is_early))
             else:
                 what = KernelDefinition(one.name, BACKEND)
                 self._between_marks(one)
+            self._is_behind_library = not isinstance(one, CudaLaunch)
             self.launched.append(Launched(brick, self._layer, elements, what, self._bricks_run))
         self._bricks_run += 1
 

@@ -1,0 +1,69 @@
+"""The link between ranks that each have a GPU of one host: NCCL, through CuPy.
+
+What is called is put on the stream that is current, so a graph that is captured holds it as it does kernels. Whoever
+waits for a rank that has ended waits for ever: who started the ranks ends them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.errors import ComputeError
+from cbtop.compute.gpu.device import Gpu
+
+# ncclDataType_t (nccl.h)
+INT64, FLOAT32 = 4, 7
+_TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
+
+
+def new_id(gpu: Gpu) -> bytes:
+    """By which ranks find each other: made by one of them, which goes on, and known to all. ComputeError without
+    NCCL."""
+    return np.array(_nccl(gpu).get_unique_id(), np.int16).tobytes()  # CuPy's are signed or not, as C's char is
+
+
+class NcclLink:
+    """As `decoder.ranks.Link`, of arrays on `gpu`. It waits until all ranks are there. ComputeError without NCCL, and
+    with what it says."""
+
+    def __init__(self, gpu: Gpu, number: int, count: int, unique_id: bytes) -> None:
+        self._gpu = gpu
+        nccl = _nccl(gpu)
+        self._error = nccl.NcclError
+        words = tuple(np.frombuffer(unique_id, np.int16).tolist())
+        try:
+            with gpu.device:
+                self._communicator = nccl.NcclCommunicator(count, words, number)
+        except self._error as error:
+            raise ComputeError(f"NCCL cannot begin: {error}") from error
+
+    def send(self, array: Any, to: int) -> None:
+        """In its turn."""
+        self._call(self._communicator.send, array, to)
+
+    def recv(self, array: Any, sender: int) -> None:
+        """In its turn."""
+        self._call(self._communicator.recv, array, sender)
+
+    def broadcast(self, array: Any, sender: int) -> None:
+        """In its turn."""
+        self._call(self._communicator.bcast, array, sender)
+
+    def _call(self, function: Any, array: Any, peer: int) -> None:
+        stream = self._gpu.cupy.cuda.get_current_stream().ptr
+        try:
+            function(array.data.ptr, array.size, _TYPES[array.dtype], peer, stream)
+        except self._error as error:
+            raise ComputeError(f"NCCL: {error}") from error
+
+
+def _nccl(gpu: Gpu) -> Any:
+    try:
+        from cupy.cuda import nccl
+    except ImportError as error:
+        raise ComputeError(f"no NCCL ({error}): pip install nvidia-nccl-cu13") from error
+    if not nccl.available:
+        raise ComputeError("no NCCL that CuPy can load: pip install nvidia-nccl-cu13")
+    return nccl

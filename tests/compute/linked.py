@@ -1,0 +1,94 @@
+"""Links between ranks that need no GPU: threads of this process, or processes, by named pipes."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.decoder.ranks import Link, Rank
+
+DEADLINE_S = 60.0  # only what waits for nobody takes so long
+
+
+class Broadcasting:
+    """A broadcast by sends."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self.number, self._count = number, count
+
+    def send(self, array: Any, to: int) -> None:
+        raise NotImplementedError
+
+    def recv(self, array: Any, sender: int) -> None:
+        raise NotImplementedError
+
+    def broadcast(self, array: Any, sender: int) -> None:
+        if self.number != sender:
+            self.recv(array, sender)
+            return
+        for other in range(self._count):
+            if other != sender:
+                self.send(array, other)
+
+
+class ThreadLink(Broadcasting):
+    """To ranks that are threads beside this one."""
+
+    def __init__(self, number: int, count: int, queues: defaultdict[tuple[int, int], Queue[Any]]) -> None:
+        super().__init__(number, count)
+        self._queues = queues
+
+    def send(self, array: Any, to: int) -> None:
+        self._queues[self.number, to].put(np.array(array))
+
+    def recv(self, array: Any, sender: int) -> None:
+        array[...] = self._queues[sender, self.number].get(timeout=DEADLINE_S)
+
+
+class PipeLink(Broadcasting):
+    """To ranks that are processes, which meet in `folder`."""
+
+    def __init__(self, number: int, count: int, folder: Path) -> None:
+        super().__init__(number, count)
+        self._pipes: dict[tuple[int, int], int] = {}
+        for pair in sorted((one, other) for one in range(count) for other in range(count) if one != other):
+            if number in pair:  # all open them in this order, so that nobody waits for whom waits for it
+                path = folder / f"{pair[0]}-{pair[1]}"
+                with suppress(FileExistsError):
+                    os.mkfifo(path)
+                self._pipes[pair] = os.open(path, os.O_WRONLY if pair[0] == number else os.O_RDONLY)
+
+    def send(self, array: Any, to: int) -> None:
+        os.write(self._pipes[self.number, to], array.tobytes())
+
+    def recv(self, array: Any, sender: int) -> None:
+        found = b""
+        while len(found) < array.nbytes:
+            more = os.read(self._pipes[sender, self.number], array.nbytes - len(found))
+            if not more:
+                raise EOFError(f"rank {sender} has ended")
+            found += more
+        array[...] = np.frombuffer(found, array.dtype).reshape(array.shape)
+
+
+def together(count: int, run: Callable[[Rank], Any]) -> list[Any]:
+    """What `run` gives in each of so many ranks, a thread each."""
+    queues: defaultdict[tuple[int, int], Queue[Any]] = defaultdict(Queue)
+    for one in range(count):
+        for other in range(count):
+            queues[one, other] = Queue()
+
+    def of(number: int) -> Any:
+        link: Link = ThreadLink(number, count, queues)
+        return run(Rank(number, count, link))
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(of, range(count)))

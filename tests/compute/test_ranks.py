@@ -1,0 +1,376 @@
+"""A model over several ranks: what each has of it, and that together they compute what one does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import Model, read_model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.machine import Host
+from cbtop.compute.decoder.on_gpu import GpuDecoder, GpuMachine, model_on
+from cbtop.compute.decoder.ranks import ALONE, Rank, part_of
+from cbtop.compute.errors import ComputeError, ModelError
+from cbtop.compute.gpu import nccl
+from cbtop.compute.gpu.nccl import NcclLink, new_id
+from cbtop.compute.gpu.passes import LaunchedPass
+from cbtop.compute.settings import Sampling
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from tests.compute.conftest import ListRecorder
+from tests.compute.cuda_on_cpu import CpuAsGpu
+from tests.compute.fake_gpu import FakeGpu
+from tests.compute.linked import together
+from tests.compute.test_on_gpu import PROMPT
+
+LAYERS = 5
+
+
+def deeper(model: Model, layers: int = LAYERS) -> Model:
+    """A tiny model with more layers, no two of them alike."""
+    own = [model.layers[at % len(model.layers)] for at in range(layers)]
+    varied = (replace(one, attention_norm=one.attention_norm * (1 + at / 8)) for at, one in enumerate(own))
+    return replace(model, layers=tuple(varied))
+
+
+@pytest.fixture
+def tiny(model_files: dict[str, Path]) -> Model:
+    return deeper(read_model(model_files["qwen2"], FAMILIES))
+
+
+def ran(decoder: Decoder) -> tuple[list[int], list[np.ndarray]]:
+    """The tokens that two sequences choose, and their logits, of which the last rank alone has any."""
+    tokens, logits = [], []
+    for _ in range(2):
+        decoder.restart()
+        tokens.append(decoder.prefill(PROMPT))
+        for _ in range(5):
+            logits.append(decoder.logits.copy())
+            tokens.append(decoder.decode(tokens[-1]))
+    return tokens, logits
+
+
+# --- shares ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "shares"), [(28, (14, 14)), (5, (3, 2)), (7, (3, 2, 2)), (3, (1, 1, 1))])
+def test_shares_are_even_in_their_order_and_the_last_one_which_has_the_head_is_none_of_the_larger(
+    layers: int, shares: tuple[int, ...]
+) -> None:
+    found = [Rank(number, len(shares), None).layers_of(layers) for number in range(len(shares))]
+    assert [len(own) for own in found] == list(shares)
+    assert [layer for own in found for layer in own] == list(range(layers))
+
+
+def test_more_ranks_than_layers_are_one_line(tiny: Model) -> None:
+    with pytest.raises(ModelError, match=r"^a model of 5 layers for 6 GPUs; give --gpus 5 or fewer$"):
+        part_of(tiny, Rank(2, 6, None))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])  # with biases, norms of heads, a router
+def test_parts_hold_each_layer_once_and_what_they_weigh_is_what_the_file_does(
+    family: str, model_files: dict[str, Path]
+) -> None:
+    model = read_model(model_files[family], FAMILIES)
+    first, last = (part_of(model, Rank(number, 2, None)) for number in range(2))
+    assert (*first.layers, *last.layers) == model.layers
+    assert (first.first_layer, last.first_layer) == (0, 1)
+    twice = model.embedding.size_bytes if model.embedding is model.lm_head else 0
+    assert first.weights_bytes + last.weights_bytes == model.weights_bytes + twice
+    assert part_of(model, ALONE) is model
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_on_its_gpu_a_rank_has_the_weights_and_the_cache_of_its_own_layers_alone(number: int, tiny: Model) -> None:
+    gpu: Any = FakeGpu()
+    rank = Rank(number, 3, None)
+    on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
+    assert len(on.layers) == len(decoder._layers) == len(rank.layers_of(LAYERS))
+    assert (on.embedding is tiny.embedding) == (number != 0)  # where it was read from
+    assert (on.lm_head is tiny.lm_head) == (number != 2)
+
+
+# --- together -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.5, seed=3)], ids=["greedy", "drawn"])
+def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
+    count: int, family: str, sampling: Sampling, model_files: dict[str, Path]
+) -> None:
+    model = deeper(read_model(model_files[family], FAMILIES))
+
+    def decoder_of(rank: Rank) -> Decoder:
+        profiler, machine = BrickProfiler(enabled=False), Host(1)
+        return Decoder(part_of(model, rank), "numba", 1, profiler, 64, sampling=sampling, machine=machine, rank=rank)
+
+    tokens, logits = ran(decoder_of(ALONE))
+    found = together(count, lambda rank: ran(decoder_of(rank)))
+    assert [own for own, _ in found] == [tokens] * count
+    np.testing.assert_array_equal(found[-1][1], logits)
+
+
+def test_a_prompt_longer_than_passes_together_goes_on_in_parts(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "most_together", 4)
+
+    def decoder_of(rank: Rank) -> Decoder:
+        return Decoder(part_of(tiny, rank), "numba", 1, BrickProfiler(enabled=False), 64, rank=rank)
+
+    tokens, logits = ran(decoder_of(ALONE))
+    found = together(2, lambda rank: ran(decoder_of(rank)))
+    assert found[0][0] == tokens
+    np.testing.assert_array_equal(found[-1][1], logits)
+
+
+def test_checks_of_ranks_are_of_their_own_bricks_and_hold(tiny: Model) -> None:
+    def checked(rank: Rank) -> set[str]:
+        decoder = Decoder(part_of(tiny, rank), "numba", 1, BrickProfiler(enabled=False), 64, rank=rank)
+        results = decoder.verify(PROMPT)
+        assert all(one.passed for one in results)
+        return {one.brick for one in results}
+
+    first, last = together(2, checked)
+    assert first - last == {"Embedding"}
+    assert last - first == {"LmHead", "Sampling"}
+
+
+class InTurn(CpuAsGpu):
+    """Ranks that are threads: of a kernel's library one at a time can run."""
+
+    lock = threading.Lock()
+
+    def launch(self, one: Any, stamp: int | None = None, *, is_early: bool = False) -> None:
+        if hasattr(one, "call"):
+            one.call()
+            return
+        with self.lock:
+            super().launch(one, stamp, is_early=is_early)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(count: int, model_files: dict[str, Path]) -> None:
+    try:
+        InTurn()
+    except ComputeError as error:
+        pytest.skip(str(error))
+    model = deeper(read_model(model_files["qwen2"], FAMILIES), 3)
+
+    def logits_of(rank: Rank) -> tuple[list[Any], list[list[str]]]:
+        gpu = InTurn()
+        on = model_on(gpu, part_of(model, rank), is_exact=False, rank=rank)
+        machine = GpuMachine(gpu, 64)
+        decoder = Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=machine, rank=rank)
+        logits, names = [], []
+        for tokens in (PROMPT[:-1], PROMPT[-1:]):
+            ran = LaunchedPass(gpu, None, decoder._int8_scratch)
+            decoder.plan(tokens, ran.run, ran.layer)
+            logits.append(decoder.logits.copy())
+            names.append([one.what.name for one in ran.launched if "nccl" in one.what.name])
+        return logits, names
+
+    expected, none = logits_of(ALONE)
+    assert none == [[], []]
+    found = together(count, logits_of)
+    np.testing.assert_array_equal(found[-1][0], expected)
+    ends = ["ncclSend", "ncclBroadcast"], ["ncclRecv", "ncclBroadcast"]
+    middle = [["ncclRecv", "ncclSend", "ncclBroadcast"]] * (count - 2)
+    assert [names[0] for _, names in found] == [names[1] for _, names in found] == [ends[0], *middle, ends[1]]
+
+
+# --- exchanges as bricks --------------------------------------------------------------------------------------------
+
+
+class CountingLink:
+    """On a GPU that computes nothing: what is called is done in its turn, in a graph each time that runs."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.done: list[tuple[str, int, int]] = []
+        self._gpu = gpu
+
+    def _do(self, what: str, array: Any, peer: int) -> None:
+        done = self.done  # and nothing else: a graph does not hold the link
+        self._gpu._do(lambda: done.append((what, array.nbytes, peer)))
+
+    def send(self, array: Any, to: int) -> None:
+        self._do("send", array, to)
+
+    def recv(self, array: Any, sender: int) -> None:
+        self._do("recv", array, sender)
+
+    def broadcast(self, array: Any, sender: int) -> None:
+        self._do("broadcast", array, sender)
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_each_exchange_is_a_brick_with_bytes_and_a_time_of_its_own_in_every_token(
+    is_eager: bool, tiny: Model, recorder: ListRecorder
+) -> None:
+    gpu: Any = FakeGpu()
+    link = CountingLink(gpu)
+    rank = Rank(1, 3, link)
+    on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, is_eager=is_eager, rank=rank)
+    decoder.decode(1)
+    decoder.tell()
+    recorder.records.clear()
+    link.done.clear()
+    for _ in range(2):
+        decoder.decode(1)
+    decoder.tell()
+    hidden_bytes = 4 * tiny.hidden
+    assert link.done == [("recv", hidden_bytes, 0), ("send", hidden_bytes, 2), ("broadcast", 8, 2)] * 2
+    nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
+    bricks = [one for one in nodes.values() if one.kind is NodeKind.BRICK]
+    exchanges = {one.name: one for one in bricks if one.category is BrickCategory.COMMUNICATION}
+    assert set(exchanges) == {"Recv", "Send", "Broadcast"}
+    for name, one in exchanges.items():
+        assert (one.label, nodes[one.parent or 0].kind) == ("3 ranks", NodeKind.STEP)
+        count = 1 if name == "Broadcast" else tiny.hidden
+        assert one.work.size_bytes(1, count) == one.work.bytes(1, count) == (8 if count == 1 else hidden_bytes)
+        assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [count] * 2
+        (kernel,) = [other for other in nodes.values() if other.parent == one.id]
+        assert (kernel.kind, kernel.name) == (NodeKind.KERNEL, f"nccl{name}")
+    layers = {one.name for one in nodes.values() if one.kind is NodeKind.LAYER}
+    assert layers == {str(layer) for layer in rank.layers_of(LAYERS)} == {"2", "3"}
+
+
+def test_graphs_go_before_the_link_which_nccl_would_not_let_go_while_there_is_one(
+    tiny: Model, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu: Any = FakeGpu()
+    ended: list[str] = []
+    end_capture = gpu.stream.end_capture
+
+    def watched() -> Any:
+        graph = end_capture()
+        weakref.finalize(graph.launch, ended.append, "graph")
+        return graph
+
+    monkeypatch.setattr(gpu.stream, "end_capture", watched)
+    rank = Rank(0, 2, CountingLink(gpu))
+    weakref.finalize(rank.link, ended.append, "link")
+    on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, rank=rank)
+    del rank
+    decoder.prefill(PROMPT)
+    decoder.decode(1)
+    decoder.tell()
+    del decoder
+    assert ended == ["graph", "graph", "link"]
+
+
+def test_an_exchange_is_called_as_one_of_torch_is() -> None:
+    collectives = pytest.importorskip("cbtop.profiler.instrument.collectives", reason="torch is not installed")
+    from cbtop.compute import brick_specs
+
+    names = brick_specs.SEND.name, brick_specs.RECV.name, brick_specs.BROADCAST.name
+    assert names == (collectives.SEND, collectives.RECV, collectives.BROADCAST)
+
+
+def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu: Any = FakeGpu()
+    early: list[bool | str] = []
+    prepared = gpu.prepared
+
+    def noted(one: Any, stamp: int | None = None, *, is_early: bool = False) -> Callable[[], None]:
+        early.append(is_early)
+        found: Callable[[], None] = prepared(one, stamp, is_early=is_early)
+        return found
+
+    monkeypatch.setattr(gpu, "prepared", noted)
+    rank = Rank(1, 2, CountingLink(gpu))
+    on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
+    decoder.decode(1)
+    of_a_pass = early[: len(early) // 2]
+    assert of_a_pass[0] is False  # behind what was received
+    assert all(of_a_pass[1:])
+
+
+# --- NCCL -----------------------------------------------------------------------------------------------------------
+
+
+class FakeNcclError(RuntimeError):
+    pass
+
+
+class FakeCommunicator:
+    """As CuPy's: addresses, counts, types, a peer and a stream."""
+
+    wrong = ""
+
+    def __init__(self, count: int, unique_id: tuple[int, ...], number: int) -> None:
+        self.begun = count, unique_id, number
+        self.calls: list[tuple[Any, ...]] = []
+        if self.wrong:
+            raise FakeNcclError(self.wrong)
+
+    def send(self, *arguments: int) -> None:
+        self.calls.append(("send", *arguments))
+
+    def recv(self, *arguments: int) -> None:
+        raise FakeNcclError("NCCL_ERROR_SYSTEM_ERROR")
+
+    def bcast(self, *arguments: int) -> None:
+        self.calls.append(("bcast", *arguments))
+
+
+ID = tuple(range(-64, 64))  # of C's char, which is signed
+
+
+@pytest.fixture
+def gpu_with_nccl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = SimpleNamespace(
+        NcclError=FakeNcclError, NcclCommunicator=FakeCommunicator, get_unique_id=lambda: ID, available=True
+    )
+    monkeypatch.setattr(nccl, "_nccl", lambda gpu: module)
+    gpu: Any = FakeGpu()
+    gpu.cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=77)
+    gpu.device = gpu.turn()
+    return gpu
+
+
+def test_a_link_begins_with_the_id_that_the_first_rank_made_and_calls_nccl_on_the_stream_that_is_current(
+    gpu_with_nccl: Any,
+) -> None:
+    link = NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
+    communicator: Any = link._communicator
+    assert communicator.begun == (2, ID, 1)
+    x, token = gpu_with_nccl.zeros((3, 8), np.float32), gpu_with_nccl.zeros((1,), np.int64)
+    link.send(x, 0)
+    link.broadcast(token, 1)
+    # ncclDataType_t: ncclFloat32 is 7, ncclInt64 is 4 (nccl.h)
+    assert communicator.calls == [("send", x.data.ptr, 24, 7, 0, 77), ("bcast", token.data.ptr, 1, 4, 1, 77)]
+
+
+def test_what_nccl_says_is_an_error_of_compute(gpu_with_nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
+    with pytest.raises(ComputeError, match=r"^NCCL: NCCL_ERROR_SYSTEM_ERROR$"):
+        link.recv(gpu_with_nccl.zeros((1,), np.float32), 0)
+    monkeypatch.setattr(FakeCommunicator, "wrong", "NCCL_ERROR_INVALID_USAGE")
+    gpu_with_nccl.device = gpu_with_nccl.turn()
+    with pytest.raises(ComputeError, match=r"^NCCL cannot begin: NCCL_ERROR_INVALID_USAGE$"):
+        NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
+
+
+@pytest.mark.parametrize("there", [None, SimpleNamespace(nccl=SimpleNamespace(available=False))])
+def test_without_nccl_it_says_what_to_install(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=there))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", there)
+    with pytest.raises(ComputeError, match=r"pip install nvidia-nccl-cu13$"):
+        new_id(FakeGpu())  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""A model over two GPUs through NCCL beside the same on one: tokens, logits, and what of a step is recorded."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbtop.compute.decoder import FAMILIES
+from cbtop.compute.decoder.base import read_model
+from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
+from cbtop.compute.decoder.ranks import ALONE, Rank, part_of
+from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.gpu.nccl import NcclLink, new_id
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from tests.compute.conftest import ListRecorder
+
+pytestmark = pytest.mark.gpu
+RANKS, STEPS, DEADLINE_S = 2, 8, 120.0
+PROMPT = [(7 * place) % 300 for place in range(40)]  # its products are in bfloat16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_gpus(gpu: Gpu) -> None:
+    count = gpu.cupy.cuda.runtime.getDeviceCount()
+    if count < RANKS:
+        pytest.skip(f"{count} GPU: two ranks need one each")
+
+
+def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int], Any, dict[str, int]]:
+    """Tokens, logits of the last one, and how often each exchange was recorded with a time."""
+    on = model_on(gpu, part_of(read_model(path, FAMILIES), rank), is_exact=True, rank=rank)
+    recorder = ListRecorder()
+    decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, is_eager=is_eager, rank=rank)
+    tokens = [decoder.prefill(PROMPT)]
+    for _ in range(STEPS):
+        tokens.append(decoder.decode(tokens[-1]))
+    decoder.tell()
+    nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
+    found: dict[str, int] = {}
+    for tag, _ in recorder.records:
+        node = nodes.get(tag & 0xFFFFFF)
+        if node and node.kind is NodeKind.BRICK and node.category is BrickCategory.COMMUNICATION:
+            found[node.name] = found.get(node.name, 0) + 1
+    return tokens, decoder.logits, found
+
+
+def of_rank(number: int, path: Path, is_eager: bool, ids: Connection, results: Connection) -> None:
+    """In a process of its own."""
+    gpu = Gpu(number)
+    if number == 0:
+        ids.send(new_id(gpu))
+    unique_id = ids.recv()
+    results.send(ran(gpu, path, Rank(number, RANKS, NcclLink(gpu, number, RANKS, unique_id)), is_eager=is_eager))
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
+def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_time(
+    family: str, is_eager: bool, model_files: dict[str, Path], gpu: Gpu
+) -> None:
+    path = model_files[family]
+    tokens, logits, none = ran(gpu, path, ALONE, is_eager=is_eager)
+    spawn = multiprocessing.get_context("spawn")
+    ids, results = ([spawn.Pipe() for _ in range(RANKS)] for _ in range(2))
+    processes = [
+        spawn.Process(target=of_rank, args=(number, path, is_eager, ids[number][1], results[number][1]), daemon=True)
+        for number in range(RANKS)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        assert ids[0][0].poll(DEADLINE_S)
+        unique_id = ids[0][0].recv()
+        for ours, _ in ids:
+            ours.send(unique_id)
+        found = []
+        for ours, _ in results:
+            assert ours.poll(DEADLINE_S)
+            found.append(ours.recv())
+    finally:
+        for process in processes:
+            process.kill()
+    assert none == {}
+    assert [own for own, _, _ in found] == [tokens, tokens]
+    np.testing.assert_array_equal(found[-1][1], logits)
+    # Where others use the GPU, its clock cannot always be compared with the host's, and a step is lost.
+    for (_, _, times), name in zip(found, ("Send", "Recv"), strict=True):
+        assert set(times) == {name, "Broadcast"}
+        assert STEPS / 2 < times[name] <= STEPS + 1
