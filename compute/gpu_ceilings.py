@@ -59,13 +59,14 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 """
 
 
-def measure_gpus(progress: Progress) -> Iterator[tuple[DeviceRoofs, list[str]]]:
-    """The roofs of each GPU that this process may use, and what of them could not be measured. Seconds for each.
+def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
+    """The roofs of each GPU that this process may use, or of the one of that number, and what of them could not be
+    measured. Seconds for each.
 
     ComputeError where no library here can use any.
     """
     library = gpu_library()
-    for index in range(library.count()):
+    for index in range(library.count()) if only is None else (only,):
         yield _measure(library, library.use(index), progress)
 
 

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from cbtop.compute.brick import Profiler
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.ranks import Rank
+    from cbtop.compute.gpu.device import Gpu
     from cbtop.compute.gpu_ceilings import Progress
-    from cbtop.compute.settings import WorkloadOptions
+    from cbtop.compute.settings import RankOptions, WorkloadOptions
     from cbtop.protocol.messages import Ceiling
 
 
@@ -73,38 +75,52 @@ class OnCpu:
 
 
 class OnGpu:
-    """On the first GPU that this process may use. ComputeError where there is none, and for what runs on none."""
+    """On the first GPU that this process may use, a rank on that of its number. ComputeError where there is none, and
+    for what runs on none."""
 
     def __init__(self, options: WorkloadOptions) -> None:
+        from cbtop.compute.decoder.ranks import ALONE
         from cbtop.compute.gpu.device import Gpu
 
         unsupported = {"--trace": options.trace, "--check-contracts": options.check_contracts}
         if named := [name for name, value in unsupported.items() if value]:
             raise ComputeError(f"{' and '.join(named)}: for what a CPU computes alone; take --backend cpu")
         self._options = options
-        self._gpu = Gpu()
+        self._gpu = Gpu(0 if options.rank is None else options.rank.number)
+        self._rank = ALONE if options.rank is None else _joined(self._gpu, options.rank)
         self.label = self._gpu.label
         self.threads: int | None = None
         self.guard: str | None = None  # it would have to copy what each brick reads
 
     def model(self, path: Path) -> Model:
-        """Its weights on the device."""
+        """Its weights on the device, of a rank those of its part."""
         from cbtop.compute.decoder import FAMILIES
         from cbtop.compute.decoder.base import read_model
         from cbtop.compute.decoder.on_gpu import model_on
+        from cbtop.compute.decoder.ranks import part_of
 
-        return model_on(self._gpu, read_model(path, FAMILIES), is_exact=self._options.is_exact)
+        part = part_of(read_model(path, FAMILIES), self._rank)
+        return model_on(self._gpu, part, is_exact=self._options.is_exact, rank=self._rank)
 
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
         """As the options have it."""
         from cbtop.compute.decoder.on_gpu import GpuDecoder
 
-        return GpuDecoder(self._gpu, model, profiler, context, self._options.cache_type, self._options.sampling)
+        how = self._options
+        return GpuDecoder(self._gpu, model, profiler, context, how.cache_type, how.sampling, rank=self._rank)
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
         """Of this GPU's memory and multiprocessors."""
         from cbtop.compute.gpu_ceilings import measure_gpus
 
-        for roofs, _ in measure_gpus(progress):  # the first is this one
+        for roofs, _ in measure_gpus(progress, self._gpu.device.id):
             yield from roofs.ceilings
-            return
+
+
+def _joined(gpu: Gpu, options: RankOptions) -> Rank:
+    """The rank, once all others are there."""
+    from cbtop.compute.decoder.ranks import Rank
+    from cbtop.compute.gpu.nccl import NcclLink, new_id
+
+    unique_id = options.of_first(lambda: new_id(gpu))
+    return Rank(options.number, options.count, NcclLink(gpu, options.number, options.count, unique_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -99,6 +99,16 @@ GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets
 
 
 @dataclass(frozen=True, slots=True)
+class RankOptions:
+    """Which of `count` processes this one is, each on the GPU of its number, that run a model together. `of_first`:
+    in every rank what is made in the first one, once all ask for it."""
+
+    number: int
+    count: int
+    of_first: Callable[[Callable[[], bytes]], bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadOptions:
     """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
 
@@ -107,7 +117,7 @@ class WorkloadOptions:
     `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
     `check_contracts`: run each brick between the conditions of its kernels' contracts.
     `prompt`: the text to go on from, once, to its end; None: the same random tokens, again and again.
-    `backend`: one of BACKENDS.
+    `backend`: one of BACKENDS. `rank`: of several GPUs; None: it runs the model alone.
     """
 
     model: Path | None = None
@@ -122,3 +132,4 @@ class WorkloadOptions:
     guard: str | None = "log"
     prompt: str | None = None
     backend: str = "cpu"
+    rank: RankOptions | None = None

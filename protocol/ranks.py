@@ -15,9 +15,15 @@ _RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
 # What is the same in all processes of a job, and differs between jobs that run at a time. The first that is set
-# counts: where torch's processes meet (each node of such a job may be a step of its own to Slurm), what PMIx calls
-# the job, and what Slurm does.
-_JOB_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+# counts: our own, where torch's processes meet (each node of such a job may be a step of its own to Slurm), what PMIx
+# calls the job, and what Slurm does.
+JOB_VARIABLE = "CBTOP_JOB"
+_JOB_VARIABLES = (
+    (JOB_VARIABLE,),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("PMIX_NAMESPACE",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
 
 
 class Ranks(NamedTuple):

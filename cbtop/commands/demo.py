@@ -22,6 +22,7 @@ from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.commands.show import (
     add_show_arguments,
@@ -57,6 +58,7 @@ examples:
   cbtop demo --headless --steps 50 --trace all --view trace
                                                 what the model computed: MLT-01 to MLT-05
   cbtop demo --check                            a whole gate, as `cbtop check` is for CI
+  cbtop demo --backend cuda --gpus 2            half of the layers on each of two GPUs; `m` merges the two
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
@@ -81,6 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=WITH_AUTO, default="cpu",
         help="what computes: this processor, the first NVIDIA GPU (needs cbtop[cuda]), or auto, whichever "
         "`cbtop calibrate` found to decode sooner (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--gpus", type=count, metavar="N", default=1,
+        help="with --backend cuda: share the layers out among the first N GPUs, a process for each, which exchange "
+        "what they compute through NCCL (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
@@ -135,6 +142,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.check and options.serve_only:
         raise UsageError("--check runs the workload itself and judges it; leave out --serve-only")
+    if options.gpus > 1 and (options.backend != "cuda" or options.check):
+        raise UsageError(f"--gpus {options.gpus}: it goes with --backend cuda, and without --check")
     if options.tuned:
         found = tuned_setting(options, options.model)
         options.threads, options.exact, options.kv_cache = found.threads, found.is_exact, found.cache_type
@@ -168,16 +177,17 @@ def run(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """The workload itself, instrumented; returns when its steps are done or it was told to stop."""
+    if options.gpus > 1:
+        return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.messages import Activity
 
     profiler = BrickProfiler()
     profiler.announce(Activity("starting"))
-    stopped_by: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        # A watched workload leaves Ctrl-C to whoever watches: the terminal sends it to both.
-        ours = options.parent is None or number != signal.SIGINT
-        signal.signal(number, (lambda number, _frame: stopped_by.append(number)) if ours else signal.SIG_IGN)
+    first_rank = FirstRank.of(os.environ)
+    stopped_by = _stopping_signals(options)
+    if first_rank and first_rank.number:  # it stops when the first one does, and dies where that cannot say so
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
 
     def progress(what: str, done: float | None) -> None:
@@ -186,13 +196,16 @@ def serve(options: argparse.Namespace) -> int:
         profiler.announce(Activity(what, done))
         line.show(what, done)
 
+    def is_told_to() -> bool:
+        return bool(stopped_by) or _is_left(options)
+
     def should_stop() -> bool:
-        return bool(stopped_by) or (options.parent is not None and os.getppid() != options.parent)
+        return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
     # Numba takes its time to load; the process is already there to be seen.
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError, GuardError
-    from cbtop.compute.settings import WorkloadOptions
+    from cbtop.compute.settings import RankOptions, WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
     if said := use_kept_crossovers():
@@ -223,6 +236,7 @@ def serve(options: argparse.Namespace) -> int:
                 guard=None if options.guard == "off" else options.guard,
                 prompt=options.prompt,
                 backend=backend,
+                rank=RankOptions(first_rank.number, first_rank.count, first_rank.said) if first_rank else None,
             ),
             profiler,
             should_stop,
@@ -241,6 +255,31 @@ def serve(options: argparse.Namespace) -> int:
     return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
 
 
+def _stopping_signals(options: argparse.Namespace) -> list[int]:
+    """Those that this process gets from now on, and that are to stop it.
+
+    A watched workload leaves Ctrl-C to whoever watches: the terminal sends it to both.
+    """
+    stopped_by: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        ours = options.parent is None or number != signal.SIGINT
+        signal.signal(number, (lambda number, _frame: stopped_by.append(number)) if ours else signal.SIG_IGN)
+    return stopped_by
+
+
+def _is_left(options: argparse.Namespace) -> bool:
+    """Whether the process for which it runs is no longer there."""
+    return options.parent is not None and os.getppid() != options.parent
+
+
+def _serve_ranks(options: argparse.Namespace) -> int:
+    """As `serve`, in a process for each GPU; this one only starts and ends them."""
+    stopped_by = _stopping_signals(options)
+    alone = argparse.Namespace(**vars(options) | {"gpus": 1})
+    run_ranks(options.gpus, _command(alone), lambda: bool(stopped_by) or _is_left(options))
+    return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
+
+
 class DemoFeed(Feed):
     """A feed that shows the workload it was made for."""
 
@@ -250,9 +289,14 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Only the workload: whatever else runs is for `cbtop` to show."""
-        own = self.key_of(self._process.pid)
-        return tuple(source for source in super().sources() if source.key == own)
+        """Only the workload, or its ranks: whatever else runs is for `cbtop` to show."""
+        own, job, seen = self.key_of(self._process.pid), job_of(self._process.pid), self.seen()
+        hellos = {key: one.record.hello for key, one in seen.items()}
+        return tuple(
+            source
+            for source in super().sources()
+            if source.key == own or ((hello := hellos[source.key]) is not None and hello.job == job)
+        )
 
     def finished(self) -> FeedEnd | None:
         """The workload refused to run: its exit code and its own words."""
@@ -286,6 +330,8 @@ def _command(options: argparse.Namespace) -> list[str]:
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
             command += [f"--{name}", str(value)]
+    if options.gpus > 1:
+        command += ["--gpus", str(options.gpus)]
     command += ["--backend", options.backend, "--guard", options.guard, "--kv-cache", options.kv_cache]
     command += ["--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
@@ -323,21 +369,22 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:
         return process.returncode  # it has said why itself
-    view = _last_view(feed)
-    if view is None or not view.has_data:
+    views = [view for view in _last_views(feed) if view.has_data]
+    if not views:
         if interrupted:
             return 130
         if process.returncode < 0:
             raise CbtopError(f"the workload was killed by {_signal_name(process)} before its first step")
         raise NoDataError("the workload ended before its first step")
-    check_phase([view], options)
-    shown = feed.view(view.key, options.phase, window=shows_window(options, by_default=False))
-    print_report([shown] if shown else [], options)
+    check_phase(views, options)
+    window = shows_window(options, by_default=False)
+    shown = [feed.view(view.key, options.phase, window=window) for view in views]
+    print_report([view for view in shown if view is not None], options)
     if process.returncode < 0 and not interrupted:
         raise CbtopError(f"the workload was killed by {_signal_name(process)}; shown is what it had recorded")
     if interrupted:
         return 130
-    require_passed_checks([view])
+    require_passed_checks(views)
     return 0
 
 
@@ -346,14 +393,19 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
     return f"signal {number} ({signal.strsignal(number)})"
 
 
-def _last_view(feed: DemoFeed) -> SourceView | None:
-    """The view of the ended workload, read to its last record."""
+def _last_views(feed: DemoFeed) -> list[SourceView]:
+    """The view of the ended workload, or of each of its ranks in their order, read to its last record."""
     deadline_s = time.monotonic() + STOP_S
-    view = feed.view()
-    while (view is None or view.state is SourceStatus.LIVE) and time.monotonic() < deadline_s:
+
+    def views() -> list[SourceView]:
+        found = [feed.view(source.key) for source in feed.sources()]
+        return sorted((one for one in found if one is not None), key=lambda view: view.rank or 0)
+
+    found = views()
+    while (not found or any(view.state is SourceStatus.LIVE for view in found)) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
-        view = feed.view()
-    return view
+        found = views()
+    return found
 
 
 def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) -> None:

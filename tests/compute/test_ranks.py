@@ -21,10 +21,11 @@ from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.on_gpu import GpuDecoder, GpuMachine, model_on
 from cbtop.compute.decoder.ranks import ALONE, Rank, part_of
 from cbtop.compute.errors import ComputeError, ModelError
-from cbtop.compute.gpu import nccl
+from cbtop.compute.gpu import device, nccl
 from cbtop.compute.gpu.nccl import NcclLink, new_id
 from cbtop.compute.gpu.passes import LaunchedPass
-from cbtop.compute.settings import Sampling
+from cbtop.compute.places import OnGpu
+from cbtop.compute.settings import RankOptions, Sampling, WorkloadOptions
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -166,7 +167,7 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(count: int, model_fi
         InTurn()
     except ComputeError as error:
         pytest.skip(str(error))
-    model = deeper(read_model(model_files["qwen2"], FAMILIES), 3)
+    model = deeper(read_model(model_files["qwen2"], FAMILIES), count)
 
     def logits_of(rank: Rank) -> tuple[list[Any], list[list[str]]]:
         gpu = InTurn()
@@ -272,6 +273,7 @@ def test_graphs_go_before_the_link_which_nccl_would_not_let_go_while_there_is_on
     assert ended == ["graph", "graph", "link"]
 
 
+@pytest.mark.slow  # it loads torch
 def test_an_exchange_is_called_as_one_of_torch_is() -> None:
     collectives = pytest.importorskip("cbtop.profiler.instrument.collectives", reason="torch is not installed")
     from cbtop.compute import brick_specs
@@ -366,6 +368,22 @@ def test_what_nccl_says_is_an_error_of_compute(gpu_with_nccl: Any, monkeypatch: 
     gpu_with_nccl.device = gpu_with_nccl.turn()
     with pytest.raises(ComputeError, match=r"^NCCL cannot begin: NCCL_ERROR_INVALID_USAGE$"):
         NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
+
+
+def test_a_rank_runs_its_part_on_the_gpu_of_its_number_with_a_link_by_the_id_of_the_first(
+    model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus: dict[int, Any] = {}
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(device, "Gpu", lambda number: gpus.setdefault(number, FakeGpu()))
+    monkeypatch.setattr(nccl, "NcclLink", lambda *given: begun.append(given) or CountingLink(given[0]))
+    rank = RankOptions(1, 2, lambda make: b"of the first")
+    place = OnGpu(WorkloadOptions(backend="cuda", rank=rank))
+    model = place.model(model_files["qwen2"])
+    decoder = place.decoder(model, BrickProfiler(enabled=False), 64)
+    assert begun == [(gpus[1], 1, 2, b"of the first")]
+    assert (list(gpus), model.first_layer, len(model.layers), len(decoder._layers)) == ([1], 1, 1, 1)
+    assert decoder._rank.is_last
 
 
 @pytest.mark.parametrize("there", [None, SimpleNamespace(nccl=SimpleNamespace(available=False))])

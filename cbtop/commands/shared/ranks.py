@@ -1,0 +1,151 @@
+"""Several processes that decode one model, the ranks: started together, told the same, and ended together."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import IO
+
+from cbtop.compute.errors import ComputeError
+from cbtop.errors import CbtopError
+from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
+
+PIPES_VARIABLE = "CBTOP_RANK_PIPES"
+POLL_S = 0.02
+STOP_S = 2.0  # for a step to end, and for a process; who watches the ranks gives both together five
+SIZE_BYTES = 4
+
+
+def job_of(pid: int) -> str:
+    """What the ranks that process `pid` started call their job."""
+    return f"cbtop-{pid}"
+
+
+class FirstRank:
+    """What the first rank says to all, through pipes of whoever started them."""
+
+    def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
+        """`pipes`: of the first rank one to each other, of any other the one from it."""
+        self.number, self.count = number, count
+        self._pipes = pipes
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
+        """As `run_ranks` has set it; None in what is no rank of ours."""
+        pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
+        if pipes is None or ranks.rank is None or ranks.world_size is None:
+            return None
+        return cls(ranks.rank, ranks.world_size, [int(pipe) for pipe in pipes.split(",")])
+
+    def said(self, make: Callable[[], bytes]) -> bytes:
+        """In every rank what `make` gives in the first. ComputeError where another rank has ended."""
+        try:
+            if self.number:
+                size = int.from_bytes(self._read(SIZE_BYTES), "big")
+                return self._read(size)
+            made = make()
+            for pipe in self._pipes:
+                os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)  # below PIPE_BUF, so it is one write
+        except (BrokenPipeError, EOFError):
+            time.sleep(2 * STOP_S)  # who started us has the reason, and ends us before
+            raise ComputeError("another rank has ended") from None
+        return made
+
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            more = os.read(self._pipes[0], size - len(found))
+            if not more:
+                raise EOFError
+            found += more
+        return found
+
+
+def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]) -> None:
+    """Run `command` as so many ranks, to their end; what the first one prints is printed.
+
+    Once `is_stopped`, the first one is told by SIGTERM, which tells the others. CbtopError with the exit code and the
+    last words of a rank that failed, or was killed: then all others are ended, too.
+    """
+    with ExitStack() as stack:
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
+        processes = _started(count, command, said)
+        stack.callback(_end, processes)
+        until_s = math.inf
+        codes = [process.poll() for process in processes]
+        while None in codes and not any(codes) and time.monotonic() < until_s:
+            if until_s == math.inf and is_stopped():
+                processes[0].terminate()
+                until_s = time.monotonic() + STOP_S
+            elif until_s == math.inf and 0 in codes:  # they end together
+                until_s = time.monotonic() + STOP_S
+            time.sleep(POLL_S)
+            codes = [process.poll() for process in processes]
+        if not is_stopped() and (number := _failed(codes)) is not None:
+            raise _error(number, codes[number], said[number])
+
+
+def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> list[subprocess.Popen[bytes]]:
+    pipes = [os.pipe() for _ in range(count - 1)]
+    ends = [[to for _, to in pipes], *([source] for source, _ in pipes)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, own in enumerate(ends):
+            ranks = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
+            ours = {JOB_VARIABLE: job_of(os.getpid()), PIPES_VARIABLE: ",".join(map(str, own))}
+            processes.append(
+                subprocess.Popen(
+                    command, env=os.environ | ranks | ours, pass_fds=own, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if number else None, stderr=said[number],
+                )
+            )  # fmt: skip
+    except BaseException:
+        _end(processes)
+        raise
+    finally:
+        for pipe in pipes:
+            for end in pipe:
+                os.close(end)
+    return processes
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """All that run yet; one that waits for another on a device hears nothing, and is killed."""
+    for process in processes:
+        process.terminate()
+    until_s = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(until_s - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failed(codes: Sequence[int | None]) -> int | None:
+    """The rank for which the others ended: what was killed, then the first with an error, then what has not ended."""
+    for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
+        for number, code in enumerate(codes):
+            if is_it(code):
+                return number
+    return None
+
+
+def _error(number: int, code: int | None, said: IO[str]) -> CbtopError:
+    if code is None:
+        return CbtopError(f"rank {number} had not ended {STOP_S:g} s after another one; it was killed")
+    if code < 0:
+        return CbtopError(
+            f"rank {number} was killed by signal {-code} ({signal.strsignal(-code)}); the others are ended"
+        )
+    said.seek(0)
+    words = said.read().strip().splitlines()
+    error = CbtopError(f"rank {number}: {words[-1].removeprefix('cbtop: ') if words else f'exit code {code}'}")
+    error.exit_code = code
+    return error
