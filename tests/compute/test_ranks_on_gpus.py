@@ -26,13 +26,6 @@ RANKS, STEPS, DEADLINE_S = 2, 8, 120.0
 PROMPT = [(7 * place) % 300 for place in range(40)]  # its products are in bfloat16
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_gpus(gpu: Gpu) -> None:
-    count = gpu.cupy.cuda.runtime.getDeviceCount()
-    if count < RANKS:
-        pytest.skip(f"{count} GPU: two ranks need one each")
-
-
 def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int], Any, dict[str, int]]:
     """Tokens, logits of the last one, and how often each exchange was recorded with a time."""
     on = model_on(gpu, part_of(read_model(path, FAMILIES), rank), is_exact=True, rank=rank)
@@ -61,10 +54,24 @@ def of_rank(number: int, path: Path, is_eager: bool, ids: Connection, results: C
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_a_rank_that_is_alone_tells_itself_its_token_by_nccl(
+    is_eager: bool, model_files: dict[str, Path], gpu: Gpu
+) -> None:
+    path, rank = model_files["qwen2"], Rank(0, 1, NcclLink(gpu, 0, 1, new_id(gpu)))
+    tokens, logits, _ = ran(gpu, path, ALONE, is_eager=is_eager)
+    found, same, times = ran(gpu, path, rank, is_eager=is_eager)
+    assert found == tokens
+    np.testing.assert_array_equal(same, logits)
+    assert set(times) == {"Broadcast"}
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
 def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_time(
     family: str, is_eager: bool, model_files: dict[str, Path], gpu: Gpu
 ) -> None:
+    if (count := gpu.cupy.cuda.runtime.getDeviceCount()) < RANKS:
+        pytest.skip(f"{count} GPU: two ranks need one each")
     path = model_files[family]
     tokens, logits, none = ran(gpu, path, ALONE, is_eager=is_eager)
     spawn = multiprocessing.get_context("spawn")

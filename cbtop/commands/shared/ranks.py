@@ -19,6 +19,7 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
 STOP_S = 2.0  # for a step to end, and for a process; who watches the ranks gives both together five
+ENDING_S = 15.0  # for the last rank behind the first one that is done: a driver takes back what it had of a GPU
 SIZE_BYTES = 4
 
 
@@ -84,7 +85,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
                 processes[0].terminate()
                 until_s = time.monotonic() + STOP_S
             elif until_s == math.inf and 0 in codes:  # they end together
-                until_s = time.monotonic() + STOP_S
+                until_s = time.monotonic() + ENDING_S
             time.sleep(POLL_S)
             codes = [process.poll() for process in processes]
         if not is_stopped() and (number := _failed(codes)) is not None:
@@ -139,7 +140,7 @@ def _failed(codes: Sequence[int | None]) -> int | None:
 
 def _error(number: int, code: int | None, said: IO[str]) -> CbtopError:
     if code is None:
-        return CbtopError(f"rank {number} had not ended {STOP_S:g} s after another one; it was killed")
+        return CbtopError(f"rank {number} had not ended {ENDING_S:g} s after another one; it was killed")
     if code < 0:
         return CbtopError(
             f"rank {number} was killed by signal {-code} ({signal.strsignal(-code)}); the others are ended"

@@ -102,7 +102,8 @@ def test_a_rank_that_dies_ends_the_others_and_one_line_says_why(
 
 
 def test_a_rank_that_hears_nothing_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "STOP_S", 0.2)
+    for name in ("STOP_S", "ENDING_S"):
+        monkeypatch.setattr(ranks, name, 0.2)
     with pytest.raises(CbtopError, match=r"^rank 1 had not ended 0.2 s after another one; it was killed$"):
         run_ranks(2, command(HANGS, tmp_path), never)
     assert have_ended(tmp_path, 2)
