@@ -265,7 +265,8 @@ class GpuDecoder(Decoder):
         self._kept: dict[_Key, _KeptPass] = {}  # in the order in which prompts were used
         self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
-        gpu.synchronize()  # what was written so far was so on another stream
+        with self._on.turn():  # to wait for all of a GPU would spoil a graph that another decoder captures
+            gpu.synchronize()  # what was written so far was so on another stream
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""

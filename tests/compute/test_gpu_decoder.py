@@ -122,6 +122,15 @@ def test_a_pass_runs_in_its_turn(is_eager: bool, gpu: FakeGpu, model_files: dict
     assert 0 not in turns
 
 
+def test_a_decoder_waits_for_the_gpu_in_its_turn_so_that_no_graph_is_captured_meanwhile(
+    gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    monkeypatch.setattr(gpu, "synchronize", lambda: turns.append(gpu.turns))
+    decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
+    assert turns == [1]
+
+
 def test_a_pass_with_more_launches_than_can_be_stamped_runs_and_what_it_told_is_counted_as_lost(
     gpu: FakeGpu,
     model_files: dict[str, Path],
