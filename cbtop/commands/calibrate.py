@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 
 from cbtop import formatting as fmt
-from cbtop.commands.shared.crossovers import crossover_lines
+from cbtop.commands.shared.crossovers import crossover_lines, measured_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import NoDataError, UsageError
@@ -150,6 +150,7 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
     from cbtop.compute.crossovers import measure_crossovers
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.gpu_crossovers import measure_gpu_crossovers
+    from cbtop.compute.settings import with_crossovers
 
     threads, now = available_threads(), datetime.now().astimezone().isoformat(timespec="seconds")
 
@@ -157,7 +158,8 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    with suppress(ComputeError):  # what is asked of GPUs later says why there is none
+    # A GPU is held against the processor as it will run then; what is asked of GPUs later says why there is none.
+    with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)
 

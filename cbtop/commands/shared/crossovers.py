@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cbtop import formatting as fmt
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, crossovers_of
@@ -40,20 +42,20 @@ def use_kept_crossovers() -> str:
     except RoofsError as error:
         use_crossovers(STATIC_CROSSOVERS)
         return f"crossovers are static: {error}; `cbtop calibrate` measures them"
-    measured = _measured(found) if found else {}
-    use_crossovers(Crossovers(**measured, measured=frozenset(measured)))
-    if found is None or not measured:
+    wanted = measured_crossovers(found.crossovers if found else ())
+    use_crossovers(wanted)
+    if found is None or not wanted.measured:
         return ""
-    values = ", ".join(f"{name} {value:,}" for name, value in measured.items())
+    values = ", ".join(f"{name} {getattr(wanted, name):,}" for name in CROSSOVERS if name in wanted.measured)
     return f"crossovers measured on {found.day} with {found.threads} threads: {values}"
 
 
-def _measured(found: MachineCrossovers) -> dict[str, int]:
-    return {
-        one.name: one.value
-        for one in found.crossovers
-        if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
+def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
+    """Those of the processor that were measured, and the defaults of the others."""
+    measured = {
+        one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }
+    return Crossovers(**measured, measured=frozenset(measured))
 
 
 def crossover_lines(found: MachineCrossovers) -> list[str]:

@@ -14,6 +14,7 @@ from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings, gpu_crossovers
 from cbtop.compute import crossovers as compute_crossovers
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.settings import Crossovers, crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, known_crossovers
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, try_to_keep
@@ -57,6 +58,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_ceilings, "measure_gpus", gpus)
     monkeypatch.setattr(compute_crossovers, "measure_crossovers", lambda threads, progress: FOUND)
     monkeypatch.setattr(gpu_crossovers, "measure_gpu_crossovers", lambda threads, progress: OF_GPU)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_gpu_is_held_against_a_processor_that_goes_by_what_was_just_found_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met: list[Crossovers] = []
+
+    def measure(threads: int, progress: object) -> tuple[Crossover, ...]:
+        met.append(crossovers())
+        return OF_GPU
+
+    monkeypatch.setattr(gpu_crossovers, "measure_gpu_crossovers", measure)
+    before = crossovers()
+    assert main(["calibrate"]) == 0
+    assert met == [Crossovers(product_bytes=1 << 16, measured=frozenset({"product_bytes"}))]
+    assert crossovers() == before
 
 
 @pytest.mark.usefixtures("made")
