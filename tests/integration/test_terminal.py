@@ -48,13 +48,15 @@ class Terminal:
         )  # fmt: skip
 
     def read(self, timeout_s: float = 0.1) -> str:
-        """What is on the screen after everything written within `timeout_s`."""
+        """What is on the screen after everything written within `timeout_s`, however long it takes to draw that."""
         os.set_blocking(self.master, False)
         deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
+        while True:
             try:
                 data = os.read(self.master, 65536)
             except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    break
                 time.sleep(0.02)
                 continue
             self.raw += data

@@ -52,7 +52,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
 def test_what_is_best_is_said_with_its_interval_kept_and_taken_by_bench(
     tiny: str, made: list[Setting], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["tune", tiny, "-t", "1", "-p", "16", "-n", "4", "--budget", "30"]) == 0
+    assert main(["tune", tiny, "-t", "1", "-p", "16", "-n", "4", "--budget", "3600"]) == 0
     said = capsys.readouterr().out
     assert "tiny.gguf: requests of 16 tokens, and 4 generated after them" in said
     assert "\nbest: --threads 2, 2.00 (2.000 to 2.000) times as fast as --threads 1\n" in said
@@ -72,7 +72,7 @@ def test_what_is_best_is_said_with_its_interval_kept_and_taken_by_bench(
 def test_json_has_every_try_with_its_samples(
     tiny: str, made: list[Setting], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["tune", tiny, "-t", "2", "-p", "16", "-n", "4", "--budget", "30", "--json"]) == 0
+    assert main(["tune", tiny, "-t", "2", "-p", "16", "-n", "4", "--budget", "3600", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "cbtop.tune/1"
     assert found["before"] == found["best"] == {"threads": 2, "is_exact": False, "kv_cache": "f16"}
@@ -148,7 +148,7 @@ def test_tuned_without_anything_kept_or_beside_its_options_is_one_line(
 def test_the_demo_runs_its_workload_with_what_was_found(
     tiny: str, made: list[Setting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["tune", tiny, "-t", "1", "--exact", "-p", "16", "-n", "4", "--budget", "30"]) == 0
+    assert main(["tune", tiny, "-t", "1", "--exact", "-p", "16", "-n", "4", "--budget", "3600"]) == 0
 
     def asked(options: argparse.Namespace, *_: object) -> None:
         raise UsageError(f"{options.threads} {options.exact} {options.kv_cache}")

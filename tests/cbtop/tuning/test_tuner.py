@@ -202,7 +202,7 @@ def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(tmp_path
     request = Request(16, 4)
     said: list[str] = []
     tuner = BrickTuner(Bench(path, request.tokens), IN_USE, request, progress=lambda what, done: said.append(what))
-    found = tuner.tune(30.0)
+    found = tuner.tune(3600.0)  # of which a busy machine needs more than another
     names = {share.brick for share in found.shares}
     assert names >= {"QkvProjection", "Attention (fused)", "DownProjection", "LmHead", "RmsNorm"}
     assert 0 < sum(share.part for share in found.shares) <= 1.0  # how much of it is for the machine to say
