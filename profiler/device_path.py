@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.clocks import DeviceClock, Mark
 from cbtop.profiler.hot_path import MAX_HELD, Callbacks, Position, Scope
-from cbtop.profiler.path import HostPath, amount_of
+from cbtop.profiler.path import HostPath, Told, amount_of
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, NO_NODE
 from cbtop.protocol.vocabulary import NodeKind, SyncMode
@@ -170,16 +170,9 @@ class DevicePath:
             amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
-    def emit_told(
-        self,
-        scopes: Sequence[Scope],
-        starts_ns: Sequence[int],
-        ends_ns: Sequence[int],
-        elements: Sequence[int],
-        flags: int,
-    ) -> None:
-        """Defer the records of what ran in each of `scopes`."""
-        for scope, start_ns, end_ns, count in zip(scopes, starts_ns, ends_ns, elements, strict=True):
+    def emit_told(self, told: Told, flags: int) -> None:
+        """Defer the records of what is told."""
+        for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:

@@ -30,6 +30,10 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
+# Where what was told ran, when each began and ended, and its elements.
+Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
+
+
 class Path(Protocol):
     """All that a profiler asks of either."""
 
@@ -90,15 +94,8 @@ class Path(Protocol):
     ) -> None:
         """Record a step that ran in `scope`, and on how many sequences of how many positions, where known."""
 
-    def emit_told(
-        self,
-        scopes: Sequence[Scope],
-        starts_ns: Sequence[int],
-        ends_ns: Sequence[int],
-        elements: Sequence[int],
-        flags: int,
-    ) -> None:
-        """Record what ran in each of `scopes`, by times of the host's clock."""
+    def emit_told(self, told: Told, flags: int) -> None:
+        """Record what is told, by times of the host's clock."""
 
     def step_ended(self) -> None:
         """The outermost step of the caller has been emitted."""
@@ -181,20 +178,14 @@ class HostPath:
                 cached = amount_of(cached)
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
-    def emit_told(
-        self,
-        scopes: Sequence[Scope],
-        starts_ns: Sequence[int],
-        ends_ns: Sequence[int],
-        elements: Sequence[int],
-        flags: int,
-    ) -> None:
-        """Record what ran in each of `scopes`: hundreds of launches, while the next step waits for the host."""
+    def emit_told(self, told: Told, flags: int) -> None:
+        """Record what is told: hundreds of launches, while the next step waits for the host."""
+        scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
             deque(starmap(self._record, zip(tags, starts_ns, ends_ns, elements, strict=True)), maxlen=0)
         else:
-            for scope, start_ns, end_ns, count in zip(scopes, starts_ns, ends_ns, elements, strict=True):
+            for scope, start_ns, end_ns, count in zip(*told, strict=True):
                 self.emit(scope, None, start_ns, end_ns, count, flags)
 
     def step_ended(self) -> None:

@@ -27,7 +27,7 @@ from weakref import WeakSet, ref
 
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
-from cbtop.profiler.path import amount_of
+from cbtop.profiler.path import Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Places, Scopes
 from cbtop.protocol.ring import (
@@ -199,10 +199,6 @@ class Steps:
         root = self._root
         position.lane, position.held, position.recording = 0, None, True
         self.path.enter(position, root, 0)
-
-
-# Where what was told ran, when each began and ended, and its elements.
-Told = tuple["Sequence[Scope]", Sequence[int], Sequence[int], Sequence[int]]
 
 
 class AlikeParts:
@@ -408,8 +404,8 @@ class Step:
         """What ran in it, and behind the last of what it waited for the step itself."""
         steps, path = self._steps, self._steps.path
         try:
-            scopes, starts_ns, ends_ns, elements = read(steps.scopes)
-            path.emit_told(scopes, starts_ns, ends_ns, elements, self._lane or 0)
+            told = _, _, ends_ns, _ = read(steps.scopes)
+            path.emit_told(told, self._lane or 0)
             if isinstance(ended.end, int):
                 ended.end = HostTime(max([ended.end, *ends_ns]))
             if not self._waits:
