@@ -133,13 +133,13 @@ def gate(
     """Judge, print, and raise what the exit code is of. `by_contract`: also how many times as long calls take."""
     from cbtop.reports.gate import summary
     from cbtop.viewmodels.run_diff import diff_of
-    from cbtop.viewmodels.runs import MIN_LEARNED
     from cbtop.viewmodels.thresholds import (
         LOSS,
         Judged,
         Outcome,
         default_gate,
         judge,
+        known_to_scatter,
         of_contracts,
         of_definitions,
     )
@@ -155,7 +155,7 @@ def gate(
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
-    judged = (judged or default_gate(found)) + of_definitions(found)
+    judged = (judged or known_to_scatter(default_gate(found), found.base.runs)) + of_definitions(found)
     judged += [
         Judged(CHECKS, check, Outcome.BROKEN, "the check failed: it computes something else", check.partition(":")[0])
         for check in found.now.failed_checks
@@ -164,9 +164,6 @@ def gate(
     if untrusted := found.base.untrusted or found.now.untrusted:
         raise UntrustedError(untrusted)
     if any(one.outcome is Outcome.BROKEN for one in judged):
-        if found.base.runs == 1 and not thresholds:
-            more = f"{MIN_LEARNED} or more do"
-            sys.stderr.write(f"cbtop: one run of the baseline does not tell how runs scatter: {more}\n")
         raise FailedCheckError(summary(judged))
     if any(one.outcome is Outcome.UNKNOWN for one in judged):
         raise UntrustedError(summary(judged))

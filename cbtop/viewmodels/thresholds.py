@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from math import inf
@@ -181,6 +181,19 @@ def default_gate(found: RunDiff) -> list[Judged]:
     return judged + [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
+    ]
+
+
+def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
+    """What a default gate says beside so many runs of the baseline. Fewer than MIN_LEARNED do not tell how runs
+    scatter: what is slower beyond what both know of themselves is said, and is not known to be. (On a busy machine a
+    third of the runs of the same were, docs/gate.md.)"""
+    if base_runs >= MIN_LEARNED:
+        return list(judged)
+    why = f"one run of the baseline does not tell how runs scatter: {MIN_LEARNED} or more do, as --learn 6"
+    return [
+        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {why}") if one.outcome is Outcome.BROKEN else one
+        for one in judged
     ]
 
 
