@@ -175,9 +175,9 @@ class Gpu:
             self._functions[key] = self._loaded(module, stamped)[0].get_function(entry)
         return self._functions[key]
 
-    def launch(self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False) -> None:
-        """As what is `prepared`, once."""
-        self.prepared(one, stamp, is_early=is_early)()
+    def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
+        """As what is `prepared`, once, and without stamps."""
+        self.prepared(one, is_early=is_early)()
 
     def prepared(
         self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +19,19 @@ from cbtop.compute.decoder.ranks import Link, Rank
 DEADLINE_S = 60.0  # only what waits for nobody takes so long
 
 
-class Broadcasting:
-    """A broadcast by sends."""
+class Broadcasting(ABC):
+    """A link whose broadcast is as many sends."""
 
     def __init__(self, number: int, count: int) -> None:
         self.number, self._count = number, count
 
+    @abstractmethod
     def send(self, array: Any, to: int) -> None:
-        raise NotImplementedError
+        """As Link's."""
 
+    @abstractmethod
     def recv(self, array: Any, sender: int) -> None:
-        raise NotImplementedError
+        """As Link's."""
 
     def broadcast(self, array: Any, sender: int) -> None:
         if self.number != sender:

@@ -41,7 +41,7 @@ from cbtop.compute.verification import Variant, variants_on_gpu, verified
 from cbtop.profiler.profiler import BrickProfiler
 from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
-from tests.compute.test_cuda_kernels import product_of
+from tests.compute.test_cuda_kernels import error_of_product
 from tests.compute.test_on_gpu import MIXTURES, PROMPT, of_family, off
 
 SIZES = (7, 32)
@@ -123,18 +123,6 @@ def test_products_of_rows_that_several_warps_share_agree_with_their_reference(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: CpuAsGpu
 ) -> None:
     assert error_of_product(name, formats, columns, tokens, is_int8, gpu) <= 1
-
-
-def error_of_product(
-    name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: CpuAsGpu
-) -> float:
-    """The largest, in tolerances of the contract."""
-    kernel, arguments = product_of(name, formats, columns, tokens, is_int8)
-    expected = with_copies(arguments, kernel.outputs)
-    kernel.reference(*expected)
-    run_on(gpu, kernel, arguments)
-    offs = [np.abs(arguments[at] - expected[at]).max() / np.abs(expected[at]).max() for at in kernel.outputs]
-    return float(max(offs)) / kernel.contract.tolerance
 
 
 # Numbers one by one, in fours that registers hold, with threads that have none, and more than registers hold.
