@@ -113,7 +113,7 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 
 class GpuMachine:
     """Where the arrays of a decoder on a GPU lie. What a pass begins with lies beside each other, so that one copy
-    brings all (`send`): its tokens, where each part of it starts, the position behind it, and the number of the
+    brings all (`write`): its tokens, where each part of it starts, the position behind it, and the number of the
     sequence, which a draw is by."""
 
     names_launches = True
@@ -129,7 +129,7 @@ class GpuMachine:
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """For `send`; how many words they are."""
+        """Put what a pass begins with where it is copied from, `sent`; how many words that is."""
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
@@ -138,12 +138,8 @@ class GpuMachine:
     @contextmanager
     def inputs_of(self, tokens: int) -> Iterator[None]:
         """What runs inside is a pass of so many tokens, which are sent."""
-        self._tokens, self._parts, self._tokens_given, self._parts_given = (
-            tokens,
-            -(-tokens // self.most_together),
-            0,
-            0,
-        )
+        self._tokens, self._parts = tokens, -(-tokens // self.most_together)
+        self._tokens_given = self._parts_given = 0
         self.takes_inputs = True
         try:
             yield
