@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_int, c_uint64, c_void_p
@@ -69,6 +70,7 @@ class FakeDriver:
 
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
         self.host_ns = 1_000_000_000
+        self._playing = threading.RLock()  # the device is one, whichever threads read the clock
         self.current = 0xC0DE
         self.stands_still = False  # nothing on the device goes on
         self.launched = 0
@@ -102,9 +104,10 @@ class FakeDriver:
         return self.host_ns
 
     def pass_time(self, duration_ns: int) -> None:
-        self.host_ns += duration_ns
-        if not self.stands_still:
-            self._run()
+        with self._playing:
+            self.host_ns += duration_ns
+            if not self.stands_still:
+                self._run()
 
     def work(self, stream: int, duration_ns: int) -> None:
         """Enqueue a kernel of the host's."""
@@ -201,9 +204,10 @@ class FakeDriver:
         name = self._kernels[kernel]
         if {self._contexts[kernel], self._contexts.get(stream, self.current)} != {self.current}:
             raise DriverError("CUDA_ERROR_INVALID_CONTEXT")
-        self.launched += 1
         values = _values(arguments, _ARGUMENTS[name])
-        self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
+        with self._playing:
+            self.launched += 1
+            self._streams.setdefault(stream, Stream()).waiting.append((name, values, self.host_ns))
 
     def launcher(self, kernel: int, stream: int) -> Launch:
         return lambda arguments: self.launch(kernel, stream, arguments)
