@@ -70,7 +70,7 @@ import sys
 import time
 import uuid
 from _thread import allocate_lock
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -388,7 +388,11 @@ class RingReader:
                 raise RingError(f"ring {path}: not a regular file")
             if not HEADER_BYTES <= size_bytes <= HEADER_BYTES + MAX_RING_BYTES:
                 raise RingError(f"ring {path}: {size_bytes} bytes, a ring has {HEADER_BYTES} to {MAX_RING_BYTES}")
+            self._file.read_no_further()
             self._open_ring()
+        except OSError as error:
+            self._file.close()
+            raise RingError(f"ring {path}: {error.strerror}") from error
         except BaseException:
             self._file.close()
             raise
@@ -562,11 +566,12 @@ class RingReader:
         end = begun + self.capacity
         while begun < end:
             middle = (begun + end) // 2
-            if self._ends([middle]):
+            if self._ends(middle, 1):
                 begun = middle + 1
             else:
                 end = middle
-        newest_ns = max(self._ends(range(max(0, begun - MAX_WRITERS_INSIDE), begun)), default=0)
+        first = max(0, begun - min(MAX_WRITERS_INSIDE, self.capacity))
+        newest_ns = max(self._ends(first, begun - first), default=0)
         return newest_ns if newest_ns > 0 else None
 
     def close(self) -> None:
@@ -590,12 +595,15 @@ class RingReader:
         """The slots of `count` records from number `first` on, as rows of four words, in one piece."""
         import numpy as np
 
+        return np.frombuffer(self._slots(first, count), "<i8").reshape(-1, 4)
+
+    def _slots(self, first: int, count: int) -> bytes:
         at = first % self.capacity
         before_end = min(count, self.capacity - at)
         data = self._pread(before_end * RECORD_BYTES, FIRST_RECORD + at * RECORD_BYTES)
         if before_end < count:
             data += self._pread((count - before_end) * RECORD_BYTES, FIRST_RECORD)
-        return np.frombuffer(data, "<i8").reshape(-1, 4)
+        return data
 
     def _tags(self, first: int, count: int) -> NDArray[np.int64]:
         """Their tags alone."""
@@ -618,12 +626,11 @@ class RingReader:
                 return at_least + furthest
             look = min(LOOK_FURTHER * look, self.capacity)
 
-    def _ends(self, numbers: Iterable[int]) -> list[int]:
-        """The end times of those of these records that are there."""
+    def _ends(self, first: int, count: int) -> list[int]:
+        """The end times of those that are there, of `count` records from number `first` on."""
         found = []
-        for number in numbers:
-            at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
-            _start_ns, end_ns, _elements, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
+        slots = RECORD.iter_unpack(self._slots(first, count))
+        for number, (_start_ns, end_ns, _elements, tag, sequence) in enumerate(slots, first):
             if sequence == (number + 1) & SEQUENCE_MASK and tag | sequence:
                 found.append(0 if tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_AMOUNTS else end_ns)
         return found

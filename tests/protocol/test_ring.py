@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from cbtop.protocol import ring as ring_module
 from cbtop.protocol.errors import RingError
+from cbtop.protocol.open_file import OpenFile
 from cbtop.protocol.ring import (
     CURSOR_WORD,
     FIRST_SLOT_WORD,
@@ -580,6 +581,31 @@ def test_the_newest_time_is_of_this_lap_where_the_last_one_left_later_ones(path:
     for number in range(256 + 50):
         writer.record(1, 0, 10_000 - number, 0)
     assert RingReader(path).newest_end_ns() == 10_000 - (256 + 50 - 64)
+
+
+def test_the_newest_time_takes_few_reads_however_large_the_ring_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RingWriter(path)
+    for number in range(1_000):
+        writer.record(1, number, number + 1, 0)
+    reader, reads = RingReader(path), list[int]()
+    read_at = OpenFile.read_at
+    monkeypatch.setattr(
+        OpenFile, "read_at", lambda file, at, size_bytes: reads.append(at) or read_at(file, at, size_bytes)
+    )
+    assert reader.newest_end_ns() == 1_000
+    assert len(reads) < 25  # 18 halve a ring of 8 MiB
+
+
+def test_what_nobody_asked_for_is_not_read_ahead(path: Path) -> None:
+    """A ring is sparse: a record of what was never written took 0.4 ms, and the memory of all around it."""
+    RingWriter(path)
+    advice: list[tuple[object, ...]] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "posix_fadvise", lambda *said: advice.append(said[1:]))
+        RingReader(path)
+    assert advice == [(0, 0, os.POSIX_FADV_RANDOM)]
 
 
 @pytest.mark.parametrize("cursor", [0, MAX_RECORDS])
