@@ -352,6 +352,9 @@ def per_step(launches: float) -> str:
     return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"
 
 
+OVERLAP = "overlap"  # in the books
+
+
 def no_books(source: SourceView) -> str:
     """Why books that there are say nothing of this time; empty where they do."""
     steps = source.steps
@@ -368,7 +371,7 @@ def books_trouble(books: BooksView | None) -> str:
         return ""
     why = []
     if books.unattributed_us < 0:
-        parts = 100 * (books.bricks_us + books.gaps_us) / books.wall_us if books.wall_us else None
+        parts = 100 * (books.bricks_us + books.gaps_us - books.overlap_us) / books.wall_us if books.wall_us else None
         why.append(f"bricks and gaps measured {percent(parts)} of the steps' wall time")
     if books.over:
         why.append(f"in {counted(books.over, 'step')} what ran took {duration(books.over_us)} more than there was")

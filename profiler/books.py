@@ -31,7 +31,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """wall = bricks + gaps + unattributed, over the ended steps of a phase. The rest stands beside that.
+    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. The rest stands beside that.
 
     They close unless what lay in a step took longer than it (`over_ns`, in `over` steps), or what lay in a layer or
     brick longer than that (`outdone`: which, and by how much): then no share of the wall time can be trusted.
@@ -40,6 +40,7 @@ class Books:
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
+    overlap_ns: int  # in which two of these ran at the same time, once for each beyond the first
     open_ns: int  # in a step that has not ended
     over: int
     over_ns: int
@@ -52,7 +53,7 @@ class Books:
 
     @property
     def unattributed_ns(self) -> int:
-        return self.wall_ns - self.bricks_ns - sum(self.gaps_ns.values())
+        return self.wall_ns - self.bricks_ns - sum(self.gaps_ns.values()) + self.overlap_ns
 
     @property
     def close(self) -> bool:
@@ -94,11 +95,13 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
+    around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # and what a brick holds is its own
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return Books(
         wall_ns=int(closed[step.id]),
         bricks_ns=int(closed[bricks].sum() - in_bricks_ns),
         gaps_ns=gaps_ns,
+        overlap_ns=stats.rare("overlap_ns", [step.id, *around.tolist()]),
         open_ns=_open_ns(whole, bricks if whole is totals else _parts(whole)[0]),
         over=stats.rare("over", (step.id,)),
         over_ns=stats.rare("over_ns", (step.id,)),

@@ -32,7 +32,7 @@ class PhaseTotals:
     table: NodeTable
     stats: NodeStats
     # By node id, of what lies in the phase:
-    columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns
+    columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
     held: NDArray[np.bool_]  # the bricks with time of their own, and what lies in one: that is the brick's
     adopted: NDArray[np.bool_]  # what was done elsewhere, beside the time of what it lies in
 
@@ -52,6 +52,7 @@ class PhaseTotals:
         columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
         columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
         columns["loose_ns"] = stats.rare_column("loose_ns")[:size]
+        columns["overlap_ns"] = stats.rare_column("overlap_ns")[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
         # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
@@ -69,13 +70,14 @@ class PhaseTotals:
     def exclusive_ns(self) -> Column:
         """By node id, of `total_ns`."""
         total_ns = self.columns["total_ns"]
-        return exclusive_of(self.table, self.inside, total_ns, total_ns - self.columns["loose_ns"])
+        nested_ns = total_ns - self.columns["loose_ns"]
+        return exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
         """By node id, of `closed_ns`."""
         closed_ns = self.columns["closed_ns"]
-        return exclusive_of(self.table, self.inside, closed_ns, closed_ns)
+        return exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
 
     @cached_property
     def count(self) -> dict[int, int]:
@@ -149,10 +151,11 @@ def _held_and_adopted(
     return held, adopted
 
 
-def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column) -> Column:
-    """By id `time_ns` less what lies inside each node and is shown for itself; that takes its `nested_ns` of it."""
+def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
+    """By id `time_ns` less what lies inside each node and is shown for itself; that takes its `nested_ns` of it, of
+    which it shares `overlap_ns`, so that this counts once."""
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    in_brick, in_other = np.zeros_like(time_ns), np.zeros_like(time_ns)  # shown for itself: to a brick, to others
+    in_brick, in_other = -overlap_ns, -overlap_ns  # shown for itself: to a brick, to others
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]
         is_brick = kind == NodeKind.BRICK

@@ -381,7 +381,11 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
-        """Record a brick that has just ended and took `duration_ns`."""
+        """Record a brick that has just ended and took `duration_ns`.
+
+        It ran until now: of two told one after the other both did, for as long as the shorter took. One that ended
+        earlier is told by `record_deferred`, with its start and its end.
+        """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(None)

@@ -130,6 +130,8 @@ def _said_of(books: Books) -> list[str]:
         found.append(
             f"the books do not close: what ran inside measured {over_ns / 1e3:.1f}µs more than what it ran in"
         )
+    if books.overlap_ns:
+        found.append(f"{books.overlap_ns / 1e3:.1f}µs in which two of these ran at the same time, in both")
     if books.adopted:
         found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
     if books.loose:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -37,10 +37,11 @@ _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 # which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
 # `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
 # ended. `loose`: calls stopped twice, out of order or late, and `loose_ns` their time, which is in no books. Of steps
-# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `crowded`: steps in the shared lane. Of
-# steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added up, of
-# how many steps they were `_given`, the `_least` and the `_most`. `plain`: of the steps those whose inside was not
-# recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them.
+# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `overlap_ns`: of what holds parts, in
+# steps that ended, the time in which two of them ran, once for each beyond the first. `crowded`: steps in the shared
+# lane. Of steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added
+# up, of how many steps they were `_given`, the `_least` and the `_most`. `plain`: of the steps those whose inside was
+# not recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them.
 RARE = (
     "uncounted",
     "amounts",
@@ -70,6 +71,7 @@ RARE = (
     "plain_ns",
     "plain_tokens",
     "plain_uncounted",
+    "overlap_ns",
 )
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
@@ -195,7 +197,10 @@ class NodeStats:
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
         # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
-        self._open: dict[int, list[tuple[Column, Column]]] = {}  # by step and lane: nodes and times of a running step
+        # By step and lane, of a running step: nodes, and their times in two rows, all and what ran beside others.
+        self._open: dict[int, list[tuple[Column, Column]]] = {}
+        # Likewise, of each node there, from when to when that of its parts ran that ended last.
+        self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         """One more than the highest node id there is a row for."""
@@ -363,8 +368,8 @@ class NodeStats:
         """Count the records of `batch`; gives the nodes that changed and the histogram cells that did.
 
         `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
-        what its bricks took so far is closed. `part_of[node]` is that step where the node lies directly in it, and
-        takes of its time. `first_of[node]` is the first node of its name and category in its phase (None: no node
+        what its bricks took so far is closed. `part_of[node]` is the node that it lies in and takes time of (-1:
+        none). `first_of[node]` is the first node of its name and category in its phase (None: no node
         shares its histogram).
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
@@ -612,7 +617,8 @@ class NodeStats:
     def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:
         """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch.
 
-        Where the parts of a step took more time than the step, which no nesting can, that is noted.
+        Where the parts of a step took more time than the step, which no nesting can, that is noted; and how long
+        parts of the same node ran at the same time, as those on two streams of a device do.
 
         Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
         the last end of a step there is the next one's, also where that one ran earlier and waited for a device.
@@ -654,19 +660,26 @@ class NodeStats:
         room_ns = duration[ends]  # of each step that ended: what its parts leave of it
         ended_in = np.where(late, found - 1, found) if len(ends) else np.zeros(len(inside), np.int64)
         in_batch = counted & (follows | ~late)
-        np.subtract.at(room_ns, ended_in[in_batch], duration[in_batch])
-        self._note_late(group[counted & ~in_batch], duration[counted & ~in_batch])
+        shared_ns = self._shared_ns(group, part_of[node], end_ns - duration, end_ns)
+        np.subtract.at(room_ns, ended_in[in_batch], duration[in_batch] - shared_ns[in_batch])
+        self._note_late(group[counted & ~in_batch], (duration - shared_ns)[counted & ~in_batch])
         np.add.at(self._row("closed_ns"), node[closing], duration[closing])
         self._add_rare("cancelled_ns", node[dropped], duration[dropped])
-        concerned = [node[closing | dropped], owner[late]]
+        shared = closing & (shared_ns > 0)
+        self._add_rare("overlap_ns", part_of[node[shared]], shared_ns[shared])
+        concerned = [node[closing | dropped], owner[late], part_of[node[shared]]]
         for at, room in zip(ends.tolist(), room_ns.tolist(), strict=True):
             left_ns = room
-            for carried, carried_ns in self._open.pop(int(group[at]), ()):
+            self._last.pop(int(group[at]), None)
+            for carried, (carried_ns, beside_ns) in self._open.pop(int(group[at]), ()):
                 if cancelled[at]:
                     self._add_rare("cancelled_ns", carried, carried_ns)
                 else:
                     np.add.at(self._row("closed_ns"), carried, carried_ns)
-                    left_ns -= int(carried_ns[part_of[carried] == owner[at]].sum())
+                    left_ns -= int((carried_ns - beside_ns)[part_of[carried] == owner[at]].sum())
+                    shared = beside_ns > 0
+                    self._add_rare("overlap_ns", part_of[carried[shared]], beside_ns[shared])
+                    concerned.append(part_of[carried[shared]])
                 concerned.append(carried)
             is_crowded = int(group[at]) % LANES == LANES - 1
             if is_crowded:
@@ -677,10 +690,51 @@ class NodeStats:
         still_open = ~(within | late)
         for one in distinct(group[still_open]).tolist():
             of_one = still_open & (group == one)
-            self._keep_open(one, node[of_one], duration[of_one])
+            self._keep_open(one, node[of_one], np.stack([duration[of_one], shared_ns[of_one]]))
+            self._keep_last(one, part_of[node[of_one]], (end_ns - duration)[of_one], end_ns[of_one])
         while len(self._ended) > MAX_OPEN_GROUPS:
             del self._ended[next(iter(self._ended))]
         return np.concatenate(concerned)
+
+    def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
+        """Of each record, in which `outer` node it lies, for how long one ran there that had begun before it.
+
+        In the shared lane it is not known which lay in the same step.
+        """
+        found = np.zeros(len(group), np.int64)
+        parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
+        if not len(parts):
+            return found
+        key = group[parts] * (self._size + 1) + outer[parts]
+        order = np.argsort(key, kind="stable")
+        at, key = parts[order], key[order]
+        begun, ended = start_ns[at], end_ns[at]
+        is_first = np.append(True, key[1:] != key[:-1])
+        firsts, is_beside = np.flatnonzero(is_first), ~is_first & np.append(False, begun[1:] < ended[:-1])
+        which = np.logical_or.reduceat(is_beside, firsts)
+        nothing = 0, 0
+        before = [nothing] * len(firsts)
+        if self._last:
+            around = zip(group[at[firsts]].tolist(), outer[at[firsts]].tolist(), strict=True)
+            before = [self._last.get(one, {}).get(inside, nothing) for one, inside in around]
+            which |= np.array([ended_ns for _, ended_ns in before]) > np.minimum.reduceat(begun, firsts)
+        lasts = np.append(firsts[1:], len(at))
+        for one in np.flatnonzero(which).tolist():
+            here = at[firsts[one] : lasts[one]]
+            here = here[np.argsort(start_ns[here], kind="stable")]
+            times = zip(start_ns[here].tolist(), end_ns[here].tolist(), strict=True)
+            found[here] = list(_covered_ns(times, *before[one]))
+        return found
+
+    def _keep_last(self, group: int, outer: Column, start_ns: Column, end_ns: Column) -> None:
+        """Note the last part of each node in a running step: those of a later batch may have run beside it."""
+        known = self._last.setdefault(group, {})
+        order = np.lexsort((end_ns, outer))
+        for at in order[np.flatnonzero(np.append(outer[order][1:] != outer[order][:-1], True))].tolist():
+            one, times = int(outer[at]), (int(start_ns[at]), int(end_ns[at]))
+            known[one] = max(known.get(one, (0, 0)), times, key=lambda each: each[1])
+        if len(self._last) > MAX_OPEN_GROUPS:
+            del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column) -> None:
         """Take what was deferred until after its step off what that step had left."""
@@ -699,20 +753,30 @@ class NodeStats:
             over[step] = over.get(step, 0) + (before_ns >= 0)
             over_ns[step] = over_ns.get(step, 0) + more_ns
 
-    def _keep_open(self, group: int, node: Column, duration: Column) -> None:
+    def _keep_open(self, group: int, node: Column, times_ns: NDArray[np.int64]) -> None:
         parts = self._open.setdefault(group, [])
-        parts.append((node, duration))
+        parts.append((node, times_ns))
         if len(parts) >= MAX_OPEN_PARTS:
-            nodes, times = (np.concatenate(column) for column in zip(*parts, strict=True))
+            nodes, times = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
             which, where = np.unique(nodes, return_inverse=True)
-            total = np.zeros(len(which), np.int64)
-            np.add.at(total, where, times)
+            total = np.zeros((2, len(which)), np.int64)
+            for row, each in zip(total, times, strict=True):
+                np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
             del self._open[next(iter(self._open))]  # stays open for ever: no host has so many
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
+    """Of each start and end, by their start, how much lies in those before it, or in the time from `begun_ns` on."""
+    reached_ns = 0
+    for start_ns, end_ns in times_ns:
+        in_these_ns = max(0, min(end_ns, reached_ns) - start_ns)
+        yield in_these_ns + max(0, min(end_ns, ended_ns) - max(start_ns, begun_ns, reached_ns))
+        reached_ns = max(reached_ns, end_ns)
 
 
 def _spread(

@@ -501,6 +501,7 @@ def _books(books: BooksView | None) -> dict[str, Any] | None:
         "bricks_us": books.bricks_us,
         "gaps_us": books.gaps_us,
         "gaps": [{"name": gap.name, "us": gap.us} for gap in books.gaps],
+        "overlap_us": books.overlap_us,
         "unattributed_us": books.unattributed_us,
         "residual_percent": books.residual_percent,
         "open_us": books.open_us,

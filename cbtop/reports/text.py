@@ -337,13 +337,14 @@ def _books(view: SourceView) -> str:
     if books is None:
         return "books: n/a (the process marks no steps)"
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
+    shared = f" - {fmt.OVERLAP} {fmt.duration(books.overlap_us)}" if books.overlap_us else ""
     still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
     stretch = f"\n{found}" if (found := fmt.stretch(view)) else ""
     if none := fmt.no_books(view):
         return f"books: n/a ({none}){still_open}{stretch}"
     return (
         f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
-        f"= bricks {fmt.duration(books.bricks_us)}{gaps} "
+        f"= bricks {fmt.duration(books.bricks_us)}{gaps}{shared} "
         f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
         f"{stretch}"
     )

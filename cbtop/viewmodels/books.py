@@ -21,6 +21,7 @@ def books_view(books: Books | None) -> BooksView | None:
         unattributed_us=unattributed_ns / 1e3,
         residual_percent=100 * unattributed_ns / books.wall_ns if books.wall_ns else None,
         open_us=books.open_ns / 1e3,
+        overlap_us=books.overlap_ns / 1e3,
         close=books.close,
         over=books.over,
         over_us=books.over_ns / 1e3,

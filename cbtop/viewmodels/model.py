@@ -210,8 +210,8 @@ class BesideView:
 
 @dataclass(frozen=True, slots=True)
 class BooksView:
-    """wall = bricks + gaps + unattributed, over the recorded steps of a phase that have ended; what follows stands
-    beside it.
+    """wall = bricks + gaps - overlap + unattributed, over the recorded steps of a phase that have ended; what follows
+    stands beside it. Where bricks ran at the same time, as on two streams of a device, each counts in `bricks_us`.
 
     They do not `close` where a part is larger than what it is a part of: `over_us` in `over` steps, and `outdone`.
     """
@@ -223,6 +223,7 @@ class BooksView:
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # brick time already recorded in a step that has not ended
+    overlap_us: float = 0.0  # in which two of the parts ran, once for each beyond the first
     close: bool = True
     over: int = 0  # steps that what lay in them outdid
     over_us: float = 0.0  # by so much

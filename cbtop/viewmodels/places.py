@@ -19,7 +19,7 @@ from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals, exclusive_of
-from cbtop.profiler.stats import Growth
+from cbtop.profiler.stats import RARE, Growth
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
 from cbtop.viewmodels.noise import Change, Figure, change, figures
@@ -29,6 +29,7 @@ Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
 WHOLE_STEP: Place = (None, None)
+_OVERLAP = RARE.index("overlap_ns")
 MIN_SHARING = 8  # bricks in a layer: that one of them became slower moves the median of fewer
 
 
@@ -98,6 +99,8 @@ class Places:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
+        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # what may hold bricks, beside the step
+        self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
         self.cells = [*inside, *((BETWEEN_BRICKS, name) for name in self.layers)]
@@ -120,14 +123,18 @@ class Places:
         """What each of `bricks`, `cells` and `layers` took, ns."""
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
-        own_ns = exclusive_of(totals.table, totals.inside, closed_ns, closed_ns)[self._ids]
+        overlap_ns = _overlap_ns(growth, len(closed_ns))
+        own_ns = exclusive_of(totals.table, totals.inside, closed_ns, closed_ns, overlap_ns)[self._ids]
         bricks, cells, layers = (np.zeros(len(each), np.int64) for each in (self.bricks, self.cells, self.layers))
         np.add.at(bricks, self._brick_at, own_ns)
-        bricks[-1] = closed_ns[self._step] - bricks.sum()
+        around_ns = overlap_ns[self._around]
+        bricks[-1] = closed_ns[self._step] - bricks.sum() + overlap_ns[self._step] + around_ns.sum()
         np.add.at(cells, self._cell_at, own_ns[self._is_inside])
         np.add.at(layers, self._layer_at, closed_ns[self._layer_ids])
         between = layers.copy()
         np.subtract.at(between, self._layer_of_cell, cells[: len(self._layer_of_cell)])
+        in_layer = self._around_in >= 0
+        np.add.at(between, self._around_in[in_layer], around_ns[in_layer])
         cells[len(self._layer_of_cell) :] = between
         return np.concatenate((bricks, cells, layers))
 
@@ -238,4 +245,12 @@ def _dense(growth: Growth, column: str, size: int) -> Column:
     found = np.zeros(size, np.int64)
     known = growth.node < size
     found[growth.node[known]] = growth.column(column)[known]
+    return found
+
+
+def _overlap_ns(growth: Growth, size: int) -> Column:
+    found = np.zeros(size, np.int64)
+    for (at, node), value in growth.rare.items():
+        if at == _OVERLAP and node < size:
+            found[node] = value
     return found

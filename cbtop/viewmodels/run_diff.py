@@ -355,9 +355,8 @@ def _balance(
     sides = []
     for places, wall, inside in zip((befores, afters), walls, insides, strict=True):
         between = places[BETWEEN_BRICKS, None].time.mean
-        bricks = [one.time.mean for (brick, layer), one in places.items() if brick and layer is None]
         step = places[WHOLE_STEP].time.mean
-        sides.append((wall.mean, sum(bricks) - between, between, step - inside, wall.mean - step))
+        sides.append((wall.mean, inside - between, between, step - inside, wall.mean - step))
     before, now = sides
     wall_us, bricks_us, between_us, not_recorded_us, outside_us = zip(before, now, strict=True)
     return Balance(wall_us, bricks_us, between_us, not_recorded_us, outside_us)

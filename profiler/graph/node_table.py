@@ -21,8 +21,10 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
 
-# What takes time of the step that it lies in; a kernel, a copy or a task may run beside it.
+# What takes time of what it lies in; a kernel, a copy or a task may run beside it. What a brick holds, other than
+# bricks and steps, is its own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
+_PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # the step that each id lies in (itself for a step), -1 where there is none
-        self.part_of = array("q", [-1])  # the step whose time each id's is part of, lying directly in it; else -1
+        self.part_of = array("q", [-1])  # in a step, the node whose time each id's is part of, around it; else -1
         self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
         self.like_of = array("q", [0])  # the first of these with the same work and budget, too
         self.parent_of = array("q", [0])  # 0 for what lies in nothing
@@ -76,7 +78,7 @@ class NodeTable:
         self.children[node.id] = []
         self.children[node.parent].append(node)
         self.step_of.append(node.id if node.kind is NodeKind.STEP and outer < 0 else outer)
-        self.part_of.append(outer if node.parent == outer and node.kind in _PARTS else -1)
+        self.part_of.append(self._outer_of(node) if outer > 0 else -1)
         self.depth.append(depth)
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
@@ -92,6 +94,11 @@ class NodeTable:
         self._columns.clear()
         self._inside.clear()
         self._made.clear()
+
+    def _outer_of(self, node: Node) -> int:
+        """The node that it lies in, where its time is part of that one's."""
+        assert node.parent is not None
+        return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """`step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""

@@ -28,6 +28,7 @@ from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
     FLAG_FAILED,
+    FLAG_LOOSE,
     FLAG_UNCOUNTED,
     LANE_SHIFT,
     LANES,
@@ -522,3 +523,68 @@ def test_of_a_node_that_has_no_row_yet_nothing_is_left_out_as_plain() -> None:
     stats.set_rare({(RARE.index("plain"), 1): 1, (RARE.index("plain"), 2): 7})
     assert stats.of_recorded("count").tolist() == [0, 0]
     assert stats.rare_column("plain").tolist() == [0, 1]
+
+
+# Node 1 is a step, 2 a layer in it, 3 and 4 bricks in that.
+LAYERED = np.array([-1, 1, 1, 1, 1]), np.array([-1, -1, 1, 2, 2])
+
+
+@given(
+    st.lists(st.tuples(st.integers(3, 4), st.integers(0, 90), st.integers(0, 30)), max_size=12), st.integers(0, 12)
+)
+def test_what_ran_beside_its_like_is_counted_once_however_many_did(
+    parts: list[tuple[int, int, int]], steps_before: int
+) -> None:
+    """As on streams of a device: what all took added up is the time in which any ran, and the overlap."""
+    stats = NodeStats()
+    stats.grow(5)
+    rows, took_ns, union_ns = [], 0, 0
+    for step in range(steps_before + 1):
+        at_ns = 1_000 * step
+        here = parts if step == steps_before else parts[:step]
+        rows += [(node, at_ns + start, at_ns + start + long) for node, start, long in here]
+        rows += [(2, at_ns, at_ns + 120), (1, at_ns, at_ns + 130)]
+        took_ns += sum(long for _, _, long in here)
+        union_ns += len({ns for _, start, long in here for ns in range(start, start + long)})
+    stats.add(records(*rows), *LAYERED)
+    assert stats.rare("overlap_ns", [2]) == took_ns - union_ns
+    assert stats.rare("overlap_ns", [1, 3, 4]) == stats.rare("over", [1]) == 0
+
+
+@pytest.mark.parametrize("cut", range(5))
+@pytest.mark.parametrize(
+    ("flags", "found"), [(0, 60 + 10), (LANES - 1 << LANE_SHIFT, 0), (FLAG_CANCELLED, 0), (FLAG_LOOSE, 0)]
+)
+def test_what_ran_beside_its_like_is_known_wherever_a_batch_was_cut_but_in_steps_that_do_not_count(
+    cut: int, flags: int, found: int
+) -> None:
+    rows = [(3, 100, 200), (4, 140, 260), (3, 250, 300), (2, 100, 310), (1, 90, 320)]
+    own = [flags if flags != FLAG_CANCELLED or node == 1 else 0 for node, _, _ in rows]
+    stats, whole = NodeStats(), records(*rows, flags=own)
+    stats.grow(5)
+    changed = [stats.add(whole.only(part), *LAYERED)[0] for part in (np.arange(5) < cut, np.arange(5) >= cut)]
+    assert stats.rare("overlap_ns", [2]) == found
+    assert stats.rare("overlap_ns", [1, 3, 4]) == 0
+    assert not found or 2 in changed[1]
+
+
+def test_parts_of_a_step_that_ran_at_the_same_time_fit_into_it_and_others_do_not() -> None:
+    """A step of 100 ns: two bricks of 80 beside each other fit, one behind the other they do not."""
+    for second_ns, over_ns in ((1_010, 0), (1_080, 60)):
+        for cut in range(3):
+            stats, whole = NodeStats(), records((2, 1_000, 1_080), (2, second_ns, second_ns + 80), (1, 1_000, 1_100))
+            stats.grow(3)
+            for part in (np.arange(3) < cut, np.arange(3) >= cut):
+                stats.add(whole.only(part), *STEP_AND_BRICK)
+            assert stats.rare("over_ns", [1]) == over_ns
+            assert stats.rare("overlap_ns", [1]) == (0 if over_ns else 70)
+
+
+def test_a_long_step_keeps_what_ran_beside_its_like_however_many_batches_it_takes() -> None:
+    stats = NodeStats()
+    stats.grow(5)
+    for at in range(3 * MAX_OPEN_PARTS):
+        stats.add(records((3, 100 * at, 100 * at + 80), (4, 100 * at + 50, 100 * at + 90)), *LAYERED)
+    assert stats.rare("overlap_ns", [2]) == 0  # it has not ended
+    stats.add(records((1, 0, 30_000)), *LAYERED)
+    assert stats.rare("overlap_ns", [2]) == 3 * MAX_OPEN_PARTS * 30

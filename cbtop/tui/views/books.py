@@ -78,8 +78,8 @@ def books_parts(source: SourceView) -> list[Part]:
 
 
 def books_equation(source: SourceView, books: BooksView, width: int) -> Line:
-    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, the mean of the recorded steps;
-    where there is none, why.
+    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, what two of these ran in at the
+    same time taken off once (`- overlap 0.20`); the mean of the recorded steps, or why there is none.
 
     In little room unattributed is the `?` of the bar, and in less the gaps are one sum: nothing is cut off.
     """
@@ -119,6 +119,8 @@ def _equation(books: BooksView, steps: int, wall: str, gaps: Sequence[tuple[str,
     ]
     for name, us in gaps:
         spans += [(f" + {name} ", "dim"), (mean(us), "gap")]
+    if books.overlap_us:
+        spans += [(f" - {formatting.OVERLAP} ", "dim"), (mean(books.overlap_us), "")]
     spans += [
         (f" + {unattributed} ", "dim"),
         (mean(books.unattributed_us), "warn" if suspicious else "unknown"),

@@ -33,6 +33,7 @@ WORDS = (
     ("inside layers", "a gap: time in layers, but in none of their bricks"),
     ("between layers", "a gap: time in layers that hold layers, but in none of these"),
     ("steps inside", "a gap: steps that ran inside a step, which have books of their own"),
+    ("overlap", "time in which two bricks or layers ran, as on two streams of a device: in both, so it is taken off"),
     ("tokens/s", "tokens a second of wall-clock time, pauses included; the curve is the same, second by second"),
     ("in steps", "tokens a second of the time in which at least one step ran (tok/s in steps)"),
     ("between steps", "wall-clock time in which no step of any phase ran: what the host does between two of them"),
