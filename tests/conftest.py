@@ -49,11 +49,13 @@ def _on_its_own() -> None:
 
 
 _on_its_own()
+gc.disable()  # what is imported and collected stays: a quarter of that time went to looking for garbage in it
 
 
 def pytest_collection_finish() -> None:
     """A screen makes so many objects that, by default, a quarter of its time goes to looking for garbage."""
     gc.set_threshold(10_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,6 +18,8 @@ from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import UsageError
 from cbtop.tuning.kept import kept_for
 from cbtop.tuning.measuring import Bench, Request, Setting
+from cbtop.tuning.tuner import BrickTuner
+from tests.cbtop.tuning.test_tuner import SHARES
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    """Requests take as long as their settings say: two threads half as long, exact products twice as long."""
+    """Requests take as long as their settings say: two threads half as long, exact products twice as long. The bricks
+    are made, too: on a busy machine any of them may take all of a request, and nothing else is then worth a try."""
     ran: list[Setting] = []
 
     def request_ns(
@@ -45,6 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
         return took_ns, took_ns + len(ran)
 
     monkeypatch.setattr(Bench, "request_ns", request_ns)
+    monkeypatch.setattr(BrickTuner, "_shares", lambda _: SHARES)
     monkeypatch.setattr(backends, "available_threads", lambda: 2)
     return ran
 

@@ -106,8 +106,15 @@ def _graphs_of(called: Any, graphs: list[Any]) -> int:
     return len(graphs)
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["", "after a reset of Dynamo"])
-@pytest.mark.parametrize("steps_before", [1, 2], ids=["after a recorded step", "after a plain step"])
+@pytest.mark.parametrize(
+    ("steps_before", "resets"),
+    [
+        pytest.param(1, True, id="after a recorded step and a reset of Dynamo"),
+        pytest.param(2, False, id="after a plain step"),
+        pytest.param(1, False, id="after a recorded step", marks=pytest.mark.slow),
+        pytest.param(2, True, id="after a plain step and a reset of Dynamo", marks=pytest.mark.slow),
+    ],
+)
 def test_layers_that_are_compiled_are_compiled_once_whatever_steps_are_recorded(
     steps_before: int, resets: bool, host: SimpleNamespace, memory: Memory
 ) -> None:

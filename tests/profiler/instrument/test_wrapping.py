@@ -57,8 +57,11 @@ def test_this_torch_is_supported() -> None:
     assert is_supported()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["attached", "installed"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("attached", kind) for kind in KINDS]
+    + [pytest.param("installed", kind, marks=pytest.mark.slow if kind != "llama" else ()) for kind in KINDS],
+)
 def test_outputs_are_the_same_to_the_bit(kind: str, how: str, profiler: BrickProfiler, memory: Memory) -> None:
     model, inputs = model_of(kind), words(2, 7)
     logits, tokens = model(inputs).logits, model.generate(inputs, max_new_tokens=3, do_sample=False)
@@ -87,7 +90,7 @@ def _saved(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("again", [_copied, _pickled, _saved])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of(kind), words(1, 5)
     attach(model, profiler)
@@ -233,7 +236,7 @@ class Adapted(nn.Module):
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
-@pytest.mark.parametrize("sample_every", [1, 2])
+@pytest.mark.parametrize("sample_every", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory: Memory) -> None:
     profiler = BrickProfiler(recorder=memory, sample_every=sample_every)
     model, inputs = model_of("llama"), words(1, 4)
@@ -632,6 +635,12 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == (bare[1] + again, bare[2])
 
 
+# Each way to compile, at one of the two moments.
+WHEN_LOOKED_AT = {
+    ("before", _whole), ("installed", _in_place), ("before", _regional), ("installed", _function), ("before", _call),
+}  # fmt: skip
+
+
 class CallingBlock(Block):
     """As decoder layers of transformers 5.17."""
 
@@ -639,8 +648,14 @@ class CallingBlock(Block):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize("compiled", [_whole, _in_place, _regional, _function, _call])
-@pytest.mark.parametrize("when", ["before", "installed"])
+@pytest.mark.parametrize(
+    ("when", "compiled"),
+    [
+        pytest.param(when, compiled, marks=() if (when, compiled) in WHEN_LOOKED_AT else pytest.mark.slow)
+        for when in ("before", "installed")
+        for compiled in (_whole, _in_place, _regional, _function, _call)
+    ],
+)
 def test_layers_that_dynamo_looks_at_are_compiled_once_whether_steps_are_recorded_or_captured(
     compiled: Any, when: str, memory: Memory
 ) -> None:
@@ -1001,7 +1016,7 @@ def test_what_counts_torchs_functions_does_not_see_ours(
     assert [elements for *_, elements in memory.records][:-1] == [6, 6, 6]
 
 
-@pytest.mark.parametrize("how", ["attached", "installed"])
+@pytest.mark.parametrize("how", [pytest.param("attached", marks=pytest.mark.slow), "installed"])
 def test_what_counts_torchs_functions_counts_those_of_the_bare_model(how: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of("llama"), words(1, 5)
 
