@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 
 from cbtop.client.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
@@ -18,6 +21,22 @@ from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceV
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _rules_are_parsed_once() -> Iterator[None]:
+    """Each app parses the rules of fifty widgets as it begins: a fifth of what a test of a screen takes."""
+    parse, parsed = Stylesheet._parse_rules, dict[tuple[object, ...], list[RuleSet]]()
+
+    def of_text(self: Stylesheet, *text: Any, **of: Any) -> list[RuleSet]:
+        key = text, (*of.items(),), (*self._variables.items(),)
+        if key not in parsed:
+            parsed[key] = parse(self, *text, **of)
+        return parsed[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Stylesheet, "_parse_rules", of_text)
+        yield
 
 
 class ScriptedFeed:
