@@ -111,7 +111,8 @@ class FakeDriver:
 
     def work(self, stream: int, duration_ns: int) -> None:
         """Enqueue a kernel of the host's."""
-        self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
+        with self._playing:
+            self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
 
     def device_ns(self, host_ns: int) -> int:
         """What the device's timer shows then."""
@@ -164,8 +165,9 @@ class FakeDriver:
         return self._chance.randrange(self._way_ns + 1)
 
     def handle(self) -> int:
-        self._handles += 0x1000
-        return self._handles
+        with self._playing:
+            self._handles += 0x1000
+            return self._handles
 
     # --- Driver -----------------------------------------------------------------------------------------------
 
@@ -193,12 +195,14 @@ class FakeDriver:
 
     def map_words(self, count: int) -> FakeWords:
         words = FakeWords(self.handle() << 24, count)
-        self._words[words.address] = words
+        with self._playing:
+            self._words[words.address] = words
         return words
 
     def free_words(self, words: object) -> None:
         assert isinstance(words, FakeWords)
-        del self._words[words.address]
+        with self._playing:
+            del self._words[words.address]
 
     def launch(self, kernel: int, stream: int, arguments: int) -> None:
         name = self._kernels[kernel]
@@ -239,20 +243,23 @@ class FakeDriver:
         try:
             done()
         except DriverError as error:
-            self._refusals.append(error)
-            return len(self._refusals)
+            with self._playing:
+                self._refusals.append(error)
+                return len(self._refusals)
         return 0
 
     def new_stream(self) -> int:
         stream = self.handle()
-        self._streams[stream] = Stream()
+        with self._playing:
+            self._streams[stream] = Stream()
         self._contexts[stream] = self.current
         return stream
 
     def end_stream(self, stream: int) -> None:
         if self._contexts[stream] != self.current:
             raise DriverError("CUDA_ERROR_INVALID_CONTEXT")
-        del self._streams[stream]
+        with self._playing:
+            del self._streams[stream]
 
     def is_done(self, stream: int) -> bool:
         if self.stands_still:
@@ -339,7 +346,8 @@ class FakeDriver:
         # Its nodes as they are now: it may be destroyed before they have run.
         run = self.handle()
         self._launched[run] = self.executables[executable]
-        self._streams.setdefault(stream, Stream()).waiting.append(("graph", [run], self.host_ns))
+        with self._playing:
+            self._streams.setdefault(stream, Stream()).waiting.append(("graph", [run], self.host_ns))
 
 
 class _Pongs:
