@@ -68,7 +68,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "what waits": (functions, "_waiting"),
     "the end of generate": (steps.Unit, "end_generate"),
 }
-# What is planted is met in the same functions, whichever way the model was attached: all by one, and one by the other.
+# Whichever way a model was attached, what is planted is met in the same functions: all one way, and one the other.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
     for what in PLANTED
