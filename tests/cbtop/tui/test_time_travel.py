@@ -22,6 +22,7 @@ from cbtop.viewmodels.model import Mark, SourceView, TimeView
 from tests.cbtop import samples
 from tests.cbtop.client.test_replay import IMPERFECT, Hand
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.integration.hosts import DEADLINE_S
 
 SIZE = (120, 34)
 
@@ -52,7 +53,7 @@ class Memory:
         return self._open
 
     def _open(self) -> ReplayFeed:
-        self.may_answer.wait(30)
+        self.may_answer.wait(DEADLINE_S)
         if self._why_not:
             raise CbtopError(self._why_not)
         self.opened.append(Opened(IMPERFECT, clock_s=Hand(), is_history=True))
@@ -67,6 +68,7 @@ class Memory:
 def memory() -> Iterator[Memory]:
     made = Memory()
     yield made
+    made.may_answer.set()
     for feed in made.opened:
         feed.close()
 
