@@ -223,8 +223,11 @@ def _a_token(steps: StepsView) -> str:
 def _held(steps: StepsView) -> str:
     """How many sequences its steps worked on, and how much their caches held."""
     found = [
-        f"{_span(span)} {what}"
-        for span, what in ((steps.sequences, "sequences a step"), (steps.cached, "positions cached before it"))
+        f"{_span(span)} {what}{'' if _span(span) == '1' else 's'} {where}"
+        for span, what, where in (
+            (steps.sequences, "sequence", "a step"),
+            (steps.cached, "position", "cached before it"),
+        )
         if span is not None
     ]
     return "  " + ", ".join(found)
@@ -424,7 +427,7 @@ def _roofline(view: SourceView) -> str:
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
-        lines.append(f"not on the roofline, no FLOP or no bytes declared: {', '.join(view.roofline.without_work)}")
+        lines.append(f"not on the roofline, {fmt.without_work(view.roofline.without_work)}")
     return "\n".join(lines)
 
 

@@ -45,8 +45,8 @@ class LayerRow:
     calls: float  # of the layer a step, mean: one that only some steps run has fewer than one
     median_us: float | None  # of the p50_us of its like: its stack, its bricks; None where they are fewer than three
     # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs a step, had
-    # its like run in as many steps): by medians of calls, in which nothing is that happened once. None where it does
-    # not stand out.
+    # its like run in as many steps): by medians of calls, in which nothing is that happened once, or by means where
+    # these explain less than half of it. None where it does not stand out.
     excess: tuple[str, float] | None = None
     # µs of the median call of each of LayersView.bricks, as it was measured.
     p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
@@ -246,17 +246,29 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
     for rows in alike.values():
         if not any(row.is_odd for row in rows):
             continue
-        us = np.array([usual_by_layer[row.id] / row.calls for row in rows])
+        calls = np.array([[row.calls] for row in rows])
+        us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
-        a_call = np.column_stack((us, whole_us - us.sum(axis=1)))
-        # NumPy's own median loads its masked arrays, which takes as long as three frames.
-        usual_us = [median(column) for column in a_call.T.tolist()]
-        over_us = (a_call - usual_us) * np.array([[row.calls] for row in rows])
-        for row, over in zip(rows, over_us, strict=True):
+        mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
+        # Medians do not add up: what they leave of a layer lies between its bricks only where time was seen there.
+        between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
+        over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
+        all_over_us = _over(whole_us[:, np.newaxis]) * calls
+        for at, row in enumerate(rows):
             if row.is_odd:
-                at = int(over.argmax())
-                found[row.id] = names[at], float(over[at])
+                over = over_us[at]
+                if over.max() < all_over_us[at] / 2:  # now this brick was slow, now that: means do add up
+                    over = np.minimum(over_mean_us[at], all_over_us[at])
+                most = int(over.argmax())
+                found[row.id] = names[most], float(over[most])
     return found
+
+
+def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far each row is over the median of its column."""
+    # NumPy's own median loads its masked arrays, which takes as long as three frames.
+    over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
+    return over
 
 
 def _sums(

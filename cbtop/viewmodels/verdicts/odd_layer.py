@@ -27,10 +27,11 @@ def _find(view: SourceView) -> Finding | None:
         return None
     name, more_us = row.excess
     others = f"; {counted(many - 1, 'more layer')} like it" if many > 1 else ""
+    part = "most" if more_us >= (row.p50_us - row.median_us) * row.calls / 2 else "the largest part"
     step_us = books.wall_us / steps.recorded
     return Finding(
         f"{row.name} is {row.to_median:.1f}× the median layer ({duration(row.p50_us)} against "
-        f"{duration(row.median_us)}), most of it in {name} (+{duration(more_us)} a step){others}",
+        f"{duration(row.median_us)}), {part} of it in {name} (+{duration(more_us)} a step){others}",
         (
             Evidence("over the median layer", row.to_median, "×"),
             Evidence("this layer", row.p50_us, "µs"),

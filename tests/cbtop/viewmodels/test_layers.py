@@ -181,6 +181,26 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
     assert layers.slowest.excess == ("between bricks", pytest.approx(100, rel=0.02))
 
 
+def test_where_now_one_brick_is_slow_and_now_another_nothing_is_said_to_lie_between_them(runtime: Path) -> None:
+    """Their medians are as usual and that of the layer is not: what is left over is no time that anybody measured."""
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for step in range(5):
+        with profiler.step("decode", tokens=1):
+            for layer in range(6):
+                attention_us, down_us = ((20, 30), (80, 30), (80, 30), (20, 100), (20, 100))[step if layer == 4 else 0]
+                with profiler.layer(layer):
+                    with profiler.brick("Attention"):
+                        clock.sleep_us(attention_us)
+                    clock.sleep_us(10)
+                    with profiler.brick("Down"):
+                        clock.sleep_us(down_us)
+    layers = layers_of(record_of(source_of(runtime)))
+    assert layers.slowest is not None
+    assert layers.slowest.name == "Layer 4"
+    assert layers.slowest.excess == ("Down", pytest.approx(28, rel=0.02))  # 70 in two of five steps
+
+
 def test_layers_inside_layers_and_bricks_inside_bricks_are_counted_once(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
