@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from cbtop.protocol.messages import KernelTimes, Sampling
-from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, SourceStatus
 
 # isort: off
 from cbtop.units import (  # also written by this module's name
@@ -110,6 +110,15 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
         most = max(row.load_percent or 0 for row in busy)
         found.append(f"may be low: others used up to {whole(most)} % of the machine meanwhile")
     return found
+
+
+def without_work(names: Sequence[str]) -> str:
+    """Which bricks are not on the roofline, by why: they declare no work, or their device waited for the host."""
+    waited = f", {LAUNCH_BOUND}"
+    silent = [name for name in names if not name.endswith(waited)]
+    bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]
+    whys = (("no FLOP or no bytes declared", silent), (f"{LAUNCH_BOUND}, so without a rate", bound))
+    return "; ".join(f"{why}: {', '.join(those)}" for why, those in whys if those)
 
 
 def date(unix_s: float) -> str:

@@ -91,3 +91,11 @@ def test_no_number_is_wider_than_nine_cells(value: float) -> None:
 def test_what_was_merged_is_named_in_few_words(members: tuple[str, ...], text: str) -> None:
     assert formatting.merged(MergedView(MergeMode.SUM, members, (), left_out=0)) == text
     assert formatting.merged(MergedView(MergeMode.SUM, members, (), left_out=2)) == f"{text} (2 left out)"
+
+
+def test_what_is_not_on_the_roofline_is_told_by_why() -> None:
+    names = ["Norm", "Attention (fused), launch-bound", "Head, launch-bound", "Copy"]
+    assert formatting.without_work(names) == (
+        "no FLOP or no bytes declared: Norm, Copy; launch-bound, so without a rate: Attention (fused), Head"
+    )
+    assert formatting.without_work(names[:1]) == "no FLOP or no bytes declared: Norm"

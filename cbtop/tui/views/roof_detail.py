@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
@@ -53,9 +54,13 @@ class RoofDetail(Drawing):
         source, brick = self._source, self._brick
         if source is None or brick is None:
             return []
-        ceilings, savings = source.roofline.ceilings, _savings(source)
-        roofs = Part(partial(_roofs, brick, source), 3, 3 + len(ceilings) + 1)
-        saved = Part(partial(_saved, savings), 3, 2 + len(savings) if savings else 0)
+        savings, said = _savings(source), _said(brick, source.roofline.ceilings, width)
+        roofs = Part(partial(_roofs, brick, source, said), 3, 3 + max(1, len(source.roofline.ceilings)) + len(said))
+        if savings:
+            saved = Part(partial(_saved, savings), 3, 2 + len(savings))
+        else:
+            why_not = any(point.roof_unsure for point in source.roofline.points)
+            saved = Part(_not_saved, 2, 2 if why_not else 0)
         role = CATEGORY_LOOKS[brick.category].role
         by_cached = _growing("as the cache grows", brick.by_cached, "position", role)
         by_batch = _growing("as the batch grows", brick.by_batch, "sequence", role)
@@ -63,7 +68,7 @@ class RoofDetail(Drawing):
         return parts_lines(parts, parts, width, height)
 
 
-def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+def _roofs(brick: BrickRow, source: SourceView, said: Sequence[Line], width: int, height: int) -> list[Line]:
     """How much of each roof it reaches, what that says, and what is known of the roof."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
@@ -74,14 +79,18 @@ def _roofs(brick: BrickRow, source: SourceView, width: int, height: int) -> list
     if not rows:
         lines[1] = (("  n/a: no roof was measured", "dim"),)
     lines += [((" ", ""), *row_line(placed, row)) for row in rows]
+    return [*[*lines, *said][: height - 1], BLANK]
+
+
+def _said(brick: BrickRow, ceilings: tuple[CeilingRow, ...], width: int) -> list[Line]:
+    """What its place under the roofs says, and what to do."""
     said = _ADVICE.get(brick.bound or "", "")
-    near = _other_roof(brick, source.roofline.ceilings)
+    near = _other_roof(brick, ceilings)
     if near is not None:
         said = f"Limited by {clean(near.name)}, a lower roof than that of its % of roof. {said}"
     if brick.above_roof:
-        said = f"Faster than memory: {_where_from(brick, source.roofline.ceilings)}"
-    lines.append(fit_line((("  → " if said else "", "faint"), (said, "strong")), width))
-    return [*lines[: height - 1], BLANK]
+        said = f"Faster than memory: {_where_from(brick, ceilings)}"
+    return wrap_line((("  → ", "faint"),), ((said, "strong"),), width) if said else []
 
 
 def _other_roof(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> CeilingRow | None:
@@ -171,6 +180,11 @@ def _saved(savings: list[_Saving], width: int, height: int) -> list[Line]:
     rows = savings[: height - 2]
     head: Line = ((" ", ""), *head_line(placed, "", descending=True))
     return [rule(title, width, more), head, *(((" ", ""), *row_line(placed, row)) for row in rows)]
+
+
+def _not_saved(width: int, height: int) -> list[Line]:
+    title: Line = (("what reaching its roof would save (derived)", "dim"),)
+    return [rule(title, width), fit_line((("  n/a: the roofs are unsure; C measures them again", "dim"),), width)]
 
 
 def _brick_name(row: _Saving, width: int) -> Line:

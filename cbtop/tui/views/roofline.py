@@ -23,7 +23,7 @@ from cbtop.tui.views.roof_detail import LEAST_LINES, RoofDetail
 from cbtop.tui.views.roofline_plot import LetteredPoint, RooflinePlot, letter
 from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join, wrap_line
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.comparison import WorkChange
@@ -33,7 +33,6 @@ from cbtop.viewmodels.places import Brick
 from cbtop.viewmodels.roofline import missing_ceilings
 
 BESIDE = 100  # cells: from so many on the table stands beside the plot, as cbtop.tcss has it
-_NOTES_LINES = 2
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -134,7 +133,8 @@ class Roofline(View):
         self._notes = Notes(id="roofline-notes")
         self._detail = RoofDetail(id="roofline-detail")
         yield self._plot
-        yield Vertical(self._table, self._detail, id="roofline-side")
+        self._side = Vertical(self._table, self._detail, id="roofline-side")
+        yield self._side
         yield self._notes
 
     @property
@@ -160,10 +160,16 @@ class Roofline(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Under the table the brick under the cursor, where rows would be blank beside the plot."""
-        rows, height = 1 + max(1, len(self._table.rows)), self.size.height
-        self._detail.display = self.app.size.width >= BESIDE and height - rows - _NOTES_LINES >= LEAST_LINES
+        """The notes as high as their words, a sixth of the view at most. Beside the plot, under the table, the brick
+        under the cursor where rows would be blank; over the table the plot has these lines, too."""
+        width, height = self.size
+        notes = min(self._notes.lines_in(width), height // 6) if self.screen.has_class("-tall") else 1
+        rows, left = 1 + max(1, len(self._table.rows)), height - notes
+        is_beside = self.app.size.width >= BESIDE
+        self._detail.display = is_beside and left - rows >= LEAST_LINES
+        self._notes.styles.height = notes
         self._table.styles.height = rows if self._detail.display else "1fr"
+        self._side.styles.height = "1fr" if is_beside else min(rows, left // 2)
         self.call_after_refresh(self._show_detail)
 
     def _show_detail(self) -> None:
@@ -186,24 +192,30 @@ class Notes(Drawing):
         self._roofline = roofline
         self.redraw()
 
+    def lines_in(self, width: int) -> int:
+        """How many it takes to say all."""
+        return len(self._wrapped(width))
+
     def draw(self, width: int, height: int) -> list[Line]:
-        lines = roofline_notes(self._roofline)
+        lines = self._wrapped(width)
         if len(lines) > height:
             lines = [*lines[: height - 1], join(lines[height - 1 :], "")]
         return [*[BLANK] * (height - len(lines)), *(fit_line(line, width) for line in lines)]
+
+    def _wrapped(self, width: int) -> list[Line]:
+        return [line for note in roofline_notes(self._roofline) for line in wrap_line(((" ", ""),), note, width)]
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
     """Missing or doubtful ceilings, then points above the roof and bricks without declared work."""
     said = [missing_ceilings(roofline) or roofline.note]
     said += (f"roofs {doubt}" for doubt in formatting.ceiling_doubts(roofline.ceilings))
-    doubts: Line = tuple((f" {clean(one)} ", "warn") for one in said if one)
+    doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)
     spans: Line = ()
     above = [clean(point.name) for point in roofline.points if point.above_roof]
     if above:
-        spans += ((f" ⚠ above the roof: {', '.join(above)} ", "warn"),)
+        spans += ((f"⚠ above the roof: {', '.join(above)}  ", "warn"),)
     if roofline.without_work:
-        names = ", ".join(clean(name) for name in roofline.without_work)
-        spans += ((f" not placed, no FLOP or no bytes declared: {names}", "dim"),)
+        spans += ((f"not placed, {clean(formatting.without_work(roofline.without_work))}", "dim"),)
     lines = [line for line in (doubts, spans) if line]
-    return lines or [((" every brick that ran is in the plot or named below it", "dim"),)]
+    return lines or [(("every brick that ran is in the plot or named below it", "dim"),)]

@@ -41,6 +41,15 @@ def test_reports_give_the_sequences_of_steps_and_what_their_caches_held(tmp_path
     assert view.books.close
 
 
+def test_of_one_sequence_and_one_position_the_text_has_the_singular(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    _run(profiler, clock, (1, 1))
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert "1 sequence a step, 1 position cached before it" in REPORTS["text"]([view], [], None)
+
+
 @pytest.mark.parametrize("sample_every", [1, 2])
 def test_steps_that_were_left_by_an_exception_are_counted_as_failed_in_text_and_json(
     tmp_path: Path, sample_every: int

@@ -18,10 +18,10 @@ from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
 
 
-def drawn(source: SourceView, brick: BrickRow, height: int = 30) -> str:
+def drawn(source: SourceView, brick: BrickRow, height: int = 30, width: int = 90) -> str:
     detail = RoofDetail()
     detail._source, detail._brick = source, brick
-    return "\n".join(map(plain, detail.draw(90, height)))
+    return "\n".join(map(plain, detail.draw(width, height)))
 
 
 def brick_of(source: SourceView, name: str) -> BrickRow:
@@ -36,6 +36,13 @@ def test_a_brick_stands_beside_every_roof_and_far_below_all_it_is_latency_not_me
     assert "28.5 %" in text
     assert "→ Far below every roof: launches, waiting" in text
     assert "+6.57" in text  # 1,497 µs of 8,450 a token, at 44.1 % of the roof
+
+
+def test_what_a_place_under_the_roofs_says_is_whole_where_there_is_room() -> None:
+    lines = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"), width=50).splitlines()
+    at = next(index for index, line in enumerate(lines) if "→ Far below every roof" in line)
+    said = " ".join(line.strip() for line in lines[at : lines.index("", at)])
+    assert said.endswith("small shapes or scattered reads, not memory or arithmetic.")
 
 
 def test_a_level_of_cache_is_no_roof_and_says_where_what_is_above_memory_may_come_from() -> None:
@@ -71,6 +78,8 @@ def test_what_is_made_of_an_unsure_roof_saves_nothing_that_is_said() -> None:
     others = tuple(row for row in samples.LIVE.roofline.points if row is not brick)
     source = replace(samples.LIVE, roofline=replace(samples.LIVE.roofline, points=(unsure, *others)))
     assert "+6.57" not in drawn(source, unsure)
+    alone = replace(source, roofline=replace(source.roofline, points=(unsure,)))
+    assert "n/a: the roofs are unsure; C measures them again" in drawn(alone, unsure)
 
 
 def test_without_roofs_it_says_so() -> None:
