@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
+from rich.cells import cell_len
+
 from cbtop import formatting
 from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
@@ -19,8 +21,9 @@ from cbtop.viewmodels.noise import Change
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
+SMALL_STRIP = 3  # lines of bars of one brick under those of the whole layers, and the blank one over them
 _SCALED = 3  # lines of a bar: from so many on a scale stands before it
-AROUND = 7  # lines of the map beside its bars, at most
+AROUND = 6  # lines of the map beside its bars, at most
 _ROOMY = 140  # columns: from so many on the median has a column, too
 WHOLE = "whole layer"
 NUMBERED = 5  # every fifth layer has its number over it
@@ -36,33 +39,44 @@ class Strip:
     median_us: float | None
 
 
-def slowest_line(layers: LayersView) -> Line:
-    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out."""
+def slowest_line(layers: LayersView, width: int) -> Line:
+    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out; of more only what there
+    is room for."""
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
-        return (("  no layer has three others like it to be compared with", "dim"),)
+        return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
     if row.excess is None:
         percent = 100 * (row.to_median - 1)
         text = f"  no layer stands out: the slowest, {clean(row.name)}, takes {percent:.0f} % more than the median"
-        return ((text, "dim"),)
+        return fit_line(((text, "dim"),), width)
     name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),
         (f": {formatting.number(row.to_median)}× the median layer, ", ""),
         (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
-        (f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})", "dim"),
     )
+    medians = f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})"
     others = sum(other.is_odd for other in layers.rows) - 1
-    return (*line, (f"; {others} more ▼", "dim")) if others else line
+    more = f"; {others} more ▼" if others else ""
+    more = next((text for text in (medians + more, more, medians) if width_of(line) + cell_len(text) <= width), "")
+    return fit_line((*line, (more, "dim")) if more else line, width)
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line."""
+    """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line. In
+    what room is left then a line of bars for each of the costliest bricks."""
     figures, spacing = _spacing(layers, width)
-    strip = _whole(layers)
+    whole, *others = strips_of(layers)
     tall = min(MAX_BAR_HEIGHT, max(1, height - 1))
-    lines = _strip_lines(layers, strip, spacing, tall, at=None, is_current=False, figures=figures)
-    return [_ruler(layers, spacing, figures=figures), *lines][-height:]
+    lines = [
+        _ruler(layers, spacing, figures=figures),
+        *_strip_lines(layers, whole, spacing, tall, at=None, is_current=False, figures=figures),
+    ]
+    others.sort(key=lambda strip: -sum(us or 0.0 for us in strip.us))
+    for strip in others[: max(0, height - len(lines)) // SMALL_STRIP]:
+        drawn = _strip_lines(layers, strip, spacing, SMALL_STRIP - 1, at=None, is_current=False, figures=figures)
+        lines += [BLANK, *drawn]
+    return lines[-height:]
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
@@ -100,7 +114,7 @@ def map_lines(
     figures, spacing = _spacing(layers, width)
     worst = baseline.worst_layer if baseline else None
     marked = worst.layer if worst else None
-    head = [slowest_line(layers), *_worst_line(baseline, width), _ruler(layers, spacing, marked, figures=figures)]
+    head = [slowest_line(layers, width), *_worst_line(baseline, width), _ruler(layers, spacing, marked, figures=figures)]
     foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width, baseline)]
     free = height - len(head) - len(foot)
     shown, left_out = _chosen(strips, line, free)

@@ -13,7 +13,8 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import BETWEEN, ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 7  # of the pane: fewer are of no use
+LEAST_LINES = 5  # of the pane: fewer are of no use
+_LEAST_LAYERS = 7  # of the table of all layers
 TWO_TABLES = 100  # cells: from so many on the table of all layers stands beside that of the bricks
 
 
@@ -31,11 +32,14 @@ def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> l
         return beside(panes, widths)
     lines = _bricks(layers, row, width, height)
     left = height - len(lines) - 1
-    return [*lines, BLANK, *_layers(layers, row, width, left)] if left >= LEAST_LINES else lines
+    return [*lines, BLANK, *_layers(layers, row, width, left)] if left >= _LEAST_LAYERS else lines
 
 
 def _bricks(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    lines = [_title(row, layers.unit, width), *_table(_brick_columns(layers.unit), layers.inside(row), width)]
+    inside = layers.inside(row)
+    shown = inside[: height - 2]
+    title = _title(row, layers.unit, len(inside) - len(shown), width)
+    lines = [title, *_table(_brick_columns(layers.unit), shown, width)]
     between = f"{BETWEEN}: {formatting.duration(row.between_us)}, {formatting.percent(_share(row))} of the layer"
     return [*lines, fit_line(((f"    {between}", "gap"),), width)][:height]
 
@@ -49,8 +53,10 @@ def _layers(layers: LayersView, row: LayerRow, width: int, height: int) -> list[
     return [head, *_table(_layer_columns(row, layers.unit), shown, width)]
 
 
-def _title(row: LayerRow, unit: str, width: int) -> Line:
+def _title(row: LayerRow, unit: str, left_out: int, width: int) -> Line:
     parts: list[Line] = [((f"{formatting.duration(row.us)} a {unit}", "strong"),)]
+    if left_out:
+        parts.append(((formatting.counted(left_out, "more brick"), "faint"),))
     if row.to_median is not None:
         role = "strong warn" if row.is_odd else "dim"
         parts.append(((f"median call {formatting.number(row.to_median)}× that of its like", role),))

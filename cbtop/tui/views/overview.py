@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from rich.cells import cell_len
@@ -14,14 +15,14 @@ from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
 from cbtop.tui.views.bricks import Bricks
-from cbtop.tui.views.devices import Devices, busy_curve
+from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
-from cbtop.tui.views.layer_map import slowest_line, whole_layers
+from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
-from cbtop.tui.widgets.curve import Chart
+from cbtop.tui.widgets.curve import LEAST_CHART, USUAL_CHART, Chart, charts
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.parts import Part, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
@@ -107,10 +108,19 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
+        if source.layer_times is not None:  # each brick in each of them says more than curves as high as the screen
+            bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + len(source.layer_times.bricks))
+            layers = replace(layers, most=bars)
+            rest = sum(each.most for each in (phases, since, step, layers))
+            speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
         over = (speed, phases, since, step, layers)
         first = parts_lines(over, (phases, step, since, speed, layers), left, height)
-        second = parts_lines((verdicts, bricks, devices, cost), (verdicts, cost, devices, bricks), right, height)
-        return beside((first, second), (left, right))
+        by_rank = verdicts, cost, devices, bricks
+        room = height - sum(each.most for each in by_rank)
+        curves = [chart for machine in source.machines for chart in machine_charts(machine)]
+        meanwhile = Part(lambda width, height: charts(curves, width, height), LEAST_CHART, room if curves else 0)
+        aside = verdicts, bricks, devices, meanwhile, cost
+        return beside((first, parts_lines(aside, (*by_rank, meanwhile), right, height)), (left, right))
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
@@ -166,8 +176,8 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
     if height <= 3:  # the marks over the bars are worth more than a rule
-        return [fit_line(slowest_line(layers), width), *whole_layers(layers, width, height - 1)]
-    return [rule(title, width), fit_line(slowest_line(layers), width), *whole_layers(layers, width, height - 2)]
+        return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
+    return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
@@ -175,7 +185,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
-    longest = min(24, max(len(row.name) for row in source.bricks))
+    longest = min(max(24, width * 2 // 5), max(len(row.name) for row in source.bricks))
     shown = source.bricks[: height - 1]
     more = len(source.bricks) - len(shown)
     head = rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,9 +49,17 @@ def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
             assert len(drawn(source, width, height)) <= height
 
 
+def test_a_large_screen_has_bars_of_each_brick_in_each_layer_and_curves_of_the_devices() -> None:
+    source = replace(SLOW, machines=(made_machines.H100,))
+    text = "\n".join(drawn(source, 200, 55))
+    for name in ("DownProjection", "UpProjection", "QkvProjection"):
+        assert re.search(rf"^  {name} +[▁-█ ]+ [\d.,]+ .s  L\d", text, re.MULTILINE), name
+    assert "─ GPU 0 busy % ─" in text
+
+
 @pytest.mark.parametrize(("width", "height"), [(120, 35), (200, 55)])
 def test_most_of_the_screen_is_used(width: int, height: int) -> None:
-    lines = drawn(SLOW, width, height)
+    lines = drawn(replace(SLOW, machines=(made_machines.H100,)), width, height)
     assert sum(len(line.rstrip()) for line in lines) >= 0.6 * width * height
 
 
