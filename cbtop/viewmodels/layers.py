@@ -257,7 +257,9 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         for at, row in enumerate(rows):
             if row.is_odd:
                 over = over_us[at]
-                if over.max() < all_over_us[at] / 2:  # now this brick was slow, now that: means do add up
+                if (
+                    np.maximum(over, 0.0).sum() < all_over_us[at] / 2
+                ):  # now this brick was slow, now that: means do add up
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])

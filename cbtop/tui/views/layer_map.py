@@ -40,8 +40,8 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out; of more only what there
-    is room for."""
+    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out; more where it has
+    room."""
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
@@ -114,7 +114,8 @@ def map_lines(
     figures, spacing = _spacing(layers, width)
     worst = baseline.worst_layer if baseline else None
     marked = worst.layer if worst else None
-    head = [slowest_line(layers, width), *_worst_line(baseline, width), _ruler(layers, spacing, marked, figures=figures)]
+    ruler = _ruler(layers, spacing, marked, figures=figures)
+    head = [slowest_line(layers, width), *_worst_line(baseline, width), ruler]
     foot = [rule((("under the cursor", "dim"),), width), _detail(layers, strips[line], at, width, baseline)]
     free = height - len(head) - len(foot)
     shown, left_out = _chosen(strips, line, free)

@@ -115,12 +115,12 @@ class OverviewDrawing(SourceDrawing):
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
         over = (speed, phases, since, step, layers)
         first = parts_lines(over, (phases, step, since, speed, layers), left, height)
-        by_rank = verdicts, cost, devices, bricks
-        room = height - sum(each.most for each in by_rank)
+        first_of = verdicts, cost, devices, bricks
+        room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
         meanwhile = Part(lambda width, height: charts(curves, width, height), LEAST_CHART, room if curves else 0)
         aside = verdicts, bricks, devices, meanwhile, cost
-        return beside((first, parts_lines(aside, (*by_rank, meanwhile), right, height)), (left, right))
+        return beside((first, parts_lines(aside, (*first_of, meanwhile), right, height)), (left, right))
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
