@@ -90,7 +90,7 @@ def _said(brick: BrickRow, ceilings: tuple[CeilingRow, ...], width: int) -> list
         said = f"Limited by {clean(near.name)}, a lower roof than that of its % of roof. {said}"
     if brick.above_roof:
         said = f"Faster than memory: {_where_from(brick, ceilings)}"
-    return wrap_line((("  → ", "faint"),), ((said, "strong"),), width) if said else []
+    return wrap_line((("  → ", "faint"),), ((said, "strong"),), width - 1) if said else []
 
 
 def _other_roof(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> CeilingRow | None:

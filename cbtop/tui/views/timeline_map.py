@@ -10,7 +10,7 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks, sums
 from cbtop.tui.widgets.columns import Cells
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
 from cbtop.viewmodels.comparison import Comparison
@@ -253,10 +253,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
             if row.lane is not before:
                 before = row.lane
                 told = formatting.lane_sum(row.lane, scale.begin_ns, scale.end_ns)
-                of = clean(", ".join(row.lane.backends))
-                lines.append(
-                    ((fit(f" {row.lane.name}", labels), "accent"), (told, ""), (f" · {of}" if of else "", "dim"))
-                )
+                title: Line = ((fit(f" {row.lane.name}", labels), "accent"), (told, ""))
+                of: Line = ((f" · {clean(', '.join(row.lane.backends))}", "dim"),) if row.lane.backends else BLANK
+                lines.append((*title, *of) if width_of((*title, *of)) <= labels + scale.width else title)
             is_here = number == selected
             if is_here:
                 at = len(lines)
@@ -270,11 +269,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
         notes = "; ".join(formatting.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
         if self._at is None or (block := self._block) is None:
-            return [
-                (("  h l put the cursor on a block and go on to the next, j k to another row", "dim"),),
-                BLANK,
-                last,
-            ]
+            how: Line = (("  h l put the cursor on a block and go on to the next, j k to another row", "dim"),)
+            wrapped = wrap_line((("  ", ""),), ((notes, "faint"),), width)
+            return [how, *([BLANK, last] if len(wrapped) != 2 else wrapped)]
         row = self._rows[self._selected]
         part = row.parts[min(self._at, len(row.parts) - 1)]
         where = clean(" · ".join(part.where)) or "in no step"
