@@ -25,6 +25,7 @@ from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.settings import GREEDY, Sampling
+from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
@@ -169,14 +170,20 @@ class Decoder:
         Where it ends in an error or an interrupt, none of them is appended.
         """
         self._check(tokens)
-        with self._profiler.step("prefill", tokens=len(tokens)):
+        with self._profiler.step("prefill", tokens=len(tokens)) as step:
+            self._say(step)
             return self._guarded(tokens, self._run(observe))
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. ComputeError as from `prefill`."""
         self._check((token,))
-        with self._profiler.step("decode", tokens=1):
+        with self._profiler.step("decode", tokens=1) as step:
+            self._say(step)
             return self._guarded((token,), self._run(observe))
+
+    def _say(self, step: Step) -> None:
+        """On how much a step works, that with its like it is compared: one sequence, of so many positions."""
+        step.sequences, step.cached = 1, self.position
 
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
         """A pass; where its logits say that something was wrong in it, once more with every brick checked."""

@@ -270,6 +270,7 @@ class GpuDecoder(Decoder):
         start = self.position
         try:
             with self._profiler.step("prefill", tokens=len(tokens)) as step:
+                self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
         except BaseException:  # whoever is told that it failed gives the same again
@@ -281,6 +282,7 @@ class GpuDecoder(Decoder):
         """As Decoder's; nobody observes."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
+            self._say(step)
             return self._ran((token,), step)
 
     def restart(self) -> None:

@@ -27,6 +27,7 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CatalogMessage
+from cbtop.protocol.ring import FLAG_AMOUNTS
 
 SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3, TINY_GEMMA2, TINY_GEMMA3)
 
@@ -37,9 +38,13 @@ class ListRecorder:
 
     messages: list[CatalogMessage] = field(default_factory=list)
     records: list[tuple[int, int]] = field(default_factory=list)  # (tag, elements)
+    amounts: list[tuple[int, int]] = field(default_factory=list)  # of each step: sequences, positions cached
 
     def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None:
-        self.records.append((tag, elements))
+        if tag & FLAG_AMOUNTS:
+            self.amounts.append((start_ns, end_ns))
+        else:
+            self.records.append((tag, elements))
 
     def announce(self, message: CatalogMessage, /) -> None:
         self.messages.append(message)

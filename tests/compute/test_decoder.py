@@ -111,6 +111,17 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     assert directly == ["Embedding", "RmsNorm", "LmHead", *["SoftCap"] * (model.logit_cap > 0), "Sampling"]
 
 
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_a_step_says_on_how_many_sequences_it_works_and_how_many_positions_are_cached(
+    model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
+) -> None:
+    decoder = decoder_for(model, 1)
+    for _ in range(2):
+        decoder.decode(decoder.decode(decoder.prefill(PROMPT)))
+        decoder.restart()
+    assert recorder.amounts == [(1, 0), (1, len(PROMPT)), (1, len(PROMPT) + 1)] * 2
+
+
 def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:
     decoder_for(model, 1).prefill(PROMPT)
     node = next(m for m in recorder.messages if isinstance(m, Node) and m.name == "QkvProjection")

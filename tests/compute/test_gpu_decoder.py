@@ -164,6 +164,19 @@ def test_of_a_step_in_which_a_kernel_did_not_run_nothing_is_told_and_of_the_next
     assert kinds(recorder) == whole
 
 
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_a_step_says_how_many_positions_were_cached_before_it(
+    is_eager: bool, gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder), is_eager=is_eager)
+    decoder.prefill([1, 2, 3])
+    decoder.decode(decoder.decode(4))
+    decoder.restart()
+    decoder.decode(5)
+    decoder.tell()
+    assert recorder.amounts == [(1, 0), (1, 3), (1, 4), (1, 0)]
+
+
 def test_after_the_clock_of_a_gpu_was_set_back_one_step_is_lost_and_the_next_one_told(
     gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
 ) -> None:
