@@ -228,7 +228,7 @@ def _places(
 ) -> dict[Place, PlaceTimes]:
     """That of every place in blocks, of so many `units` and `steps` each."""
     places = Places(totals)
-    found = place_times(places, totals, growths, units, steps, None)
+    found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
     # Of too few calls to tell how far chance moves a median, it is known all the same.
     return {

@@ -121,12 +121,17 @@ def _is_like(delta: float, before_us: float, now_us: float, least_percent: float
 
 
 def figures(
-    amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64] | None = None
+    amount: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    along: NDArray[np.float64] | None = None,
+    pace: NDArray[np.float64] | None = None,
 ) -> list[Figure]:
     """Of each column of `amount` (a row a block) what it is for one of `weight`, over MIN_BLOCKS blocks or more.
 
     Where blocks lie `along` something that moves it, such as the positions cached, the mean is that at the mean of
-    these, and what a straight line through the blocks explains is no noise.
+    these, and what a straight line through the blocks explains is no noise. With the `pace`, how many times as long
+    all places took in each block, it is known what the error is beside that, and the line is that beside it: caches
+    grow while a clock drifts, and what the clock does is noise.
 
     The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). How alike neighbours are is the median of all columns, each less its bias
@@ -134,6 +139,7 @@ def figures(
     """
     if not amount.shape[1]:
         return []
+    beside = None if pace is None else figures(amount / pace[:, None], weight, along)
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
     slope, slope_error, fitted = np.zeros_like(mean), np.zeros_like(mean), 1  # figures that were fitted to the blocks
@@ -141,6 +147,8 @@ def figures(
     spread = float((weight * along**2).sum())
     if spread > 0:
         slope, fitted = along @ amount / spread, 2
+        if beside is not None:
+            slope = np.array([one.slope for one in beside])
         off -= np.outer(weight * along, slope)
     error, blocks, worth = _errors(off, weight, fitted)
     known = mean > 0
@@ -157,10 +165,14 @@ def figures(
         # Blocks are off the line as they are off the mean.
         slope_error = error * weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
     columns = (column.tolist() for column in (mean, error, slope, slope_error))
-    return [
+    each = [
         Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
         for one, off_by, grows, by in zip(*columns, strict=True)
     ]
+    if beside is None:
+        return each
+    pairs = zip(each, beside, strict=True)
+    return [replace(one, slope_error=own.slope_error, own_error=own.error) for one, own in pairs]
 
 
 def _errors(

@@ -146,9 +146,9 @@ def place_times(
     units: NDArray[np.float64],
     steps: NDArray[np.float64],
     along: NDArray[np.float64] | None,
-) -> dict[Place, PlaceTimes]:
+) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
     """What every place took in blocks, of which `growths` say what was counted, of so many `units` and recorded
-    `steps`, `along` what they lie (see `noise.figures`)."""
+    `steps`, `along` what they lie (see `noise.figures`); and the pace of all places in each block."""
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names: list[Place] = [
         *((brick, None) for brick in places.bricks),
@@ -158,7 +158,8 @@ def place_times(
     # Bricks, bricks in layers and layers are each as noisy as their like.
     kinds = np.cumsum([len(places.bricks), len(places.cells)])
     pacers = np.array([_tells_pace(place) for place in names])
-    times = _figures(rows, kinds, units, along, pacers)
+    pace = _pace(rows[:, pacers], units)
+    times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
     # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
@@ -167,8 +168,8 @@ def place_times(
             (in_cell if place[0] and place[1] else in_all)[nodes] = at
     alone = (in_all >= 0) & (in_all < len(places.bricks)) & (in_cell < 0)
     outside[alone] = in_all[alone] + len(names)
-    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks))
-    p50, p99 = (calls.quantile(fraction, steps, along) for fraction in (MEDIAN, P99))
+    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks), steps, along, pace)
+    p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical_us = p50.typical_us[:, : len(names)]
     unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
     for at, brick in enumerate(places.bricks):  # the sum of its parts
@@ -176,7 +177,8 @@ def place_times(
         typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
         if unknown.intersection(own):
             unknown.add(at)
-    typical = _figures(typical_us, kinds, units, along, pacers)
+    beside = _pace(typical_us[:, pacers], units)
+    typical = [one for part in np.split(typical_us, kinds, axis=1) for one in figures(part, units, along, beside)]
     nested = _nested(places, totals)
     each = (calls.calls / steps.sum()).tolist()
     of_layer = dict(zip(names, p50.figures, strict=False))
@@ -193,24 +195,7 @@ def place_times(
             None if is_between else p99.figures[at],
             each[at],
         )
-    return found
-
-
-def _figures(
-    rows: NDArray[np.float64],
-    kinds: NDArray[np.int64],
-    units: NDArray[np.float64],
-    along: NDArray[np.float64] | None,
-    pacers: NDArray[np.bool_],
-) -> list[Figure]:
-    """Those of each column, which are split by `kinds`, and their error beside the pace of all `pacers`."""
-    parts = np.split(rows, kinds, axis=1)
-    found = [one for part in parts for one in figures(part, units, along)]
-    pace = _pace(rows[:, pacers], units)
-    if pace is None:
-        return found
-    own = [one for part in parts for one in figures(part / pace[:, None], units, along)]
-    return [replace(one, own_error=beside.error) for one, beside in zip(found, own, strict=True)]
+    return found, pace
 
 
 def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.histograms import BUCKETS, Column, bucket_begin_ns
+from cbtop.profiler.histograms import (
+    BUCKETS,
+    SUB_BUCKETS,
+    Column,
+    bucket_begin_ns,
+    bucket_middle_ns,
+    bucket_of,
+)
 from cbtop.profiler.stats import Growth
 from cbtop.viewmodels.noise import Figure, figures
 
@@ -30,50 +37,97 @@ class Quantile:
 
 
 class CallTimes:
-    """The calls of `places` places in blocks. `place_of`: of each node the place that its calls are those of, or -1;
-    where a node is of several places, several such columns."""
+    """The calls of `places` places in blocks of so many `steps`. `place_of`: of each node the place that its calls
+    are those of, or -1; where a node is of several places, several such columns.
 
-    def __init__(self, blocks: Sequence[Growth], place_of: Sequence[Column], places: int) -> None:
+    Where blocks lie `along` something that makes calls longer, such as the positions cached, each call is as long as
+    it would be at the mean of these: by how medians of blocks grow, which is the median of all pairs of blocks (H.
+    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950), beside the `pace` of all
+    places in each block, where that is known.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Growth],
+        place_of: Sequence[Column],
+        places: int,
+        steps: NDArray[np.float64],
+        along: NDArray[np.float64] | None = None,
+        pace: NDArray[np.float64] | None = None,
+    ) -> None:
         parts = [_cells(block, column, at) for at, block in enumerate(blocks) for column in place_of]
         self._block, self._place, self._bucket, self._count = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
-        self._blocks = len(blocks)
-        self.calls = np.bincount(self._place, self._count, minlength=places)
-        key = self._place * BUCKETS + self._bucket
-        self._key, where = np.unique(key, return_inverse=True)
-        count = np.bincount(where, self._count, minlength=len(self._key))
-        owner = self._key // BUCKETS
-        self._running = np.cumsum(count)
-        self._counts = count
-        self._before = np.cumsum(self.calls) - self.calls  # calls of the places before each
-        self._first = np.searchsorted(owner, np.arange(places))
+        self._steps = steps
+        self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
+        self._growth_us = np.zeros(places)  # of a call, for one of what blocks lie along
+        if len(self._block) and np.ptp(self._off) > 0:
+            self._straighten(pace)
+        self._sorted = _Sorted(self._place, self._bucket, self._count, places)
+        self.calls = self._sorted.calls
 
-    def quantile(self, fraction: float, steps: NDArray[np.float64], along: NDArray[np.float64] | None) -> Quantile:
-        """That quantile of each place, where its blocks are of so many `steps`, see `noise.figures`."""
-        value_us = self._at(np.full(len(self.calls), fraction))
+    def quantile(self, fraction: float) -> Quantile:
+        """That quantile of each place; its error is that of `noise.figures`."""
+        value_us = self._sorted.at(np.full(len(self.calls), fraction))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
-        above = np.zeros((self._blocks, len(self.calls)))
+        above = np.zeros((len(self._steps), len(self.calls)))
         part = np.clip((end - value_us[self._place] * 1e3) / (end - begin), 0, 1)
         np.add.at(above, (self._block, self._place), part * self._count)
-        each = self.calls / steps.sum()
-        by_block = figures(above, steps, along)
+        each = self.calls / self._steps.sum()
+        by_block = figures(above, self._steps)
         off = np.divide([one.error for one in by_block], each, out=np.ones(len(each)), where=each > 0)
         low, high = fraction - off, fraction + off
         known = (low > 0) & (high < 1) & (self.calls * min(fraction, 1 - fraction) >= MIN_BEYOND)
-        low_us, high_us = (self._at(np.where(known, edge, fraction)) for edge in (low, high))
+        low_us, high_us = (self._sorted.at(np.where(known, edge, fraction)) for edge in (low, high))
         error_us = (high_us - low_us) / 2
         us_a_share = np.divide(error_us, off, out=np.zeros(len(off)), where=known & (off > 0))
-        moved_us = us_a_share * (above - np.outer(steps, each * (1 - fraction)))
-        moved_us += np.outer(steps, each * np.where(known, value_us, 0))
-        columns = (column.tolist() for column in (value_us, error_us, known))
+        moved_us = us_a_share * (above - np.outer(self._steps, each * (1 - fraction)))
+        moved_us += np.outer(self._steps, each * np.where(known, value_us, 0))
+        moved_us += np.outer(self._steps * self._off, each * np.where(known, self._growth_us, 0))
+        growth_error_us = np.where(self._growth_us, error_us / (self._off.std() or 1.0), 0.0)
+        columns = (column.tolist() for column in (value_us, error_us, self._growth_us, growth_error_us, known))
         rows = zip(by_block, zip(*columns, strict=True), strict=True)
         return Quantile(
-            [Figure(us, by, one.blocks) if is_known else None for one, (us, by, is_known) in rows], moved_us
+            [
+                Figure(us, by, one.blocks, slope=growth, slope_error=growth_by) if is_known else None
+                for one, (us, by, growth, growth_by, is_known) in rows
+            ],
+            moved_us,
         )
 
-    def _at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A quantile of each place, µs; not a number where it has no calls."""
+    def _straighten(self, pace: NDArray[np.float64] | None) -> None:
+        """Take from each call what it is longer for where its block lies, of places that grow by over a bucket."""
+        blocks, places = len(self._off), len(self._growth_us)
+        each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
+        median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))
+        rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
+        one, other = np.triu_indices(blocks, 1)
+        is_apart = self._off[one] != self._off[other]
+        one, other = one[is_apart], other[is_apart]
+        growth_us = np.median((rate_us[other] - rate_us[one]) / (self._off[other] - self._off[one])[:, None], axis=0)
+        is_told = np.abs(growth_us) * np.ptp(self._off) > np.median(rate_us, axis=0) / SUB_BUCKETS
+        self._growth_us[known[is_told]] = growth_us[is_told]
+        moved_ns = self._growth_us[self._place] * self._off[self._block] * 1e3
+        moves = moved_ns != 0
+        middle_ns = bucket_middle_ns(self._bucket[moves]) - moved_ns[moves]
+        self._bucket[moves] = bucket_of(np.maximum(np.rint(middle_ns), 0).astype(np.int64))
+
+
+class _Sorted:
+    """Calls of so many `groups`, of each group by their length."""
+
+    def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
+        self.calls = np.bincount(group, count, minlength=groups)
+        self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
+        self._counts = np.bincount(where, count, minlength=len(self._key))
+        self._running = np.cumsum(self._counts)
+        self._before = np.cumsum(self.calls) - self.calls  # calls of the groups before each
+        self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
+
+    def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A quantile of each group, µs; not a number where it has no calls."""
         rank = self._before + fraction * self.calls
         at = np.searchsorted(self._running, rank, side="left")
         last = np.append(self._first[1:], len(self._key)) - 1

@@ -332,7 +332,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
                 found = replace(found, kernels=kernels)
         places.append(found)
     step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _STEP_AND_RATE, 0.0, None)
-    walls = [_shifted(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
+    walls = [_moved_wall(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
     insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
     return PartDiff(
         before=before,
@@ -429,10 +429,23 @@ def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
     """Its places where `off` more positions are cached than in the mean."""
     if not off:
         return dict(part.places)
-    return {
-        place: replace(one, time=_shifted(one.time, off), typical=one.typical and _shifted(one.typical, off))
-        for place, one in part.places.items()
-    }
+    found = {}
+    for place, one in part.places.items():
+        brick, layer = place
+        # Of what lies between bricks the median is that of what holds them.
+        calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
+        time = _shifted(one.time, off)
+        if calls.p50:
+            time = replace(time, median_us=_shifted(calls.p50, off).mean)
+        typical, p50, p99 = (figure and _shifted(figure, off) for figure in (one.typical, one.p50, one.p99))
+        found[place] = replace(one, time=time, typical=typical, p50=p50, p99=p99)
+    return found
+
+
+def _moved_wall(figure: Figure, off: float) -> Figure:
+    """As `_shifted`; its median is for a unit, too."""
+    by_us = off * figure.slope
+    return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 
 
 def _shifted(figure: Figure, off: float) -> Figure:

@@ -133,18 +133,22 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     every = elements if is_counted else count
     recorded = (elements - plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
-    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached)
-    # Pauses of other programs are rare and long: the few blocks that have them tell less of how all of them scatter.
-    wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
-    (whole,) = figures(total_ns[:, None] / 1e3, every, cached)
-    outside_us = wall.mean - whole.mean
-    (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along)
     places = Places(totals)
     chosen = [growths[at] for at in ran]
-    found = place_times(places, totals, chosen, recorded, inside[ran], along)
-    calls = CallTimes(growths, [_step_alone(step, len(table))], 1)
-    p50, p99 = (calls.quantile(fraction, count, cached) for fraction in (MEDIAN, P99))
-    typical = figures(p50.typical_us, every, cached)[0] if p50.figures[0] else None
+    found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
+    paces = None
+    if pace is not None:
+        paces = np.ones(len(blocks))  # of a block whose inside was not recorded nothing else is known
+        paces[ran] = pace
+    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
+    # Pauses of other programs are rare and long: the few blocks that have them tell less of how all of them scatter.
+    wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
+    (whole,) = figures(total_ns[:, None] / 1e3, every, cached, paces)
+    outside_us = wall.mean - whole.mean
+    (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
+    calls = CallTimes(growths, [_step_alone(step, len(table))], 1, count, cached, paces)
+    p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
+    typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a wall-clock time is another where the typical step is, or what lies between steps
         wall = replace(wall, median_us=typical.mean + outside_us)

@@ -49,6 +49,50 @@ def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
     assert "other KV lengths" in diff(base, made_run(2, STEADY, 400, cached_from=900)).why_not
 
 
+def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
+    """Attention of 100 µs takes 0.2 µs more for each position: its median and p99 are 40 µs apart as they were."""
+    base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
+    (part,) = diff(base, later).parts
+    for one in (place for place in part.places if place.name.startswith("Attention")):
+        assert one.change is not None
+        assert one.p50 is not None
+        assert one.p99 is not None
+        for moved in (one.change, one.p50, one.p99):
+            assert moved.percent == pytest.approx(0, abs=5)
+            assert moved.half_percent is not None
+            assert moved.half_percent < 15
+        assert one.p50.before == pytest.approx(100 + 0.2 * 300, rel=0.03)
+    assert part.step.p50 is not None
+    assert part.step.p50.percent == pytest.approx(0, abs=3)
+
+
+def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
+    """Every place takes 1 % longer from block to block, one of them another 1 %, and that is what the cache costs."""
+    along = np.arange(40.0)
+    pace = 1 + along / 100
+    amount = np.stack([100 * pace, 100 * pace * (1 + along / 100)], axis=1)
+    steady, growing = figures(amount, np.ones(40), along, pace)
+    assert (steady.slope, steady.own_error) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
+    assert (growing.slope, growing.own_error) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    assert min(steady.error, growing.error) > 5  # of the drift, which is as likely to be another one in another run
+    (alone,) = figures(amount[:, :1], np.ones(40), along)
+    assert (alone.slope, alone.own_error) == (pytest.approx(1), None)
+
+
+def test_what_lies_between_bricks_is_judged_by_calls_at_one_length_too() -> None:
+    """Its median call is that of the step, which is longer where more is cached."""
+    base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
+    (part,) = diff(base, later).parts
+    between = [one for one in part.places if one.name.startswith("between bricks")]
+    assert len(between) == 7
+    for one in between:
+        assert one.mean is not None
+        assert one.mean.medians_us is not None
+        assert one.mean.medians_us[1] == pytest.approx(one.mean.medians_us[0], rel=0.03)
+    assert part.wall.medians_us is not None
+    assert part.wall.medians_us[1] == pytest.approx(part.wall.medians_us[0], rel=0.03)
+
+
 def test_the_sums_close_also_where_caches_grow_and_means_are_moved() -> None:
     base = made_run(1, cached_from=0, us_a_position=0.2)
     (part,) = diff(base, made_run(2, cached_from=50, us_a_position=0.2, slower=1.3)).parts

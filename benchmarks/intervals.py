@@ -1,0 +1,100 @@
+"""How often an interval holds what it is to hold, of two runs of the same: by batch means, and by bootstrap.
+
+    python -m benchmarks.intervals [--comparisons 400]
+
+A made machine of 24 bricks whose steps are alike their neighbours. Its ratio is 1, so an interval of 95 % is to have
+1 in it 95 times in 100. Both are given the same blocks of steps, as `cbtop diff` makes them; the bootstrap draws from
+them, each by itself or as many in a row as its name says, and takes the middle 95 % of 1,000 ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
+from cbtop.viewmodels.noise import CONFIDENCE, change, figures
+
+Floats = NDArray[np.float64]
+Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]  # whether each column's has 1 in it
+
+NOMINAL = 0.95
+PLACES, BRICK, CALL = 24, 0.01, 0.03  # as in docs/gate.md: a brick wanders by 1 %, and each call varies by 3 %
+DRAWS = 1000
+MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps: of none, of 10, 33 and 100 steps
+STEPS = (60, 240, 480)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comparisons", type=int, default=400, help="default: 400, of 24 bricks each")
+    options = parser.parse_args()
+    ways: dict[str, Interval] = {"batch means": by_batch_means}
+    ways |= {f"bootstrap, {name}": by_bootstrap(power) for name, power in DRAWN.items()}
+    print(f"{'steps':>5} {'memory':>6}  " + "  ".join(f"{name:>22}" for name in ways))
+    for steps in STEPS:
+        for memory in MEMORIES:
+            held = dict.fromkeys(ways, 0)
+            for seed in range(options.comparisons):
+                rng = np.random.default_rng([seed, steps])
+                then, now = (blocks_of(steps, memory, rng) for _ in range(2))
+                for name, way in ways.items():
+                    held[name] += int(way(then, now, rng).sum())
+            of = options.comparisons * PLACES
+            print(f"{steps:>5} {memory:>6}  " + "  ".join(f"{100 * one / of:>20.1f} %" for one in held.values()))
+    return 0
+
+
+# Blocks drawn in a row, as a power of how many there are.
+DRAWN = {"one by one": 0.0, "cube root": 1 / 3, "square root": 1 / 2}
+
+
+def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
+    """What each place takes in blocks of steps, mean of a step: (blocks, places)."""
+    chance = rng.standard_normal((steps, PLACES)) * np.sqrt(1 - memory**2)
+    wander = np.empty((steps, PLACES))
+    wander[0] = rng.standard_normal(PLACES)
+    for at in range(1, steps):
+        wander[at] = memory * wander[at - 1] + chance[at]
+    us = np.exp(BRICK * wander + CALL * rng.standard_normal((steps, PLACES)))
+    each = STEPS_A_BLOCK
+    while steps // each >= MAX_BLOCKS:
+        each *= 2
+    whole = steps // each * each
+    return us[:whole].reshape(-1, each, PLACES).mean(axis=1)
+
+
+def by_batch_means(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """As `cbtop diff` does, of one figure at a time."""
+    sides = (figures(one, np.ones(len(one))) for one in (then, now))
+    share = (1 - CONFIDENCE) / (1 - NOMINAL)  # of a comparison: an interval is of CONFIDENCE otherwise
+    changes = (change(was, one, share) for was, one in zip(*sides, strict=True))  # type: ignore[arg-type]
+    return np.array([abs(one.delta) <= one.half for one in changes])
+
+
+def by_bootstrap(power: float) -> Interval:
+    """The middle of ratios of means of blocks that are drawn with replacement, so many in a row, around the end."""
+
+    def drawn(blocks: Floats, rng: np.random.Generator) -> Floats:
+        count = len(blocks)
+        each = max(1, round(count**power))
+        first = rng.integers(0, count, (DRAWS, -(-count // each)))
+        at = (first[:, :, None] + np.arange(each)).reshape(DRAWS, -1)[:, :count] % count
+        found: Floats = blocks[at].mean(axis=1)
+        return found
+
+    def interval(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
+        ratios = drawn(now, rng) / drawn(then, rng)
+        low, high = np.quantile(ratios, [(1 - NOMINAL) / 2, (1 + NOMINAL) / 2], axis=0)
+        found: NDArray[np.bool_] = (low <= 1) & (high >= 1)
+        return found
+
+    return interval
+
+
+if __name__ == "__main__":
+    sys.exit(main())
