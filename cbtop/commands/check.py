@@ -36,10 +36,10 @@ thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
 
 examples:
-  cbtop check --baseline base.json --new new.cbtop
+  cbtop check --baseline learned.json --new new.cbtop              of six runs, by --learn 6
   cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
   cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
-  cbtop check --baseline base.json --learn 6 -- python bench.py    run it six times, keep how runs scatter
+  cbtop check --baseline learned.json --learn 6 -- python bench.py    run it six times, keep how runs scatter
   cbtop check --baseline base.json --format text --format junit=check.xml -- python bench.py
   cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop
   cbtop demo --check                                               a whole gate, on its own
@@ -53,8 +53,9 @@ BASE and NEW are each {WHERE}. Budgets are TOML:
 A budget that a BrickDefinition gives its brick is always judged, beside the rest.
 
 A threshold is broken where all of the interval of what was measured is beyond it: within it, it is `unsure`, and
-passes. Several --baseline, three or more, or one of --learn, tell how runs scatter; where a single one is all there
-is, below 3 % nothing is called a change, and what all bricks share is not called slower: a clock does that, too.
+passes. Several --baseline, three or more, or one of --learn, tell how runs scatter. A single one does not: without
+thresholds what looks slower beside it is named with exit code 5, never 4, below 3 % nothing is called a change, and
+what all bricks share is not called slower: a clock does that, too.
 
 5 % on one brick of one layer are found 95 times in 100 from 240 steps of a phase on, 7 % from 120, 10 % from 60: see
 docs/gate.md. Each comparison says what it would have found.
@@ -133,6 +134,7 @@ def gate(
     """Judge, print, and raise what the exit code is of. `by_contract`: also how many times as long calls take."""
     from cbtop.reports.gate import summary
     from cbtop.viewmodels.run_diff import diff_of
+    from cbtop.viewmodels.runs import MIN_LEARNED
     from cbtop.viewmodels.thresholds import (
         LOSS,
         Judged,
@@ -144,8 +146,14 @@ def gate(
         of_definitions,
     )
 
-    if len(bases) == 2:
-        sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
+    if 0 < len(bases) < MIN_LEARNED and bases is not news:
+        if len(bases) > 1:
+            sys.stderr.write("cbtop: of two base runs the first counts\n")
+        if not thresholds and not by_contract:
+            sys.stderr.write(
+                "cbtop: one base run does not tell how runs scatter: what looks slower beside it is named with exit "
+                f"code 5, never 4. {MIN_LEARNED} or more tell (--learn 6)\n"
+            )
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = diff_of(bases, news, anyway=options.anyway, may_lack_records=judges_loss)
     if found.why_not:

@@ -188,9 +188,18 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
 ) -> None:
     bases = three(runs)
     assert check(*bases, "--new", runs["same"], "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["diff"]["base"]["runs"] == 3
-    assert check(*bases[:4], "--new", runs["same"]) == 0
-    assert "of two base runs the first counts" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert json.loads(said.out)["diff"]["base"]["runs"] == 3
+    never = "what looks slower beside it is named with exit code 5, never 4"
+    assert never not in said.err
+    for few in (bases[:2], bases[:4]):  # said before anything is slower
+        assert check(*few, "--new", runs["same"]) == 0
+        err = capsys.readouterr().err
+        assert never in err
+        assert ("of two base runs the first counts" in err) == (len(few) > 2)
+    for absolute in ([], bases[:2]):
+        assert check("RmsNorm.p50<=1s", *absolute, "--new", runs["same"]) == 0
+        assert never not in capsys.readouterr().err
     assert check(*bases, "--new", runs["slower"]) == 4
     err = capsys.readouterr().err
     assert GUILTY in err
