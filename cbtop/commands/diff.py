@@ -20,6 +20,7 @@ BASE and NEW are each {WHERE}.
 examples:
   cbtop record -o base.cbtop --duration 30       before; then change something
   cbtop diff base.cbtop new.cbtop
+  cbtop diff base.cbtop new.cbtop --format tree  layer → brick: what each costs more adds up
   cbtop diff base.cbtop 4711 --duration 20       with a process that runs now
   cbtop diff base.cbtop --save base.json         a few hundred kB to keep beside the code
   cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
@@ -33,7 +34,7 @@ in 100 from 240 steps on, 7 % from 120, 10 % from 60. To fail a job by it: cbtop
 exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable or not to be
 trusted
 """
-FORMAT_NAMES = ("text", "markdown", "json", "folded", "speedscope")
+FORMAT_NAMES = ("text", "tree", "markdown", "json", "folded", "speedscope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,6 +55,17 @@ def diff_markdown(found: RunDiff) -> str:
     return "\n".join(lines)
 
 
+def diff_tree(found: RunDiff) -> str:
+    """Where a unit of each phase goes, layer → brick: what is in something adds up to it, the worst first."""
+    lines = [f"{_named(found.base)} → {_named(found.now)}"]
+    if found.why_not:
+        return "\n".join([*lines, f"not comparable: {found.why_not}"])
+    for part in found.parts:
+        rows: Table = [("", f"µs/{part.unit}", "now", "Δ", "ratio", "")]
+        lines += ["", head(part), table([*rows, *_tree(part)], left=_NAME_COLUMNS)]
+    return "\n".join(lines)
+
+
 def diff_json(found: RunDiff) -> str:
     """Every number, with null for what is not known."""
     return json.dumps(diff_fields(found), allow_nan=False)
@@ -253,26 +264,59 @@ def _power(part: PartDiff) -> str:
     return f"found {FOUND:.0%} of the time: a change of {' and of '.join(said)} (median of these)"
 
 
+def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
+    """A row for what a unit takes by the wall clock, and under it for all that this is the sum of."""
+    balance = part.balance
+    yield _branch(0, f"a {part.unit}", balance.wall)
+    for layer in part.layers:
+        yield _branch(1, layer.name, _means(layer), layer)
+        for cell in part.cells:
+            if cell.layer == layer.layer and cell.brick:
+                yield _branch(2, cell.brick[0], _means(cell), cell)
+    for brick, times in _outside_layers(part):
+        is_all = not any(cell.brick == brick.brick for cell in part.cells)
+        yield _branch(1, brick.name if is_all else f"{brick.name} outside layers", times, brick if is_all else None)
+    if any(balance.not_recorded):
+        yield _branch(1, "steps not recorded inside", balance.not_recorded)
+    yield _branch(1, "between steps", balance.between_steps)
+
+
+def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff | None = None) -> tuple[str, ...]:
+    before, now = times
+    judged = (_ratio(place.change) if place.change else NOT_MEASURED, _remark(place)) if place else ("", "")
+    return f"{'  ' * depth}{name}", number(before), number(now), _signed(now - before), *judged
+
+
 def _stacks(found: RunDiff) -> list[DiffStack]:
     """What every place took of its own, for a unit: the parts that were recorded of a step."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 
 def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
-    in_layers: dict[object, list[float]] = {}
     for place in part.cells:
-        times = [side.time.mean if side else 0.0 for side in (place.before, place.now)]
-        inside = in_layers.setdefault(place.brick, [0.0, 0.0])
-        inside[:] = [one + more for one, more in zip(inside, times, strict=True)]
-        yield _stack(part.phase, place.layer, place, times)
+        yield _stack(part.phase, place.layer, place, _means(place))
+    for place, times in _outside_layers(part):
+        yield _stack(part.phase, None, place, times)
+
+
+def _outside_layers(part: PartDiff) -> Iterator[tuple[PlaceDiff, tuple[float, float]]]:
+    """What of each brick lies in no layer, µs for a unit then and now."""
+    inside: dict[object, tuple[float, float]] = {}
+    for place in part.cells:
+        (before, now), (one, other) = inside.get(place.brick, (0.0, 0.0)), _means(place)
+        inside[place.brick] = before + one, now + other
     for place in part.bricks:
-        times = [side.time.mean if side else 0.0 for side in (place.before, place.now)]
-        left = [one - inside for one, inside in zip(times, in_layers.get(place.brick, (0.0, 0.0)), strict=True)]
-        if max(left) >= 0.001:
-            yield _stack(part.phase, None, place, left)
+        (before, now), (one, other) = inside.get(place.brick, (0.0, 0.0)), _means(place)
+        if max(left := (one - before, other - now)) >= 0.001:
+            yield place, left
 
 
-def _stack(phase: str, layer: str | None, place: PlaceDiff, times: list[float]) -> DiffStack:
+def _means(place: PlaceDiff) -> tuple[float, float]:
+    before, now = (side.time.mean if side else 0.0 for side in (place.before, place.now))
+    return before, now
+
+
+def _stack(phase: str, layer: str | None, place: PlaceDiff, times: tuple[float, float]) -> DiffStack:
     names = tuple(name for name in (phase, layer, place.brick[0] if place.brick else None) if name)
     before_ns, now_ns = (max(0, round(1e3 * time)) for time in times)
     return DiffStack(names, before_ns, now_ns)
@@ -308,6 +352,7 @@ def escaped(text: str) -> str:
 
 FORMATS: dict[str, Callable[[RunDiff], str]] = {
     "text": diff_text,
+    "tree": diff_tree,
     "markdown": diff_markdown,
     "json": diff_json,
     "folded": diff_folded,

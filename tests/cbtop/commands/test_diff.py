@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,28 @@ def test_markdown_holds_tables_and_no_markup_of_names(
     (brick,) = [line for line in lines if line.startswith("| DownProjection |")]
     assert brick.count(" | ") == 7
     assert lines.count("</details>") == 2
+
+
+def test_a_tree_has_what_each_layer_and_each_brick_in_it_costs_more_and_adds_up(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(runs["base"], runs["slower"], "--format", "tree") == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("a token"))
+    depth = [(len(line) - len(line.lstrip())) // 2 for line in lines[begin:]]
+    rows = [re.split(r"  +", line.strip()) for line in lines[begin:]]
+    names, added = [row[0] for row in rows], [float(row[3]) for row in rows]
+    assert names[1:3] == ["Layer 2", "DownProjection"]  # the worst first
+    assert rows[2][4:] == [rows[2][4], "slower"]
+    below: dict[int, list[float]] = {}
+    for at in reversed(range(len(rows))):
+        below.setdefault(depth[at], []).append(added[at])
+        if children := below.pop(depth[at] + 1, None):
+            assert sum(children) == pytest.approx(added[at], abs=0.01 * len(children))
+    assert depth[0] == 0
+    assert depth.count(1) == 4 + 1  # four layers, and between steps
+    assert run(runs["base"], runs["other model"], "--format", "tree") == 5
+    assert "not comparable: another model" in capsys.readouterr().out
 
 
 def test_folded_stacks_add_up_to_the_recorded_part_of_a_step(
