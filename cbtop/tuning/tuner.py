@@ -325,7 +325,7 @@ def named(
     untried += [
         Untried("batch", "the decoder runs one sequence at a time"),
         Untried("backend", "what a GPU takes is not known from bricks of a processor: cbtop bench --backend cuda"),
-        Untried("layout", "weights are read as they lie in the file, and no other layout is made of them"),
+        Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
     # What does not touch the numbers first, then what could gain most.

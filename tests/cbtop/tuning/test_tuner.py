@@ -79,6 +79,7 @@ def test_settings_are_named_by_the_bricks_that_they_change_and_limited_by_amdahl
     assert (cache.limit, cache.why) == (pytest.approx(1 / 0.9), "Attention (fused) takes 10.0 % of a request")
     assert (threads.numbers, exact.numbers, cache.numbers) == ("", "its products are exact", "its KV cache holds f32")
     assert {one.what for one in untried} == {"batch", "backend", "layout", "tier"}
+    assert "interleaved: --exact is both" in {one.what: one.why for one in untried}["layout"]  # see model_to_run
 
 
 def test_what_could_gain_less_than_three_percent_is_not_tried_and_the_bound_is_said() -> None:
