@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,9 @@ class Launch:
 class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
-    __slots__ = ("_implementations", "_profiler", "definition", "kernels", "spec")
+    __slots__ = (
+        "_implementations", "_many_elements", "_of_many", "_profiler", "definition", "kernels", "spec",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -43,10 +46,15 @@ class ComputeBrick:
         budget: Budget | None = None,
         *,
         names_launches: bool = False,
+        bfloat16_tokens: int | None = None,
     ) -> None:
-        """`names_launches`: its kernels record themselves when they are launched, each with how."""
+        """`names_launches`: its kernels record themselves when they are launched, each with how. `bfloat16_tokens`:
+        of so many tokens and more its products of int8 are of bfloat16; None: none are."""
         self.spec = spec
         self._profiler = profiler
+        work = combined_work(launches)
+        if names_launches:  # the roofs of a GPU are of matrices of floats: the highest is that over its int8, too
+            work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self.definition = BrickDefinition(
@@ -54,7 +62,7 @@ class ComputeBrick:
             category=spec.category,
             brick=spec.brick,
             backend=backend,
-            work=combined_work(launches),
+            work=work,
             kernels=tuple(
                 KernelDefinition(kernel.name, backend if kernel.parallel else ONE_THREAD)
                 for kernel in self.kernels
@@ -62,10 +70,15 @@ class ComputeBrick:
             ),
             budget=budget,
         )
+        self._of_many, self._many_elements = self.definition, math.inf
+        if bfloat16_tokens is not None and work.dtype == "int8":
+            self._of_many = replace(self.definition, work=replace(work, dtype="bfloat16"))
+            self._many_elements = bfloat16_tokens * sum(launch.elements_per_token for launch in launches)
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
         """Run each kernel with its arguments. `elements` is what the definition's Work is linear in."""
-        timer = self._profiler.start_brick(self.definition)
+        definition = self.definition if elements < self._many_elements else self._of_many
+        timer = self._profiler.start_brick(definition)
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
@@ -113,16 +126,23 @@ class ComputeBrick:
     def fall_back(self) -> None:
         """From the next call on, compute by the references of the kernels, which count in float64."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
+        self._many_elements = math.inf
+        work = self.definition.work
+        assert isinstance(work, Work)
         self.definition = replace(
             self.definition,
             backend=REFERENCE,
+            work=replace(work, dtype="float64"),
             kernels=tuple(KernelDefinition(kernel.name, REFERENCE) for kernel in self.kernels),
         )
 
 
 def combined_work(launches: Sequence[Launch]) -> Work:
-    """The work of all kernels in a row, as one line in the sum of their elements."""
+    """The work of all kernels in a row, as one line in the sum of their elements. Where they multiply numbers of
+    several types it stands under the highest of their roofs, that of int8: what it reaches is then never overstated.
+    """
     total = sum(launch.elements_per_token for launch in launches)
+    dtypes = {launch.work.dtype for launch in launches}
 
     def per_element(values: Sequence[float]) -> float:
         return sum(v * one.elements_per_token / total for v, one in zip(values, launches, strict=True))
@@ -132,4 +152,5 @@ def combined_work(launches: Sequence[Launch]) -> Work:
         flops_per_element=per_element([launch.work.flops_per_element for launch in launches]),
         bytes_per_call=sum(launch.work.bytes_per_call for launch in launches),
         bytes_per_element=per_element([launch.work.bytes_per_element for launch in launches]),
+        dtype="int8" if "int8" in dtypes else "float32",
     )

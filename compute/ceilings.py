@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -18,10 +18,23 @@ import numpy as np
 
 from cbtop.compute.backends import OtherProcesses, available_threads, torch_on, turn
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.jit.compile import jit_parallel, prange
+from cbtop.compute.jit.bytes64 import load_64, multiplied_again, sums_of_products
+from cbtop.compute.jit.compile import jit, jit_parallel, prange
+from cbtop.compute.jit.cpu import HAS_TILES, HAS_VNNI, TIER
+from cbtop.compute.jit.tiles import (
+    configure_tiles,
+    load_tile,
+    multiply_tiles,
+    release_tiles,
+    store_tile,
+    zero_tile,
+)
+from cbtop.compute.jit.vectors import add, load_floats, store_floats, to_floats
+from cbtop.profiler.roofline import is_integer
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
 
+U = np.uint64
 MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
@@ -32,6 +45,12 @@ ROUNDS = 5
 COMPUTE_LANES = 2048  # float32: 8 KiB, stays in L1
 COMPUTE_REPEATS = 4_000
 FMAS_PER_VISIT = 16  # written out in _multiply_add: enough that loading and storing do not count
+LINE = 64  # bytes: of a vector, and of a row of a tile
+BYTE_CHAINS = 12 if HAS_VNNI else 6  # independent sums: enough to wait for none, and no more than registers hold
+BYTE_REPEATS = 12_000_000 // BYTE_CHAINS
+TILE_BYTES = 1024
+PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
+TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # a working set of half a cache: the rest is for what else runs there
 CACHE_READ_BYTES = 256 * MIB  # that a round reads from a cache, of each thread
 PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; the largest that a round has time for
@@ -83,10 +102,54 @@ def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
                 values[thread, i] = value
 
 
+@jit
+def _multiply_bytes(lines: Any, out: Any, repeats: int) -> None:
+    """Sums of BYTE_CHAINS rows of `lines` go through as many multiply-adds with its first, `repeats` times over."""
+    weights = load_64(lines, U(0), U(0))
+    totals = sums_of_products((weights,), lines, U(0), U(0), BYTE_CHAINS, 255)
+    for _ in range(repeats):
+        totals = multiplied_again(weights, totals)
+    for total in totals:
+        store_floats(out, U(0), U(0), add(load_floats(out, U(0), U(0)), to_floats(total)))
+
+
+@jit_parallel
+def _multiply_add_bytes(lines: Any, out: Any, repeats: int) -> None:
+    for thread in prange(out.shape[0]):
+        _multiply_bytes(lines, out[thread : thread + 1], repeats)
+
+
+@jit
+def _multiply_four_tiles(lines: Any, out: Any, repeats: int) -> None:
+    """Four sums of two tiles times two."""
+    configure_tiles()
+    zero_tile(0)
+    zero_tile(1)
+    zero_tile(2)
+    zero_tile(3)
+    load_tile(4, lines, U(0), U(0))
+    load_tile(5, lines, U(0), U(0))
+    load_tile(6, lines, U(0), U(0))
+    load_tile(7, lines, U(0), U(0))
+    for _ in range(repeats):
+        multiply_tiles(0, 4, 6)
+        multiply_tiles(1, 4, 7)
+        multiply_tiles(2, 5, 6)
+        multiply_tiles(3, 5, 7)
+    store_tile(0, out, U(0), U(0))
+    release_tiles()
+
+
+@jit_parallel
+def _multiply_add_tiles(lines: Any, out: Any, repeats: int) -> None:
+    for thread in prange(out.shape[0]):
+        _multiply_four_tiles(lines, out[thread : thread + 1], repeats)
+
+
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """DRAM and cache bandwidth and the float32 FMA rate of `threads` threads, to `announce`; None: of all that this
-    process may use.
+    """DRAM and cache bandwidth and the rates of multiply-adds of `threads` threads, to `announce`; None: of all that
+    this process may use. Those are of float32, of int8 where its products are made of it, and with AMX of bfloat16.
 
     With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
     stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
@@ -108,7 +171,25 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
         found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums)))
     found += _cache_ceilings(buffer, threads, found[0])
     multiply_add = partial(_multiply_add, values, factor, term, COMPUTE_REPEATS)
-    return [*found, _measured("fma_float32", "compute", flops, multiply_add)]
+    found.append(_measured("fma_float32", "compute", flops, multiply_add, "float32"))
+    return [*found, *_ceilings_of_products(threads)]
+
+
+def _ceilings_of_products(threads: int) -> Iterator[Ceiling]:
+    """Of the instructions that products of quantised weights are made of."""
+    lines = np.ones((TILE_BYTES // LINE, LINE), np.uint8)
+    if TIER != "generic":
+        sums = np.zeros((threads, LINE // 4), np.float32)
+        _multiply_add_bytes(lines, sums, 1)
+        amount = 2.0 * threads * BYTE_REPEATS * BYTE_CHAINS * LINE
+        run = partial(_multiply_add_bytes, lines, sums, BYTE_REPEATS)
+        yield _measured("dot_int8", "compute", amount, run, "int8")
+    if HAS_TILES:  # pragma: no cover - AMX
+        sums = np.zeros((threads, TILE_BYTES // 4), np.float32)
+        _multiply_add_tiles(lines, sums, 1)
+        amount = 2.0 * threads * TILE_REPEATS * PRODUCTS_OF_TILES
+        run = partial(_multiply_add_tiles, lines, sums, TILE_REPEATS)
+        yield _measured("tiles_bfloat16", "compute", amount, run, "bfloat16")
 
 
 def _cache_ceilings(buffer: Any, threads: int, dram: Ceiling) -> list[Ceiling]:
@@ -166,7 +247,7 @@ def measure_product(threads: int) -> Ceiling:
             size = largest_size(PRODUCT_SIZES, min(_seconds(product(smallest))), PRODUCT_S)
             run = product(size)
             run()
-            return _measured("matmul_bfloat16", "compute", 2.0 * size**3, run)
+            return _measured("matmul_bfloat16", "compute", 2.0 * size**3, run, "bfloat16")
     except RuntimeError as error:
         raise ComputeError(f"torch: {error}") from error
 
@@ -176,21 +257,22 @@ def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> i
     return next((size for size in sizes if smallest_s * (size / sizes[-1]) ** 3 <= longest_s), sizes[-1])
 
 
-def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float]) -> Ceiling:
-    """A roof from rounds that each moved `amount` bytes or did `amount` FLOP.
+def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype: str = "") -> Ceiling:
+    """A roof from rounds that each moved `amount` bytes or did `amount` operations on numbers of `dtype`.
 
     It is the best of them: a ceiling is what is possible, and other processes only take away.
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
-    unit = "GFLOP/s" if kind == "compute" else "GB/s"
+    unit = "GB/s" if kind != "compute" else "GOP/s" if is_integer(dtype) else "GFLOP/s"
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, statistics.median(rates), rates[0], now)
+    rounds = statistics.median(rates), rates[0]
+    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, *rounds, now, dtype=dtype)
 
 
-def _measured(name: str, kind: str, amount: float, run: Callable[[], object]) -> Ceiling:
+def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:
     """A roof of the processors, and how much of them others used meanwhile."""
     others = OtherProcesses()
-    found = ceiling(name, kind, amount, _seconds(run))
+    found = ceiling(name, kind, amount, _seconds(run), dtype)
     return replace(found, load_percent=others.percent())
 
 

@@ -113,13 +113,13 @@ def _product(library: Library, precision: str) -> Ceiling:
     smallest_s = min(library.seconds(smallest, 1) for _ in range(ROUNDS))
     size = largest_size(PRODUCT_SIZES, smallest_s, PRODUCT_S)
     run = library.product(precision, size)
-    return _ceiling(library, f"matmul_{precision}", "compute", 2.0 * size**3, run)
+    return _ceiling(library, f"matmul_{precision}", "compute", 2.0 * size**3, run, precision)
 
 
-def _ceiling(library: Library, name: str, kind: str, amount: float, run: Run) -> Ceiling:
+def _ceiling(library: Library, name: str, kind: str, amount: float, run: Run, dtype: str = "") -> Ceiling:
     until_s = time.monotonic() + WARM_S
     run_s = library.seconds(run, 1)
     while time.monotonic() < until_s:
         run_s = library.seconds(run, 1)
     repeats = max(round(ROUND_S / run_s), 1)
-    return ceiling(name, kind, amount, [library.seconds(run, repeats) / repeats for _ in range(ROUNDS)])
+    return ceiling(name, kind, amount, [library.seconds(run, repeats) / repeats for _ in range(ROUNDS)], dtype)

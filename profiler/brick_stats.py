@@ -58,6 +58,7 @@ class BrickStats:
     size_bytes: float | None = None  # of collectives: what they are about; their bytes are what the links carry
     uncounted: int = 0  # calls that gave no count of elements
     adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, beside their wall time
+    dtypes: tuple[str, ...] = ()  # what its calls multiply, as `Work` says it
 
     @property
     def mean_exclusive_ns(self) -> float | None:
@@ -108,6 +109,7 @@ class _Brick:
     outermost: Column  # of `nodes` those that lie in no other of them
     alike_outermost: tuple[Column, ...]
     budget_gb_per_sec: float | None  # that all of them have
+    dtypes: tuple[str, ...]
 
 
 class _Bricks:
@@ -206,6 +208,7 @@ def _brick(
     like_of, outer = table.column("like_of"), nodes[is_outermost[nodes]]
     alike = tuple(_alike(nodes, like_of))
     rates = {table[int(group[0])].budget_gb_per_sec for group in alike}
+    works = [table[int(group[0])].work for group in alike]
     return _Brick(
         name=name,
         category=category,
@@ -215,6 +218,7 @@ def _brick(
         outermost=outer,
         alike_outermost=tuple(_alike(outer, like_of)),
         budget_gb_per_sec=rates.pop() if len(rates) == 1 else None,
+        dtypes=tuple(sorted({work.dtype for work in works if work.flops(1, 1) != 0})),
     )
 
 
@@ -354,6 +358,7 @@ def _stats(
         budget_us_per_token=_budget_of(brick.alike_outermost, totals),
         uncounted=totals.stats.rare("uncounted", map(int, brick.nodes)),
         adopted_ns=adopted_ns,
+        dtypes=brick.dtypes,
     )
 
 

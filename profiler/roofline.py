@@ -30,6 +30,19 @@ class Distance:
         return self.percent_of_roof > 100
 
 
+def is_integer(dtype: str) -> bool:
+    """Whether numbers of `dtype` are whole; "" are floats of a kind that is not told."""
+    return dtype.startswith(("int", "uint"))
+
+
+def stands_under(dtype: str, roof_dtype: str) -> bool:
+    """Whether work on numbers of `dtype` has a compute roof for `roof_dtype` above it: its own, or where one of both
+    is not told, any of floats."""
+    if dtype and roof_dtype:
+        return dtype == roof_dtype
+    return not is_integer(dtype or roof_dtype)
+
+
 def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
     """FLOP per byte; None where either is unknown or nothing is moved or computed."""
     if not flops or not moved_bytes:

@@ -29,6 +29,8 @@ class Work:
     Where neither of the two numbers of FLOP is given they are unknown, which 0 is not; the same holds for bytes.
     A collective's elements are those of all it is about, `size_bytes_per_element` the bytes of one of them; its bytes
     are bus bytes: what each link must carry at least.
+    `dtype` is that of the numbers that are multiplied (`float32`, `bfloat16`, `int8`), whose roof it stands under; ""
+    says floats of a kind that is not told. An operation of integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None
@@ -36,6 +38,7 @@ class Work:
     bytes_per_call: float | None = None
     bytes_per_element: float | None = None
     size_bytes_per_element: float | None = None
+    dtype: str = ""
 
     def __post_init__(self) -> None:
         for per_call, per_element in (FLOPS, BYTES):

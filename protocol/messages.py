@@ -130,7 +130,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (unit GFLOP/s).
+    """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
 
     A level of cache is no roof that a share is of: whether data lies there nobody knows. It says where what is faster
     than memory came from.
@@ -138,7 +138,8 @@ class Ceiling:
     Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were, and
     `load_percent` how much of the processors or the GPU others used meanwhile. `measured_on` is the moment
     (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of the GPU that it is of; "": of the
-    processors. `withdrawn`: it is no roof over what runs now.
+    processors. `withdrawn`: it is no roof over what runs now. `dtype`: of a compute roof what is multiplied under it,
+    as in `Work`; "": floats of a kind that is not told.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Ceiling:
     withdrawn: bool = False
     load_percent: float | None = None
     gpu: str = ""
+    dtype: str = ""
 
     def __post_init__(self) -> None:
         for value in (self.value, self.median, self.lowest):

@@ -24,7 +24,7 @@ from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # the newest are kept
-MAX_CEILINGS = 8  # of one device
+MAX_CEILINGS = 16  # of one device
 _FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: what follows is of the others, and takes the kernel time to say
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")

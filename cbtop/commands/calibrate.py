@@ -132,11 +132,14 @@ def _measured(
 def _processor(threads: int, weights_bytes: int | None, line: ProgressLine) -> tuple[DeviceRoofs, Sequence[str]]:
     from cbtop.compute.ceilings import measure_ceilings, measure_product
     from cbtop.compute.errors import ComputeError
+    from cbtop.compute.jit.cpu import TIER
 
     missing = []
     roofs = DeviceRoofs(cpu_name(), (), threads, weights_bytes=weights_bytes)
-    line.show(f"{roofs.title}: dram_read, caches, fma_float32")
+    line.show(f"{roofs.title}: dram_read, caches, fma_float32, dot_int8")
     ceilings = measure_ceilings(threads, weights_bytes)
+    if TIER == "generic":
+        missing.append("dot_int8 n/a: neither AVX2 nor AVX-512 VNNI, products take floats")
     line.show(f"{roofs.title}: matmul_bfloat16")
     try:
         ceilings.append(measure_product(threads))
@@ -184,6 +187,8 @@ def _text(roofs: DeviceRoofs | MachineCrossovers | None, missing: Sequence[str] 
         lines.append(f"{roofs.title} ({roofs.measured_on or fmt.NOT_MEASURED}, age {age})")
         lines += map(_row, rows)
         lines += [f"  ⚠ {doubt}" for doubt in fmt.ceiling_doubts(rows)]
+        if any(one.name == "fma_float32" and not one.dtype for one in roofs.ceilings):
+            lines.append("  dot_int8 n/a: measured by an older cbtop; run `cbtop calibrate`")
     lines += [f"  {one}" if roofs is not None else one for one in missing]
     return "".join(f"{one}\n" for one in lines)
 

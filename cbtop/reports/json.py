@@ -101,6 +101,8 @@ OTHER_ORIGINS = {
         "quantization",
         "layers",
         "weights_bytes",
+        "dtype",
+        "dtypes",
         *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
@@ -414,6 +416,7 @@ def _roofline(view: RooflineView, before: Mapping[Brick, WorkChange]) -> dict[st
                 "load_percent": row.load_percent,
                 "measured_on": row.measured_on or None,
                 "age_s": row.age_s,
+                "dtype": row.dtype or None,
             }
             for row in view.ceilings
         ],
@@ -424,6 +427,7 @@ def _roofline(view: RooflineView, before: Mapping[Brick, WorkChange]) -> dict[st
                 "brick": point.name,
                 **{key: getattr(point, key) for key in _POINT_KEYS},
                 "bound": point.bound or NOT_MEASURED,
+                "dtypes": list(point.dtypes),
                 "since_baseline": _work_change(before.get(point.key)),
             }
             for point in view.points

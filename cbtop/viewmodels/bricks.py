@@ -63,6 +63,7 @@ class BrickRow:
     budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
     uncounted: int = 0  # calls that gave no count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
+    dtypes: tuple[str, ...] = ()  # what its calls multiply, as `Work` says it: one type, or several
     # Of its calls: bars side by side, from the shortest to the longest; none where not each has been counted in one.
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
     # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
@@ -202,6 +203,7 @@ def _row(
         uncounted=stats.uncounted,
         size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
+        dtypes=stats.dtypes,
         durations=Later(lambda: _durations(stats, nodes, totals)),
         trend_us=Later(partial(trend.us, first)) if has_trend else (),
         trail=Later(partial(trend.trail, first)),

@@ -107,6 +107,7 @@ class CeilingRow:
     load_percent: float | None = None  # of the processors or the GPU: what others used of it meanwhile
     age_s: float | None = None
     gpu: str = ""  # its UUID; "": of the processors
+    dtype: str = ""  # of a compute roof what is multiplied under it; "": floats of a kind that is not told
 
     @property
     def spread_percent(self) -> float | None:
@@ -128,6 +129,7 @@ class RidgeRow:
     compute: str
     flop_per_byte: float
     gflops: float
+    dtype: str = ""  # of the compute ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class RooflineView:
     def ridges(self) -> tuple[RidgeRow, ...]:
         """Where each bandwidth reaches each compute ceiling."""
         return tuple(
-            RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value)
+            RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
             for peak in self.ceilings
             for bandwidth in self.ceilings
             if (peak.kind, bandwidth.kind) == ("compute", "bandwidth")

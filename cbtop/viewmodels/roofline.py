@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cbtop.profiler.roofline import SHARED, Distance, distance
+from cbtop.profiler.roofline import SHARED, Distance, distance, stands_under
 from cbtop.protocol.messages import Ceiling
 from cbtop.units import number
 from cbtop.viewmodels.bricks import BrickRow
@@ -19,7 +19,7 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
             None if now_s is None or c.measured_s is None else max(now_s - c.measured_s, 0.0),
-            c.gpu,
+            c.gpu, c.dtype,
         )
         for c in ceilings
     )  # fmt: skip
@@ -32,12 +32,19 @@ def under_roofs(
 
     What limits one of `steps` that ran at the same time is not known: together they may be at the roof.
     """
-    peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
-    roofs = [(row, _roof(row, peaks, bandwidths)) for row in bricks]
+    roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
     if steps is not None and steps.overlap:
         roofs = [(row, roof and replace(roof, bound=SHARED)) for row, roof in roofs]
     return tuple(with_parts(row, roof=roof) for row, roof in roofs)
+
+
+def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
+    """The compute roofs over a brick: of what it multiplies. None where one of its types has no roof, which may
+    be the highest of them."""
+    peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
+    over = [[peak for peak in peaks if stands_under(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
+    return [peak for peak in peaks if any(peak in own for own in over)] if all(over) else []
 
 
 def shared_note(steps: StepsView | None) -> str:
@@ -61,10 +68,19 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Which kinds of ceilings are not known, and why; "" where both are."""
+    """Which kinds of ceilings are not known, and why; "" where all are that bricks stand under."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
+    if "compute" in kinds:
+        missing += [f"{dtype} compute" for dtype in _without_peak(view)]
     return f"{' and '.join(missing)} ceiling n/a: {view.note or 'not measured by this source'}" if missing else ""
+
+
+def _without_peak(view: RooflineView) -> list[str]:
+    """What bricks multiply that no compute roof is of."""
+    peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
+    dtypes = {dtype for point in view.points for dtype in point.dtypes}
+    return sorted(one for one in dtypes if not any(stands_under(one, peak.dtype) for peak in peaks))
 
 
 def _is_point(brick: BrickRow) -> bool:

@@ -10,6 +10,7 @@ from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.decoder.experts import of_expert
+from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     activation,
     attention,
@@ -33,6 +34,7 @@ from cbtop.compute.kernels import (
 from cbtop.compute.kernels.base import Kernel, KernelWork
 from cbtop.compute.kernels.linear_int8 import can_share
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
+from cbtop.compute.settings import crossovers
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,15 @@ class BrickMaker:
         )
 
     def _brick(self, spec: BrickSpec, *launches: Launch) -> ComputeBrick:
-        return ComputeBrick(spec, launches, self._backend, self._profiler, names_launches=self._names_launches)
+        has_tiles = HAS_TILES and not self._names_launches
+        return ComputeBrick(
+            spec,
+            launches,
+            self._backend,
+            self._profiler,
+            names_launches=self._names_launches,
+            bfloat16_tokens=crossovers().bf16_tokens if has_tiles else None,
+        )
 
     def _norm(self) -> ComputeBrick:
         return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, self._norm_work(self._model.hidden)))

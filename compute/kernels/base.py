@@ -18,12 +18,13 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Operations and bytes of one call with n elements: per_call + n * per_element."""
+    """Operations and bytes of one call with n elements: per_call + n * per_element. `dtype`: what it multiplies."""
 
     flops_per_call: float = 0.0
     flops_per_element: float = 0.0
     bytes_per_call: float = 0.0
     bytes_per_element: float = 0.0
+    dtype: str = "float32"
 
 
 def everything(arguments: Arguments) -> Arguments:

@@ -166,6 +166,7 @@ def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
         flops_per_element=4.0 * gate.columns + after.flops_per_element,
         bytes_per_call=float(pairs * (gate.size_bytes + up.size_bytes)),
         bytes_per_element=(2.0 + gate.columns / (pairs * gate.rows)) * FLOAT_BYTES + after.bytes_per_element,
+        dtype=linear.dtype_of(gate),
     )
 
 

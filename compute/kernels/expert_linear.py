@@ -129,6 +129,7 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
         flops_per_element=2.0 * weight.columns,
         bytes_per_call=float(pairs * weight.size_bytes),
         bytes_per_element=FLOAT_BYTES * (1.0 + rows_of_x * weight.columns / (pairs * weight.rows)),
+        dtype=linear.dtype_of(weight),
     )
 
 

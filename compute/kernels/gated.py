@@ -197,6 +197,7 @@ def work(gate: Matrix, up: Matrix, biases: int) -> KernelWork:
         flops_per_element=4.0 * gate.columns + biases + after.flops_per_element,
         bytes_per_call=gate.size_bytes + up.size_bytes + biases * gate.rows * FLOAT_BYTES,
         bytes_per_element=(2.0 + gate.columns / gate.rows) * FLOAT_BYTES + after.bytes_per_element,
+        dtype=linear.dtype_of(gate),
     )
 
 

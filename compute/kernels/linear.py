@@ -151,12 +151,18 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
     return (CudaLaunch(MODULES[code], f"linear_{several}", grid, block, arguments),)
 
 
+def dtype_of(weights: Matrix) -> str:
+    """Of what a product by them multiplies."""
+    return "int8" if weights.takes_int8 else "float32"
+
+
 def work(weights: Matrix, has_bias: bool) -> KernelWork:
     """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
     return KernelWork(
         flops_per_element=2.0 * weights.columns + has_bias,
         bytes_per_call=weights.size_bytes + has_bias * weights.rows * FLOAT_BYTES,
         bytes_per_element=FLOAT_BYTES + FLOAT_BYTES * weights.columns / weights.rows,
+        dtype=dtype_of(weights),
     )
 
 

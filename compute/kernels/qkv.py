@@ -185,6 +185,7 @@ def work(matrices: Sequence[Matrix], biased_rows: int) -> KernelWork:
         flops_per_element=2.0 * columns + biased_rows / rows,
         bytes_per_call=sum(matrix.size_bytes for matrix in matrices) + biased_rows * FLOAT_BYTES,
         bytes_per_element=FLOAT_BYTES + FLOAT_BYTES * columns / rows,
+        dtype=linear.dtype_of(matrices[0]),
     )
 
 

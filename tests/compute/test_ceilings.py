@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -48,3 +51,51 @@ def test_a_product_of_torch_is_measured_with_as_many_threads_as_were_asked_for(
         torch.set_num_threads(before)
     assert (measured.name, measured.kind) == ("matmul_bfloat16", "compute")
     assert 0 < (measured.lowest or 0) <= (measured.median or 0) <= measured.value
+
+
+AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
+AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni"
+AMX = "+avx512vbmi,+avx512bf16,+amx-tile,+amx-bf16"
+MACHINE_CODE = """
+import sys
+from numba import types
+from cbtop.compute import ceilings
+function = getattr(ceilings, sys.argv[1])
+numbers = types.Array(types.float32, 2, "C")
+function.compile((types.Array(types.uint8, 2, "C"), numbers, types.int64))
+print(next(iter(function.inspect_asm().values())))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "function", "instruction", "at_once"),
+    [
+        (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # of 32 bytes
+        (f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12),
+        (f"sapphirerapids {AVX2},{AVX512},{AMX}", "_multiply_four_tiles", "tdpbf16ps", 4),
+    ],
+)
+def test_what_is_timed_of_int8_and_tiles_is_the_instruction_of_the_kernels_and_little_else(
+    tier: str, function: str, instruction: str, at_once: int
+) -> None:
+    processor, features = tier.split()
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": processor,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": os.devnull,  # cached code has no text
+    }
+    command = [sys.executable, "-c", MACHINE_CODE, function]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.split(".Lfunc_end0:")[0].splitlines()]
+    words = [line[0] for line in lines if line]
+    loops = [  # between a label and a jump back to it
+        words[words.index(f"{line[1]}:") : at]
+        for at, line in enumerate([line for line in lines if line])
+        if len(line) == 2 and line[0].startswith("j") and f"{line[1]}:" in words[:at]
+    ]
+    timed = min((loop for loop in loops if instruction in loop), key=len)
+    assert timed.count(instruction) >= at_once
+    assert timed.count(instruction) % at_once == 0
+    others = [one for one in timed if one not in (instruction, "vpaddw") and not one.startswith((".", "#"))]
+    assert len(others) <= timed.count(instruction) // 4 + 2  # counting, and no spilling or shuffling

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from cbtop.compute.brick import ComputeBrick, Launch, combined_work
+from cbtop.compute.brick_specs import LM_HEAD
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
-from cbtop.compute.kernels import activation, attention, gated, linear, qkv, rms_norm
+from cbtop.compute.kernels import activation, attention, expert_gated, expert_linear, gated, linear, qkv, rms_norm
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.messages import Node
+
+from .conftest import ListRecorder
 
 
 def done(work: KernelWork, elements: int) -> tuple[float, float]:
@@ -53,3 +63,50 @@ def test_a_norm_reads_a_row_once_where_the_registers_of_a_gpu_hold_it_and_else_t
 ) -> None:
     assert rms_norm.work(hidden, is_on_gpu=True).bytes_per_element == 4 * (readings + 1)
     assert rms_norm.work(hidden).bytes_per_element == 4 * (2 + 1)
+
+
+def matrix_of(kind: type[QuantizedMatrix | InterleavedMatrix]) -> QuantizedMatrix | InterleavedMatrix:
+    plain = QuantizedMatrix.of(Q4_K, np.ones((128, 512), np.float32))
+    return plain if kind is QuantizedMatrix else InterleavedMatrix.of(plain)
+
+
+def test_a_product_says_what_it_multiplies() -> None:
+    for kind, dtype in ((QuantizedMatrix, "float32"), (InterleavedMatrix, "int8")):
+        one = matrix_of(kind)
+        works = (
+            linear.work(one, has_bias=False),
+            qkv.work((one, one, one), 0),
+            gated.work(one, one, 0),
+            expert_linear.work(one, 2, 1),
+            expert_gated.work(one, one, 2),
+        )
+        assert {work.dtype for work in works} == {dtype}
+    assert rms_norm.work(64).dtype == attention.work(64, 1, 2).dtype == "float32"
+
+
+def test_a_brick_of_several_types_stands_under_the_highest_roof_and_on_a_gpu_under_any_of_floats() -> None:
+    routed = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(QuantizedMatrix), has_bias=False))
+    rounded = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(InterleavedMatrix), has_bias=False))
+    assert combined_work((routed, rounded)).dtype == "int8"
+    assert combined_work((routed,)).dtype == "float32"
+    profiler = BrickProfiler(enabled=False)
+    on_gpu = ComputeBrick(LM_HEAD, (rounded,), "cuda", profiler, names_launches=True)
+    assert on_gpu.definition.work.dtype == ""
+
+
+def test_products_of_many_tokens_are_recorded_as_bfloat16_where_they_are_made_of_tiles(
+    profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    matrix = matrix_of(InterleavedMatrix)
+    rounded = Launch(
+        replace(linear.LINEAR[Q4_K.code], implementation=lambda: None), linear.work(matrix, has_bias=False), 128
+    )
+    brick = ComputeBrick(LM_HEAD, (rounded,), "numba", profiler, bfloat16_tokens=12)
+    for tokens in (1, 11, 12, 128):
+        brick(tokens * 128, ())
+    brick.fall_back()
+    brick._implementations = (lambda: None,)
+    brick(128 * 128, ())
+    nodes = [one for one in recorder.messages if isinstance(one, Node) and one.name == "LmHead"]
+    assert [node.work.dtype for node in nodes] == ["int8", "bfloat16", "float64"]
+    assert list(Counter(tag for tag, _ in recorder.records).values()) == [2, 2, 1]

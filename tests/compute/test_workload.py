@@ -18,6 +18,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.jit.cpu import HAS_TILES, TIER
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
@@ -126,10 +127,19 @@ def test_what_cannot_be_run_is_refused_before_a_model_is_read(
     assert told == []
 
 
+OF_PRODUCTS = [*["dot_int8"] * (TIER != "generic"), *["tiles_bfloat16"] * HAS_TILES]
+
+
 def test_ceilings_are_of_the_right_order() -> None:
     measured = {ceiling.name: ceiling for ceiling in ceilings.measure_ceilings(1, 1 << 20)}
     assert [name for name, found in measured.items() if found.kind != "cache"] == [
-        "dram_read", "weights_read", "fma_float32"
+        "dram_read", "weights_read", "fma_float32", *OF_PRODUCTS
+    ]  # fmt: skip
+    assert [measured[name].unit for name in ("fma_float32", *OF_PRODUCTS)] == [
+        "GFLOP/s", *["GOP/s" if name == "dot_int8" else "GFLOP/s" for name in OF_PRODUCTS]
+    ]  # fmt: skip
+    assert [measured[name].dtype for name in ("dram_read", "fma_float32", *OF_PRODUCTS)] == [
+        "", "float32", *[name.partition("_")[2] for name in OF_PRODUCTS]
     ]  # fmt: skip
     assert {c.unit for c in measured.values() if c.kind in ("bandwidth", "cache")} == {"GB/s"}
     assert {name for name, found in measured.items() if found.kind == "cache"} <= {"l1_read", "l2_read", "l3_read"}

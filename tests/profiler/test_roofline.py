@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.roofline import distance, intensity
+from cbtop.profiler.roofline import distance, intensity, stands_under
 
 ROOFS = st.floats(1, 1000)
 
@@ -59,3 +59,22 @@ def test_extreme_numbers_have_no_roof_rather_than_a_division_by_zero() -> None:
 @pytest.mark.parametrize(("peaks", "bandwidths"), [([], [1.0]), ([1.0], []), ([0.0], [1.0])])
 def test_without_both_kinds_of_ceilings_there_is_no_roof(peaks: list[float], bandwidths: list[float]) -> None:
     assert distance(1.0, 1.0, peaks, bandwidths) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "roof", "stands"),
+    [
+        ("int8", "int8", True),
+        ("int8", "float32", False),
+        ("int8", "", False),  # of floats, as all were that said nothing
+        ("float32", "int8", False),
+        ("float32", "float32", True),
+        ("float32", "bfloat16", False),
+        ("float32", "", True),
+        ("", "int8", False),
+        ("", "bfloat16", True),
+        ("", "", True),
+    ],
+)
+def test_work_stands_under_the_roofs_of_what_it_multiplies(dtype: str, roof: str, stands: bool) -> None:
+    assert stands_under(dtype, roof) == stands

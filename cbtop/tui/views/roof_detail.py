@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,13 +17,15 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, wi
 from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
+from cbtop.viewmodels.roofline import peaks_over
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # of the pane: fewer are of no use
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     COMPUTE: "Compute less, or in a lower precision that the processor does faster.",
-    NO_ROOF: "Far below every roof: launches, waiting, small shapes or scattered reads, not memory or arithmetic.",
+    NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
+    "as unpacking weights.",
     SHARED: "Steps ran at once and share the roofs: together they may be at one, each far below it.",
 }
 
@@ -54,8 +56,9 @@ class RoofDetail(Drawing):
         source, brick = self._source, self._brick
         if source is None or brick is None:
             return []
-        savings, said = _savings(source), _said(brick, source.roofline.ceilings, width)
-        roofs = Part(partial(_roofs, brick, source, said), 3, 3 + max(1, len(source.roofline.ceilings)) + len(said))
+        ceilings, savings = _over(brick, source.roofline.ceilings), _savings(source)
+        said = _said(brick, ceilings, width)
+        roofs = Part(partial(_roofs, brick, ceilings, said), 3, 3 + max(1, len(ceilings)) + len(said))
         if savings:
             saved = Part(partial(_saved, savings), 3, 2 + len(savings))
         else:
@@ -68,12 +71,14 @@ class RoofDetail(Drawing):
         return parts_lines(parts, parts, width, height)
 
 
-def _roofs(brick: BrickRow, source: SourceView, said: Sequence[Line], width: int, height: int) -> list[Line]:
+def _roofs(
+    brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
+) -> list[Line]:
     """How much of each roof it reaches, what that says, and what is known of the roof."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{formatting.number(brick.gb_per_sec)} GB/s · {formatting.number(brick.gflops)} GFLOP/s"
-    rows = sorted(source.roofline.ceilings, key=lambda ceiling: (ceiling.kind, ceiling.value))
+    rows = sorted(ceilings, key=lambda ceiling: (ceiling.kind, ceiling.value))
     placed = place(_roof_columns(brick), width - 2)
     lines = [rule(title, width, ((rates, ""),)), ((" ", ""), *head_line(placed, "", descending=True))]
     if not rows:
@@ -82,7 +87,7 @@ def _roofs(brick: BrickRow, source: SourceView, said: Sequence[Line], width: int
     return [*[*lines, *said][: height - 1], BLANK]
 
 
-def _said(brick: BrickRow, ceilings: tuple[CeilingRow, ...], width: int) -> list[Line]:
+def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], width: int) -> list[Line]:
     """What its place under the roofs says, and what to do."""
     said = _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
@@ -93,7 +98,7 @@ def _said(brick: BrickRow, ceilings: tuple[CeilingRow, ...], width: int) -> list
     return wrap_line((("  → ", "faint"),), ((said, "strong"),), width - 1) if said else []
 
 
-def _other_roof(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> CeilingRow | None:
+def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
     """The lower roof that limits it where its share is of another; None where both are of one."""
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
@@ -101,13 +106,19 @@ def _other_roof(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> CeilingRow
     return min((one for one in ceilings if one.kind == kind), key=lambda one: one.value, default=None)
 
 
-def _where_from(brick: BrickRow, ceilings: tuple[CeilingRow, ...]) -> str:
+def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
     """Of what is faster than its roof, the slowest level of cache that is as fast."""
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
         return "look at its FLOP, its bytes, or the roof."
     return f"its data may come from a cache ({fast.name}), or its FLOP and bytes are not what was declared."
+
+
+def _over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
+    """Those that it stands under: no compute roof of what it does not multiply."""
+    peaks = peaks_over(brick, ceilings)
+    return [one for one in ceilings if one.kind != "compute" or one in peaks]
 
 
 def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:

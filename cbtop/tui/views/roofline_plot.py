@@ -222,7 +222,8 @@ def _drawn(
     for ridge in roofline.ridges:
         spots = [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=2) for up in (-2, -3, -1, -4)]
         spots += [Spot(ridge.flop_per_byte, ridge.gflops, up, right=True) for up in (1, 2)]
-        plot.label(f"ridge {formatting.number(ridge.flop_per_byte)}", "dim", spots)
+        of = f" {ridge.dtype}" if len(peaks) > 1 and ridge.dtype else ""
+        plot.label(f"ridge {formatting.number(ridge.flop_per_byte)}{of}", "dim", spots)
     if unnamed:
         titles.insert(0, f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed ·")
     return plot.lines(" ".join([*titles, "FLOP/B"]))

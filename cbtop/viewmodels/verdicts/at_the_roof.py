@@ -7,6 +7,7 @@ from functools import partial
 from cbtop.units import number, percent
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.roofline import peaks_over
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
@@ -20,6 +21,8 @@ def _find(view: SourceView, bound: str) -> Finding | None:
     if not bricks or not ceilings:
         return None
     brick = max(bricks, key=lambda row: row.percent or 0.0)
+    if bound == "compute":
+        ceilings = peaks_over(brick, ceilings)
     roof = max(ceilings, key=lambda ceiling: ceiling.value)
     at_percent, share = brick.percent_of_roof, brick.percent
     assert at_percent is not None
@@ -50,7 +53,8 @@ def _is_near(row: BrickRow) -> bool:
 
 
 def _roof_in_words(roof: CeilingRow, bound: str) -> str:
-    return f"{roof.provenance.value} {'bandwidth' if bound == 'memory' else 'peak'}"
+    what = "bandwidth" if bound == "memory" else f"{roof.dtype} peak" if roof.dtype else "peak"
+    return f"{roof.provenance.value} {what}"
 
 
 def _fires(roof: str) -> str:

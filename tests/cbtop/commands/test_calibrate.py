@@ -14,10 +14,11 @@ from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings, gpu_crossovers
 from cbtop.compute import crossovers as compute_crossovers
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.jit.cpu import HAS_TILES, TIER
 from cbtop.compute.settings import Crossovers, crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, known_crossovers
 from cbtop.protocol.messages import Ceiling
-from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, try_to_keep
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs, known_roofs, roofs_of_cpu, try_to_keep
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 
@@ -226,6 +227,9 @@ def test_a_gpu_that_nothing_here_can_use_is_said_with_what_to_install(
     assert [roofs.threads for roofs in known_roofs()] == [1, 2, 4]
 
 
+OF_PRODUCTS = [*["dot_int8"] * (TIER != "generic"), *["tiles_bfloat16"] * HAS_TILES]
+
+
 def test_the_processor_of_this_machine_is_really_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +237,18 @@ def test_the_processor_of_this_machine_is_really_measured(
     monkeypatch.setitem(sys.modules, "torch", None)  # seconds to load
     assert main(["calibrate", "--threads", "1"]) == 0
     (roofs,) = known_roofs()
-    assert [one.name for one in roofs.ceilings if one.kind != "cache"] == ["dram_read", "fma_float32"]
+    assert [one.name for one in roofs.ceilings if one.kind != "cache"] == ["dram_read", "fma_float32", *OF_PRODUCTS]
     assert {one.provenance for one in roofs.ceilings} == {Provenance.MEASURED}
     assert all(0 < (one.lowest or 0) <= (one.median or 0) <= one.value for one in roofs.ceilings)
     assert "matmul_bfloat16 n/a: torch is not installed" in capsys.readouterr().out
+
+
+def test_a_processor_measured_by_an_older_cbtop_says_that_its_int8_roof_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = Ceiling("fma_float32", "compute", 80.0, "GFLOP/s", Provenance.MEASURED, dtype="float32")
+    for roof, is_said in ((replace(now, dtype=""), True), (now, False)):
+        keep_roofs([DeviceRoofs(cpu_name(), (roof,), threads=1)])
+        assert main(["calibrate", "--show"]) == 0
+        said = "dot_int8 n/a: measured by an older cbtop; run `cbtop calibrate`" in capsys.readouterr().out
+        assert said == is_said

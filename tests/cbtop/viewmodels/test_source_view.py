@@ -26,6 +26,7 @@ from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.model import OVERLAP, SourceView
 from cbtop.viewmodels.source import has_data, source_view
+from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 READ = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 98.0, 90.0)
@@ -209,7 +210,7 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     assert source["roofline"]["ceilings"] == [
         {"name": "dram_read", "kind": "bandwidth", "value": 20.0, "unit": "GB/s", "provenance": "measured",
          "median": 19.0, "lowest": 12.5, "spread_percent": 5.0, "unsure": False, "load_percent": 3.4,
-         "measured_on": "2026-11-22", "age_s": None}
+         "measured_on": "2026-11-22", "age_s": None, "dtype": None}
     ]  # fmt: skip
 
 
@@ -462,3 +463,50 @@ def test_places_beyond_the_bound_have_no_percentiles_and_their_bricks_have(
     assert [row.count for row in few.graph] == [row.count for row in every.graph]
     assert {row.p50_us for row in few.graph if row.kind is NodeKind.BRICK} == {None}
     assert None not in {row.p50_us for row in every.graph if row.kind is NodeKind.BRICK}
+
+
+FMA, DOT, MATMUL = (
+    Ceiling(f"roof_{dtype}", "compute", value, unit, Provenance.MEASURED, value, dtype=dtype)
+    for dtype, value, unit in (
+        ("float32", 100.0, "GFLOP/s"), ("int8", 400.0, "GOP/s"), ("bfloat16", 1_000.0, "GFLOP/s")
+    )
+)  # fmt: skip
+WIDE = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("roofs", "dtypes", "percent", "sentence"),
+    [
+        ((FMA, DOT), ("float32",), 87.0, "decoding is compute-bound: 87.0 % of the measured float32 peak (87.00 of "),
+        ((FMA, DOT), ("int8",), 21.75, ""),  # far below its own, near that of floats
+        ((FMA, replace(DOT, value=90.0)), ("int8",), 96.7, "of the measured int8 peak (87.00 of 90.00 GOP/s)"),
+        ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),  # a prompt that ends in a few tokens: the highest
+        ((FMA, DOT), ("int8", "bfloat16"), None, ""),
+        ((FMA,), ("int8",), None, ""),  # of an older cbtop
+        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # a program that does not tell
+    ],
+)
+def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
+    runtime: Path, roofs: tuple[Ceiling, ...], dtypes: tuple[str, ...], percent: float | None, sentence: str
+) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for roof in (WIDE, *roofs):
+        profiler.announce(roof)
+    for dtype in dtypes:
+        work = Work(flops_per_element=870.0, bytes_per_element=1.0, dtype=dtype)
+        brick = BrickDefinition("decoding", BrickCategory.FFN, work=work)
+        with profiler.step("decode", 1), profiler.brick(brick, 100):
+            clock.sleep_us(1)
+    view = source_view(record_of(source_of(runtime)))
+    (row,) = view.roofline.points
+    assert row.dtypes == tuple(sorted(dtypes))
+    assert row.percent_of_roof == (None if percent is None else pytest.approx(percent, abs=0.1))
+    bound = [one.sentence for one in judged(view).verdicts if one.id == "compute-bound"]
+    assert [sentence in one for one in bound] == ([True] if sentence else [])
+    text = REPORTS["text"]([view], ["roofline"])
+    unknown = next((one for one in sorted(dtypes) if one not in {roof.dtype for roof in roofs} | {""}), None)
+    assert f"{unknown} compute ceiling n/a: not measured by this source" in text or unknown is None
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert source["roofline"]["points"][0]["dtypes"] == sorted(dtypes)
+    assert [one["dtype"] for one in source["roofline"]["ridges"]] == [roof.dtype for roof in roofs]
