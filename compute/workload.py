@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ WHOLE_PASS = "logits are those of float64"  # the check of `verify_pass`
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
 VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
+MOST_VERIFIED = 128  # of more the references take their time, and a pass takes no more together
 # Of a whole pass: more together than a pass takes at once, then some alone.
 PASS_TOKENS, PASS_DECODED = 140, 7
 # How far logits may be from those of float64, in their standard deviations. Static. Exact products are off by what a
@@ -79,7 +80,7 @@ def run(
     progress("compiling kernels", None)
     _warm_up(decoder, prompt, profiler)
     progress("checking the bricks", None)
-    for result in decoder.verify(prompt[:VERIFIED_TOKENS]):
+    for result in decoder.verify(*_verified(prompt, context)):
         profiler.announce(result)
     progress("measuring ceilings", None)
     for ceiling in place.ceilings(model, progress):
@@ -105,7 +106,18 @@ def run(
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
     """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
     model, decoder = _to_verify(path, threads, 2 * PROMPT_TOKENS, is_exact=is_exact, backend=backend)
-    return decoder.verify(_prompt(model, decoder.context)[:VERIFIED_TOKENS])
+    return decoder.verify(*_verified(_prompt(model, decoder.context), decoder.context))
+
+
+def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
+    """What bricks are checked with: some tokens, and where products of more are of tiles as many as these are of."""
+    from cbtop.compute.jit.cpu import HAS_TILES
+    from cbtop.compute.settings import crossovers
+
+    found, many = [prompt[:VERIFIED_TOKENS]], crossovers().bf16_tokens + 1
+    if HAS_TILES and many < min(context, MOST_VERIFIED):
+        found.append([prompt[place % len(prompt)] for place in range(many + 1)])
+    return found
 
 
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> CheckResult:

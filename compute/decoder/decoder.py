@@ -212,9 +212,9 @@ class Decoder:
         logits: Floats = self._space.logits[0]
         return logits
 
-    def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
-        """Both kinds of pass that run, untimed, each brick checked against its reference: all `tokens` but the last
-        together from position 0, then the last alone.
+    def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
+        """Both kinds of pass that run, untimed, each brick checked against its reference: of each prompt all tokens
+        but the last together from position 0, then the last alone.
 
         A result for each brick name and assertion, over all places where it stands. Restarts the sequence.
         """
@@ -223,11 +223,12 @@ class Decoder:
         def checked(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
             findings.extend(brick.check(calls))
 
-        self.restart()
-        self._check(tokens)
-        for part in (tokens[:-1], tokens[-1:]):
-            if part:
-                self._forward(part, checked, lambda index: nullcontext())
+        for tokens in prompts:
+            self.restart()
+            self._check(tokens)
+            for part in (tokens[:-1], tokens[-1:]):
+                if part:
+                    self._forward(part, checked, lambda index: nullcontext())
         self.restart()
         return summary(findings)
 

@@ -290,20 +290,21 @@ class GpuDecoder(Decoder):
         self.tell()
         super().restart()
 
-    def verify(self, tokens: Sequence[int]) -> list[CheckResult]:
+    def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
         """As Decoder's."""
         findings: list[tuple[str, str, Finding]] = []
         matrices = host_matrices(self.model)
-        self.restart()
-        self._check(tokens)
-        for part in (tokens[:-1], tokens[-1:]):
-            launches = BrickLaunches(self._code_space)
+        for tokens in prompts:
+            self.restart()
+            self._check(tokens)
+            for part in (tokens[:-1], tokens[-1:]):
+                launches = BrickLaunches(self._code_space)
 
-            def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
-                findings.extend(checked(self._gpu, matrices, by, brick, calls))
+                def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
+                    findings.extend(checked(self._gpu, matrices, by, brick, calls))
 
-            if part:
-                self._forward(part, run, lambda index: nullcontext())
+                if part:
+                    self._forward(part, run, lambda index: nullcontext())
         self.restart()
         return summary(findings)
 

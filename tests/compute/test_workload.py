@@ -18,6 +18,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gguf import GgufFile
+from cbtop.compute.jit import cpu
 from cbtop.compute.jit.cpu import HAS_TILES, TIER
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.tokenizer import read_tokenizer
@@ -157,6 +158,26 @@ def test_a_cache_is_as_large_as_what_each_thread_has_of_it(tmp_path: Path) -> No
     assert ceilings.cache_bytes(2, tmp_path) == {1: 16 << 10, 2: 1 << 20, 3: 16 << 20}
     assert ceilings.cache_bytes(16, tmp_path)[3] == 4 << 20
     assert ceilings.cache_bytes(1, tmp_path / "nowhere") == {}
+
+
+@pytest.mark.parametrize(("has_tiles", "together"), [(False, [5, 1]), (True, [5, 1, 13, 1])])
+def test_where_products_of_many_tokens_are_of_tiles_bricks_are_checked_with_as_many_too(
+    has_tiles: bool,
+    together: list[int],
+    model_files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes: list[int] = []
+    forward = Decoder._forward
+
+    def seen(decoder: Decoder, tokens: list[int], *rest: object) -> int:
+        passes.append(len(tokens))
+        return forward(decoder, tokens, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "_forward", seen)
+    monkeypatch.setattr(cpu, "HAS_TILES", has_tiles)
+    assert all(result.passed for result in verify_model(model_files["llama"], 1, is_exact=False))
+    assert passes == together
 
 
 def test_the_options_do_not_load_numba() -> None:
