@@ -187,3 +187,20 @@ def test_where_both_grow_each_has_a_part_and_a_mean_between_two_sizes_is_of_the_
     assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]  # 1.8 is nearer to 2
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "over"), [(("int8",), {"dot"}), (("float32",), {"fma"}), ((), {"fma"}), (("bfloat16",), set())]
+)
+def test_a_brick_stands_beside_no_compute_roof_of_what_it_does_not_multiply(
+    dtypes: tuple[str, ...], over: set[str]
+) -> None:
+    peaks = tuple(
+        CeilingRow(name, "compute", 900.0, "GFLOP/s", Provenance.MEASURED, dtype=dtype)
+        for name, dtype in (("fma", "float32"), ("dot", "int8"))
+    )
+    memory = tuple(one for one in samples.LIVE.roofline.ceilings if one.kind == "bandwidth")
+    source = replace(samples.LIVE, roofline=replace(samples.LIVE.roofline, ceilings=memory + peaks))
+    text = drawn(source, replace(brick_of(source, "LmHead"), dtypes=dtypes))
+    assert {peak.name for peak in peaks if f" {peak.name} " in text} == over
+    assert "DRAM read" in text

@@ -133,6 +133,13 @@ def test_where_memory_reaches_a_peak_the_ridge_point_is_marked_with_its_intensit
     assert any("ridge 10.00" in row for row in rows)
 
 
+def test_of_two_compute_roofs_each_ridge_says_what_is_multiplied_right_of_it() -> None:
+    peaks = replace(PEAK, dtype="float32"), replace(PEAK, name="dot", value=10_000.0, dtype="int8")
+    rows, _ = drawn(RooflineView((MEMORY, *peaks), (), ()), (), (90, 30))
+    assert any("ridge 10.00 float32" in row for row in rows)
+    assert any("ridge 100.0 int8" in row for row in rows)
+
+
 def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
     roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
