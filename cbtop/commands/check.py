@@ -189,15 +189,16 @@ def budgets(path: Path) -> list[Threshold]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    table: Any = document.get("budgets")
-    if table is None:
-        table = document
-        for name in ("tool", "cbtop", "budgets"):
-            table = table.get(name) if isinstance(table, dict) else None
-    if not isinstance(table, dict):
+    wanted = ("budgets",), ("tool", "cbtop", "budgets")
+    tables = [table for names in wanted if (table := _table_at(document, names)) is not None]
+    if not tables:
         raise UsageError(f"{path}: there is no table [budgets] or [tool.cbtop.budgets] in it")
     lines = text.splitlines()
-    return [parse(f"{name}{value}", (str(path), _line(lines, name, value))) for name, value in _flat(path, table, ())]
+    return [
+        parse(f"{name}{value}", (str(path), _line(lines, name, value)))
+        for table in tables
+        for name, value in _flat(path, table, ())
+    ]
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
@@ -220,6 +221,12 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     if not found:
         raise UsageError(f"--budget {CONTRACTS}: no brick of {run.name} runs kernels whose contracts give a bound")
     return found
+
+
+def _table_at(document: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    for name in names:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -151,6 +151,12 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
         assert said in capsys.readouterr().err
 
 
+def test_of_a_file_with_both_tables_every_budget_is_judged(runs: dict[str, Path], tmp_path: Path) -> None:
+    budget = tmp_path / "pyproject.toml"
+    budget.write_text('[budgets]\nRmsNorm.p50 = "<=1s"\n[tool.cbtop.budgets]\nRmsNorm.p50 = "<=9us"\n')
+    assert check("--budget", budget, "--new", runs["same"]) == 4
+
+
 def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
