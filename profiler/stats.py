@@ -41,7 +41,8 @@ _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 # steps that ended, the time in which two of them ran, once for each beyond the first. `crowded`: steps in the shared
 # lane. Of steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added
 # up, of how many steps they were `_given`, the `_least` and the `_most`. `plain`: of the steps those whose inside was
-# not recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them.
+# not recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them. Of steps
+# the `squared_tokens`, each one's times itself, added up: with count and tokens they tell whether all had as many.
 RARE = (
     "uncounted",
     "amounts",
@@ -72,8 +73,10 @@ RARE = (
     "plain_tokens",
     "plain_uncounted",
     "overlap_ns",
+    "squared_tokens",
 )
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
+MOST_SQUARED = 1 << 32  # tokens of a step: what has more is as if it had so many, so that sums of squares stay sane
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
 # Stands for all step nodes together in `union_ns`, for two phases may run at the same time, and in `first_ns` for all
 # nodes. On the wire these two have fields of their own.
@@ -576,7 +579,8 @@ class NodeStats:
         self._rare[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def _cover(self, batch: Batch, step_of: Column) -> None:
-        """Take note of when steps ran: of those that ran at the same time, the time counts once."""
+        """Take note of when steps ran, where the time of those that ran at the same time counts once, and of how
+        their tokens differ."""
         if len(batch.node):
             first_ns = int(batch.start_ns.min())
             self._rare["first_ns"][ANY_STEP] = min(self._rare["first_ns"].get(ANY_STEP, first_ns), first_ns)
@@ -587,6 +591,9 @@ class NodeStats:
             for name, moment in (("first_ns", int(start.min())), ("last_ns", int(end.max()))):
                 known = self._rare[name].get(step, moment)
                 self._rare[name][step] = min(known, moment) if name == "first_ns" else max(known, moment)
+            tokens = np.minimum(batch.elements[here], MOST_SQUARED).astype(np.float64)
+            if squared := int(np.dot(tokens, tokens)):
+                self._rare["squared_tokens"][step] = self._rare["squared_tokens"].get(step, 0) + squared
             self._cover_step(step, start, end)
         if outermost.any():
             self._cover_step(ANY_STEP, batch.start_ns[outermost], batch.end_ns[outermost])

@@ -17,6 +17,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, StretchView
 
+UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
 
@@ -119,8 +120,9 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # A step's time is that of a token times its tokens only where all of them had as many.
-    is_even = tokens % count == 0 and (sequences is None or sequences.least == sequences.most)
-    tokens_a_step = tokens // count if is_counted and is_even else 0
+    spread = stats.rare("squared_tokens", (step.id,)) * count - tokens**2  # 0 only there (Cauchy, Schwarz)
+    is_even = abs(spread) <= UNEVEN * tokens**2 and (sequences is None or sequences.least == sequences.most)
+    tokens_a_step = tokens / count if is_counted and is_even else 0
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,

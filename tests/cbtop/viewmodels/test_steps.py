@@ -98,10 +98,11 @@ def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
     assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
 
 
-def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [3, 4, 5])  # of 7, 8 and 9 tokens in 9 steps: a whole mean makes them no more alike
+def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path, last: int) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
-    for tokens, duration_us in ((1, 20_000), (0, 2_000)) * 4 + ((3, 60_000),):
+    for tokens, duration_us in ((1, 20_000), (0, 2_000)) * 4 + ((last, 60_000),):
         with profiler.step("decode", tokens=tokens):
             clock.sleep_us(duration_us)
     for _ in range(4):
@@ -112,6 +113,39 @@ def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: 
     profiler.close()
     assert decode is not None
     assert (decode.us_per_token_p50, decode.us_per_token_p99, decode.us_per_token_max) == (None, None, None)
-    assert decode.tokens_per_sec_in_steps == pytest.approx(7 / 0.148)
+    assert decode.tokens_per_sec_in_steps == pytest.approx((4 + last) / 0.148)
     assert prefill is not None
     assert prefill.us_per_token_p50 == pytest.approx(5_000, rel=0.01)
+
+
+def test_a_token_has_no_median_where_two_processes_have_other_numbers_of_them_a_step(tmp_path: Path) -> None:
+    """1 and 3 in as many steps: 2 on average, and none had two."""
+    records = []
+    for tokens in (1, 3):
+        here = tmp_path / str(tokens)
+        here.mkdir()
+        clock = Clock()
+        profiler = profiler_in(here, clock)
+        for _ in range(4):
+            with profiler.step("decode", tokens=tokens):
+                clock.sleep_us(10)
+        records.append(record_of(source_of(here)))
+        profiler.close()
+    alone, merged = source_view(records[1]).steps, merged_view(records, MergeMode.SUM).steps
+    assert alone is not None
+    assert alone.us_per_token_p50 == pytest.approx(10 / 3, rel=0.01)
+    assert merged is not None
+    assert (merged.tokens, merged.count, merged.us_per_token_p50) == (16, 8, None)
+
+
+def test_a_step_of_more_tokens_than_there_are_leaves_the_others_readable(tmp_path: Path) -> None:
+    """Squares of such numbers outgrow what a daemon may say, and a viewer that is told more shows nothing."""
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for tokens in (1 << 61, 1):
+        with profiler.step("decode", tokens=tokens):
+            clock.sleep_us(10)
+    steps = source_view(record_of(source_of(tmp_path))).steps
+    profiler.close()
+    assert steps is not None
+    assert (steps.count, steps.us_per_token_p50) == (2, None)
