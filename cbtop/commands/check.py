@@ -146,9 +146,11 @@ def gate(
         of_definitions,
     )
 
+    if len(news) == 2:
+        raise UsageError(f"{options.new}: two runs, of which one would be judged: one, or three or more, are wanted")
     if 0 < len(bases) < MIN_LEARNED and bases is not news:
         if len(bases) > 1:
-            sys.stderr.write("cbtop: of two base runs the first counts\n")
+            sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
         if not thresholds and not by_contract:
             sys.stderr.write(
                 "cbtop: one base run does not tell how runs scatter: what looks slower beside it is named with exit "

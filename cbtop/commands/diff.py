@@ -71,6 +71,9 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"cbtop: {options.save}: {', '.join(run.name for run in news)}\n")
         if options.new is None:
             return 0
+    for where, runs in ((options.base, bases), (options.new, news)):
+        if len(runs) == 2:
+            sys.stderr.write(f"cbtop: {where}: of its two runs the first counts: three or more are taken together\n")
     # These load numpy.
     from cbtop.reports.run_diff import FORMATS
     from cbtop.viewmodels.run_diff import diff_of

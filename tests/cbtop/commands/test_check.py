@@ -151,6 +151,22 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
         assert said in capsys.readouterr().err
 
 
+def test_of_two_new_runs_none_goes_unjudged(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second is slower: a gate that looks at the first alone passes it."""
+    kept = []
+    for name in ("same", "slower"):
+        assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
+        kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    assert check("ffn@2<=43us", "--new", both) == 2
+    assert "two runs, of which one would be judged" in capsys.readouterr().err
+    assert main(["diff", str(runs["base"]), str(both)]) == 0
+    assert f"{both}: of its two runs the first counts" in capsys.readouterr().err
+
+
 def test_of_a_file_with_both_tables_every_budget_is_judged(runs: dict[str, Path], tmp_path: Path) -> None:
     budget = tmp_path / "pyproject.toml"
     budget.write_text('[budgets]\nRmsNorm.p50 = "<=1s"\n[tool.cbtop.budgets]\nRmsNorm.p50 = "<=9us"\n')
