@@ -105,6 +105,13 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
+def _are_alike(tokens: int, steps: int, squared: int | None) -> bool:
+    """Whether so many steps had as many tokens each; `squared`: those of each step times itself, added up."""
+    if squared is None:  # a daemon of before said no squares: where the mean is no whole number they differ
+        return tokens % steps == 0
+    return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only there (Cauchy, Schwarz)
+
+
 def _steps_view(
     stats: NodeStats, step: Node, stretch: Stretch | None, ran_us: float | None, *, is_sample: bool
 ) -> StepsView:
@@ -120,8 +127,8 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # A step's time is that of a token times its tokens only where all of them had as many.
-    spread = stats.rare("squared_tokens", (step.id,)) * count - tokens**2  # 0 only there (Cauchy, Schwarz)
-    is_even = abs(spread) <= UNEVEN * tokens**2 and (sequences is None or sequences.least == sequences.most)
+    is_even = _are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
+    is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
