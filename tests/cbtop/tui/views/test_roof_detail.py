@@ -42,7 +42,7 @@ def test_what_a_place_under_the_roofs_says_is_whole_where_there_is_room() -> Non
     lines = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"), width=50).splitlines()
     at = next(index for index, line in enumerate(lines) if "→ Far below every roof" in line)
     said = " ".join(line.strip() for line in lines[at : lines.index("", at)])
-    assert said.endswith("small shapes or scattered reads, not memory or arithmetic.")
+    assert said.endswith("or work beside the arithmetic, as unpacking weights.")
 
 
 def test_a_level_of_cache_is_no_roof_and_says_where_what_is_above_memory_may_come_from() -> None:
