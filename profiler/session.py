@@ -18,6 +18,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
+from cbtop.protocol.codec import sanitise
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -105,12 +106,12 @@ class Report:
             share = f"{100 * stats.closed.exclusive_ns / self.recorded_ns:5.1f}%" if self.recorded_ns else "  n/a"
             calls = stats.calls
             lines.append(
-                f"  {stats.name:20} {calls.mean_ns / 1e3:10.2f}µs incl avg ({share} excl) [{calls.count} samples]"
+                f"  {sanitise(stats.name):20} {calls.mean_ns / 1e3:10.2f}µs incl avg ({share} excl) [{calls.count} samples]"
             )
         for category in self.categories:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
         for phase, books in self.books:
-            lines += [f"  {phase}: {said}" for said in _said_of(books)]
+            lines += [f"  {sanitise(phase)}: {said}" for said in _said_of(books)]
         if self.outside and self.books:
             lines.append(f"  {_added_up(self.outside)} outside of steps")
         if self.overwritten:

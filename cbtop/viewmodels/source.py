@@ -307,14 +307,17 @@ def loss_view(record: SourceRecord) -> LossView:
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
+    # Where totals come in several messages, its state comes after the last of them: until then it is of before.
+    ahead = max(0, received - state.received)
+    on_the_wire = max(0, state.received - received)
     return LossView(
-        produced=state.produced,
+        produced=state.produced + ahead,
         received=received,
-        dropped=state.overwritten + state.rejected + state.received - received,
+        dropped=state.overwritten + state.rejected + on_the_wire,
         before_attach=state.before_attach,
         rejected=state.rejected,
-        on_the_wire=state.received - received,
-        unread=state.unread,
+        on_the_wire=on_the_wire,
+        unread=max(0, state.unread - ahead),
         left_out=state.left_out,
     )
 

@@ -37,6 +37,16 @@ def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) ->
     assert profiler.stats_for("RmsNorm") == stats
 
 
+def test_a_name_that_cannot_be_printed_does_not_make_printing_the_report_fail(profiler: BrickProfiler) -> None:
+    """A lone surrogate, as os.fsdecode gives, has no UTF-8; an escape would steer the terminal of who prints it."""
+    with profiler.step("de\ncode") as step, profiler.brick("a\ud800\x1b[2J"):
+        step.cancel()
+    text = str(profiler.report())
+    text.encode("utf-8")
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "a\ufffdD800\ufffd001B[2J" in text
+
+
 def test_f110_category_sums_are_those_of_their_bricks(profiler: BrickProfiler) -> None:
     for brick in (BrickId.GATE_PROJECTION, BrickId.UP_PROJECTION, BrickId.SAMPLING):
         with profiler.brick(brick, 5):

@@ -16,7 +16,7 @@ from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import machine_view
 from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import loss_view, source_view
 from cbtop.viewmodels.sources import NOT_READ, daemon_cost, source_row
 from tests.cbtop import made_machines
 from tests.cbtop.made_machines import CPU, HELLO, NVML, PID, START, store_of
@@ -155,6 +155,16 @@ def test_what_was_lost_is_neither_what_nobody_could_see_nor_what_the_next_update
     assert (loss.seen, loss.lost) == (900, 60)
     assert loss.lost_percent == pytest.approx(100 * 60 / 900)
     assert LossView(0, 0, 0, 0, 0).lost_percent == 0
+
+
+def test_records_add_up_between_the_totals_of_a_message_and_the_state_that_follows(tmp_path: Path) -> None:
+    """Many nodes come in several messages: who looks before the last has newer totals than counters."""
+    known = record(tmp_path)
+    assert known.state is not None
+    received = known.stats.received
+    known.state = replace(known.state, produced=0, received=0, unread=received)
+    loss = loss_view(known)
+    assert (loss.produced, loss.received, loss.dropped, loss.on_the_wire, loss.unread) == (received, received, 0, 0, 0)
 
 
 def daemon_of(*processes: DeviceProcess, pid: int = 812) -> Store:
