@@ -229,6 +229,24 @@ def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_the_
     assert verdict.gain_tokens_per_sec == pytest.approx(40.9 * 1_250 / 25_400, rel=0.1)
 
 
+def test_what_a_slower_brick_costs_is_no_larger_part_of_steps_of_which_a_few_take_long(tmp_path: Path) -> None:
+    """960 µs of a token, typically of 25,000; on average, with one step in 15 twenty times as long, of 57,000."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "now").mkdir()
+    plan = Decoding(seconds=30.0, step_factor=lambda step: 20.0 if step % 15 == 14 else 1.0)
+    now = run(tmp_path / "now", replace(plan, down_factor=1.1))
+    now.baselines = run(tmp_path / "base", replace(plan, seed=1)).snapshots()
+    view = now.one()
+    verdict = next(one for one in view.verdicts if one.id == "slower-than-baseline")
+    more = next(one for one in verdict.evidence if one.name == "more than the baseline")
+    assert view.steps is not None
+    assert view.steps.mean_us is not None
+    assert view.steps.tokens_per_sec is not None
+    assert verdict.gain_tokens_per_sec == pytest.approx(
+        view.steps.tokens_per_sec * more.value / view.steps.mean_us, rel=0.1
+    )
+
+
 def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_the_model() -> None:
     ranks = [replace(made(at), key=f"r{at}", surroundings=replace(AT, rank=at)) for at in range(3)]
     assert baselines_of(ranks, ranks[1]) == [ranks[1]]
