@@ -105,9 +105,8 @@ class Report:
         for stats in self.bricks:
             share = f"{100 * stats.closed.exclusive_ns / self.recorded_ns:5.1f}%" if self.recorded_ns else "  n/a"
             calls = stats.calls
-            lines.append(
-                f"  {sanitise(stats.name):20} {calls.mean_ns / 1e3:10.2f}µs incl avg ({share} excl) [{calls.count} samples]"
-            )
+            mean_us, name = calls.mean_ns / 1e3, sanitise(stats.name)
+            lines.append(f"  {name:20} {mean_us:10.2f}µs incl avg ({share} excl) [{calls.count} samples]")
         for category in self.categories:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
         for phase, books in self.books:

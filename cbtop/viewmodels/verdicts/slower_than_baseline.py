@@ -40,7 +40,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _mean_us(view: SourceView, unit: str) -> float | None:
-    """What a token, or a step, takes on average in steps: more than typical calls add up to, where a few take long."""
+    """What a token, or a step, takes on average: more than typical calls add up to, where a few take long."""
     steps = view.steps
     if steps is None or steps.mean_us is None:
         return None

@@ -164,7 +164,8 @@ def test_records_add_up_between_the_totals_of_a_message_and_the_state_that_follo
     received = known.stats.received
     known.state = replace(known.state, produced=0, received=0, unread=received)
     loss = loss_view(known)
-    assert (loss.produced, loss.received, loss.dropped, loss.on_the_wire, loss.unread) == (received, received, 0, 0, 0)
+    assert (loss.produced, loss.received, loss.dropped) == (received, received, 0)
+    assert (loss.on_the_wire, loss.unread) == (0, 0)
 
 
 def daemon_of(*processes: DeviceProcess, pid: int = 812) -> Store:
