@@ -33,19 +33,20 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("baseline", change.before, unit),
         ),
         _subject(view, worst),
-        gain_inside(view, 100 * change.delta / (_mean_us(view, found.unit) or all_us)),
+        gain_inside(view, 100 * change.delta / max(_mean_us(view, found.unit), all_us)),
         "it were as at the baseline",
         is_inside=True,
     )
 
 
-def _mean_us(view: SourceView, unit: str) -> float | None:
-    """What a token, or a step, takes on average: more than typical calls add up to, where a few take long."""
+def _mean_us(view: SourceView, unit: str) -> float:
+    """What a token, or a step, takes on average: more than typical calls add up to, where a few take long. 0 where
+    that is not known."""
     steps = view.steps
     if steps is None or steps.mean_us is None:
-        return None
+        return 0.0
     units = steps.tokens if unit == "token" else steps.count
-    return steps.mean_us * steps.count / units if units else None
+    return steps.mean_us * steps.count / units if units else 0.0
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
