@@ -507,9 +507,9 @@ def rates_since(row: SourceRow) -> str:
     return NOT_MEASURED if row.since_s is None else since(row.since_s, row.wall_us)
 
 
-def rate(row: SourceRow, per_sec: float | None) -> str:
+def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
     """`42.1`, or `≥42.1` where some of what it is the rate of was lost."""
-    return f"{'≥' if row.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
+    return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
 
 
 def lag(row: SourceRow) -> str:

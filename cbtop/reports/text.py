@@ -136,7 +136,7 @@ def _head(view: SourceView) -> str:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
             f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
-            f"{fmt.number(steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
+            f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )

@@ -588,7 +588,11 @@ class SourceRow:
     @property
     def are_rates_least(self) -> bool:
         """Whether records of the time that the rates are of were lost: there were more steps than are known."""
-        return (self.window.lost if self.window else self.loss.lost) > 0
+        return _are_rates_least(self)
+
+
+def _are_rates_least(of: SourceRow | SourceView) -> bool:
+    return (of.window.lost if of.window else of.loss.lost) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -691,6 +695,11 @@ class SourceView:
     kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
     # Of the last steps of all phases; None where no records are followed.
     timeline: OnDemand[TimelineView | None] = OnDemand(None)
+
+    @property
+    def are_rates_least(self) -> bool:
+        """As in its row of the list."""
+        return _are_rates_least(self)
 
     @property
     def standing(self) -> str:

@@ -160,7 +160,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
     """Labels over values, with the curve of the last minutes beside tokens/s."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     curve = area(source.tokens_per_sec_history, history_width, 2, "accent")
-    rate = formatting.number(_rate(source))
+    rate = formatting.rate(source, _rate(source))
     first = max(len("tokens/s"), len(rate))
     above: Line = (("  ", ""), ("tokens/s".ljust(first), "dim"), ("  ", ""), *curve[0])
     below: Line = (("  ", ""), (rate.ljust(first), "strong good"), ("  ", ""), *curve[1])
@@ -178,7 +178,7 @@ def _figures(source: SourceView, width: int) -> Line:
     steps = source.steps
     curve = area(source.tokens_per_sec_history, 8, 1, "accent")[0]
     parts: list[Line] = [
-        ((" ", ""), (formatting.number(_rate(source)), "strong good"), (" tok/s ", "dim"), *curve),
+        ((" ", ""), (formatting.rate(source, _rate(source)), "strong good"), (" tok/s ", "dim"), *curve),
         (
             (_ms(steps.us_per_token_p50 if steps else None), "strong"),
             (" · ", "dim"),

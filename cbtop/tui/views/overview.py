@@ -127,7 +127,7 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     """tokens/s over the last two minutes and, where there is room, how long a step took meanwhile."""
     phase = clean(source.phase or formatting.NOT_MEASURED)
     rate = source.steps.tokens_per_sec if source.steps else None
-    now: Line = ((formatting.number(rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
+    now: Line = ((formatting.rate(source, rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
     is_alone = width < _TWO_CHARTS or not any(source.step_us_history)
     charts = [Chart(f"tokens/s, {phase}", [now], source.tokens_per_sec_history, _RATE_ROLE, formatting.number)]
     if not is_alone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,3 +150,19 @@ def test_a_step_of_more_tokens_than_there_are_leaves_the_others_readable(tmp_pat
     profiler.close()
     assert steps is not None
     assert (steps.count, steps.us_per_token_p50) == (2, None)
+
+
+def test_a_rate_of_which_records_were_lost_is_at_least_that_in_the_report_as_in_the_list(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 12))
+    with profiler.step("decode", tokens=1):
+        clock.sleep_us(10)
+    source = source_of(tmp_path)
+    source.poll()
+    for _ in range(1_000):  # more than the ring holds, and nobody reads it meanwhile
+        with profiler.step("decode", tokens=1):
+            clock.sleep_us(10)
+    view = source_view(record_of(source))
+    profiler.close()
+    assert view.loss.lost > 0
+    assert re.search(r", ≥[\d,]+ tokens/s", REPORTS["text"]([view], [], None))
