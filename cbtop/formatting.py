@@ -430,12 +430,13 @@ def sample(every: int | None) -> str:
 
 
 def overhead(sampling: Sampling) -> str:
-    """What recording costs a process: `costs 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)`."""
+    """What recording costs a process: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is
+    allowed)`. What cannot be seen in process is not in it: what ours in the processor's caches costs the model."""
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
     if cost is None or low is None or high is None:
         return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
-    return f"recording costs {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
+    return f"recording costs at least {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
 
 
 def no_bricks(view: SourceView) -> str:
@@ -536,12 +537,12 @@ def on_devices(row: SourceRow) -> str:
 
 
 def short_overhead(sampling: Sampling | None) -> str:
-    """What recording costs, of the time in steps, and between what it lies (95 %): `0.62 % (0.41–0.80)`."""
+    """What recording costs at least, of the time in steps, and its bounds (95 %): `≥0.62 % (0.41–0.80)`."""
     if sampling is None or sampling.overhead_percent is None:
         return NOT_MEASURED
     low, high = sampling.low_percent, sampling.high_percent
     bounds = "" if low is None or high is None else f" ({low:.2f}–{high:.2f})"
-    return f"{sampling.overhead_percent:.2f} %{bounds}"
+    return f"≥{sampling.overhead_percent:.2f} %{bounds}"
 
 
 def stale_sampler(sampler: str, age_s: float) -> str:

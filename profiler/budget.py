@@ -12,7 +12,9 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """At most `us_per_token` microseconds a token. Raises ValueError unless it is above zero."""
+    """At most `us_per_token` microseconds a token in each place where the brick runs: in 28 layers 28 times that.
+
+    Raises ValueError unless it is above zero."""
 
     us_per_token: float
 

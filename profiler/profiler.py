@@ -123,8 +123,8 @@ class BrickProfiler:
         device_clock: DeviceClock | None = None,
         sync_mode: SyncMode = SyncMode.DEFERRED,
     ) -> None:
-        if sample_every < 1:
-            raise ValueError(f"sample_every={sample_every}; 1 records every step, k every k-th")
+        if not hasattr(sample_every, "__index__") or sample_every < 1:
+            raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
         self._ended_why = ""  # recording; empty while it goes on

@@ -147,8 +147,9 @@ def test_of_many_steps_every_kth_is_recorded(memory: Memory) -> None:
         with profiler.step("decode", 9):
             pass
     assert len(memory.records) == 10
-    with pytest.raises(ValueError, match="sample_every=0"):
-        BrickProfiler(sample_every=0)
+    for wrong in (0, -1, 1.5, "2"):
+        with pytest.raises(ValueError, match=f"sample_every={wrong!r}"):
+            BrickProfiler(sample_every=wrong)  # type: ignore[arg-type]
 
 
 def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: BrickProfiler, memory: Memory) -> None:

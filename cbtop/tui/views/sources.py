@@ -95,7 +95,7 @@ def source_columns(
                "how far the clock of its host is from ours, and to within what (derived); – it is the same", "left"),
         column("on", 6, 11, lambda row, _: figure(clean(formatting.on_devices(row))),
                "the GPUs that it is known to be on; cpu: on none", "left", 1, 12),
-        column("recording costs", 18, 12, lambda row, _: figure(formatting.short_overhead(row.overhead)),
+        column("recording costs", 19, 12, lambda row, _: figure(formatting.short_overhead(row.overhead)),
                "what profiling costs it, of the time in its steps, and between what that lies (95 %), as it measures "
                "it itself (derived)", "left"),
     )  # fmt: skip

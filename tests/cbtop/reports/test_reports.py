@@ -439,8 +439,8 @@ def test_where_too_few_steps_are_recorded_to_show_a_brick_that_is_said_with_what
     costly = Sampling(10_000, 3.1, 2.3, 4.7, 1.0)
     view = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
     said = (
-        "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs 3.10% of its steps' time "
-        "(95 %: 2.30 to 4.70; at most 1 is allowed)"
+        "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of its steps' "
+        "time (95 %: 2.30 to 4.70; at most 1 is allowed)"
     )
     assert f"bricks: n/a ({said})\n" in REPORTS["text"]([view], ["bricks"])
     no_step = replace(view, steps=replace(steps, count=0, recorded=0))
