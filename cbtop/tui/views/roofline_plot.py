@@ -30,6 +30,7 @@ MANY = "+"  # ten or more marks in a cell
 # Where names of roofs are tried, best first: parts of the plot's width and height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
+ROOM_FOR_WORDS = 50  # cells
 _LEAST_PLOT = 4  # rows, axis and ticks with them: before it has as many, the lines below it go
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
@@ -143,14 +144,16 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """`2=cd`, `4=efgh`, from left to right; of many letters in pieces that fit."""
+    """`in one cell: 2=cd`, `4=efgh`, from left to right; of many letters in pieces that fit."""
+    said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
-            room = max(width - 5, 1)
+            room = max(width - 5 - width_of(said), 1)
             parts = [rows[start : start + room] for start in range(0, len(rows), room)]
             for part in parts:
                 head: Line = ((f"{_mark(rows)}=", "dim"),) if part is parts[0] else BLANK
-                yield (*head, *((row.letter, row.role(selected)) for row in part))
+                yield (*said, *head, *((row.letter, row.role(selected)) for row in part))
+                said = BLANK
 
 
 def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
