@@ -71,6 +71,7 @@ def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
     assert head.split()[3:9] == ["rank", "0", "rank", "1", "rank", "2"]
 
 
+@pytest.mark.slow  # as test_stalls.py has it of a sum of two
 def test_a_merge_with_a_rank_that_was_killed_is_not_live_and_keeps_what_it_did() -> None:
     with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT) as processes:
         eventually(all_have_steps)

@@ -56,7 +56,9 @@ def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
             host.kill()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_viewers_watch_through_it_and_it_ends_with_its_host(address: str, end: signal.Signals) -> None:
     with started(SERVING, "-1", address, stderr=subprocess.PIPE) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or ((view := feed.view()) and view.steps))

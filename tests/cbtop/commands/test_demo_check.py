@@ -40,7 +40,7 @@ profiler.close("done")
 @pytest.mark.parametrize(
     ("odd", "code", "said"),
     [
-        ("no", 0, ""),
+        pytest.param("no", 0, "", marks=pytest.mark.slow),
         ("slower", 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
         ("drifts", 5, "only a change of "),
     ],

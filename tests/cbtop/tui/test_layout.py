@@ -25,12 +25,12 @@ from tests.cbtop.viewmodels.verdicts.cases import IMPERFECT
 
 LEAST = (40, 10)
 SIZES = {
-    "imperfect": [LEAST, (80, 24), (120, 40), (200, 60)],
+    "imperfect": [LEAST, (120, 40)],
     "COMPILING": [LEAST, (99, 19)],
     "HOSTILE": [LEAST, (99, 19)],
     "SIDE_BY_SIDE": [LEAST, (118, 10)],
 }
-MATRIX = [(width, height) for width in range(40, 301, 26) for height in range(10, 101, 15)]
+MATRIX = [(80, 24), (200, 60), *((width, height) for width in range(40, 301, 26) for height in range(10, 101, 15))]
 # Of the cells under the tabs so many percent are used, at 120×40 and at 200×60: those before the last mark of their
 # line, without what is blank over more cells than any column of a table is wide, as between two panes; and the
 # planes of charts, from their scale to their end, for what is empty there says something, too.

@@ -25,9 +25,7 @@ NOISES = {
 @pytest.mark.parametrize(
     "noise",
     [
-        pytest.param(
-            noise, id=name, marks=() if name in ("of ten steps", "of fifty steps, and louder") else pytest.mark.slow
-        )
+        pytest.param(noise, id=name, marks=() if name == "of fifty steps, and louder" else pytest.mark.slow)
         for name, noise in NOISES.items()
     ],
 )

@@ -16,7 +16,7 @@ from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
 
-SIZES = [(120, 40), (100, 30), (80, 24), (60, 15)]
+SIZES = [(120, 40), *(pytest.param(size, marks=pytest.mark.slow) for size in ((100, 30), (80, 24))), (60, 15)]
 DEVICES = str(VIEWS.index(devices.Devices) + 1)
 NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
 MACHINES = ("H100", "EIGHT", "MIG", "NO_GPU", "HANGS")
@@ -86,8 +86,8 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
     ("name", "source", "keys"),
     [
         ("waiting", None, ()),
-        ("compiling", samples.COMPILING, ()),
-        ("gone-with-losses", samples.GONE, ()),
+        pytest.param("compiling", samples.COMPILING, (), marks=pytest.mark.slow),
+        pytest.param("gone-with-losses", samples.GONE, (), marks=pytest.mark.slow),
         ("budgets-and-checks", samples.CHECKED, ()),
         ("brick-detail", samples.CHECKED, ("j", "enter")),
         ("roofline-without-ceilings", samples.NO_ROOF, ("5",)),
@@ -95,10 +95,10 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("slowest-of-ranks", samples.SLOWEST, ()),
         ("straggler", samples.STRAGGLING, ()),
         ("stale", samples.STALE, ()),
-        ("stalled", samples.STALLED, ()),
-        ("stalled-in-a-sum", samples.STALLED_IN_A_SUM, ()),
-        ("suspended", samples.SUSPENDED, ()),
-        ("idle", samples.IDLE, ()),
+        pytest.param("stalled", samples.STALLED, (), marks=pytest.mark.slow),
+        pytest.param("stalled-in-a-sum", samples.STALLED_IN_A_SUM, (), marks=pytest.mark.slow),
+        pytest.param("suspended", samples.SUSPENDED, (), marks=pytest.mark.slow),
+        pytest.param("idle", samples.IDLE, (), marks=pytest.mark.slow),
         ("quiet", samples.QUIET, ()),
         ("critical-path", samples.OVERLAPPED, ("6",)),
         ("overview-with-baseline", samples.COMPARED, ("1",)),
@@ -110,7 +110,8 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("overview-not-comparable", samples.UNLIKE, ("1",)),
         ("layers-not-comparable", samples.UNLIKE, ("3",)),
         ("help", samples.LIVE, ("question_mark",)),
-        *((f"devices-{name.lower()}", on(name), (DEVICES,)) for name in MACHINES),
+        pytest.param("devices-h100", on("H100"), (DEVICES,), marks=pytest.mark.slow),
+        *((f"devices-{name.lower()}", on(name), (DEVICES,)) for name in MACHINES[1:]),
     ],
 )
 async def test_a_state_looks_like_its_golden(
@@ -169,7 +170,9 @@ async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_detai
         assert title in head
 
 
-@pytest.mark.parametrize("size", [(200, 50), (20, 5), (3, 2)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize(
+    "size", [(200, 50), pytest.param((20, 5), marks=pytest.mark.slow), (3, 2)], ids="{0[0]}x{0[1]}".format
+)
 async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tuple[int, int]) -> None:
     for text in await shown_in_turn(samples.HOSTILE, size, *((number, "enter", "j", "j") for number in NUMBERS)):
         assert "\x1b" not in text
@@ -238,7 +241,7 @@ async def test_a_process_that_hangs_in_its_first_step_says_so_before_the_views_o
 
 
 async def test_losses_are_on_the_screen_at_every_size() -> None:
-    for size in SIZES[2:]:
+    for size in ((80, 24), (60, 15)):
         assert "! 1,200" in await shown(samples.GONE, size)
 
 
