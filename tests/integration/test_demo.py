@@ -114,7 +114,7 @@ def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     assert "failed-checks" in {verdict["id"] for verdict in source["verdicts"]}
 
 
-@pytest.mark.slow  # as test_reports.py has it of a made run
+@pytest.mark.slow  # as test_tree.py has the form of a made graph
 def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> None:
     done = cbtop("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--view", "tree")
     lines = done.stdout.splitlines()
