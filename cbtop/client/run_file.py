@@ -117,6 +117,7 @@ def _part(part: Part) -> dict[str, Any]:
         "work": list(part.work),
         "wall_us": _figure_out(part.wall_us),
         "inside_us": _figure_out(part.inside_us),
+        "typical_us": _figure_out(part.typical_us),
         "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
         "places": [
             {
@@ -197,12 +198,14 @@ def _part_in(document: object) -> Part:
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
-    if not (wall_us.mean > 0 and inside_us.mean > 0):
-        raise _WrongError("wall_us and inside_us: no step takes no time")
+    typical_us = _or_none(_figure)(said.get("typical_us"), "typical_us")
+    if not (wall_us.mean > 0 and inside_us.mean > 0) or (typical_us and not typical_us.mean > 0):
+        raise _WrongError("wall_us, inside_us and typical_us: no step takes no time")
     return Part(
         work=(_or_none(_whole)(tokens, "work"), _or_none(_whole)(sequences, "work")),
         wall_us=wall_us,
         inside_us=inside_us,
+        typical_us=typical_us,
         places=places,
         budgets=budgets,
         **plain,

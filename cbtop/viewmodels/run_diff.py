@@ -27,7 +27,7 @@ ALIKE_CLOCK = 0.03  # of a GPU: less than what passes for a change
 ALIKE_LOAD_POINTS = 15  # of the time of all processors
 ALIKE_RATIOS = 0.05  # of bricks that a whole machine makes longer
 ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
-_STEP_AND_RATE = 2  # figures of a whole part that are looked at together
+_OF_PART = 3  # figures of a whole part that are looked at together: a step, a unit, a typical one
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class PartDiff:
     wall: Change  # µs for a unit
     balance: Balance
     shared: float | None = None  # how many times as long the median brick in a layer takes: the machine, or all of it
+    typical: Change | None = None  # as `wall`, of a typical step and what lies before it; None: not known
 
     @property
     def phase(self) -> str:
@@ -145,6 +146,11 @@ class PartDiff:
     def is_slower(self) -> bool:
         """Whether a unit takes longer beyond noise, by the wall clock."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
+
+    @property
+    def is_typically_slower(self) -> bool:
+        """Whether a typical step, or what lies before it, takes longer beyond noise: a brick, or what is in none."""
+        return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
     def is_longer_in_the_mean(self) -> bool:
@@ -331,7 +337,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
             if kernels[0] != kernels[1]:
                 found = replace(found, kernels=kernels)
         places.append(found)
-    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _STEP_AND_RATE, 0.0, None)
+    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _OF_PART, 0.0, None)
     walls = [_moved_wall(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
     insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
     return PartDiff(
@@ -340,10 +346,18 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
         cached=cached,
         places=tuple(sorted(places, key=lambda one: -one.delta_us)),
         step=step,
-        wall=change(walls[0], walls[1], parts * _STEP_AND_RATE),
+        wall=change(walls[0], walls[1], parts * _OF_PART),
         balance=_balance(befores, afters, walls, insides),
         shared=shared,
+        typical=_typical(before, now, at, parts * _OF_PART),
     )
+
+
+def _typical(before: Part, now: Part, at: Sequence[float], compared: int) -> Change | None:
+    if before.typical_us is None or now.typical_us is None:
+        return None
+    found = change(_shifted(before.typical_us, at[0]), _shifted(now.typical_us, at[1]), compared)
+    return found if found.before > 0 and found.now > 0 else None
 
 
 def _balance(

@@ -39,6 +39,7 @@ from cbtop.viewmodels.places import (
 from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; of chance alone one block in 300 is
+USUAL_SPREADS = 4.0  # and what lies between steps is no pause
 MAX_KERNELS = 8  # named of a brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
@@ -65,6 +66,8 @@ class Part:
     inside_us: Figure  # of the steps whose inside was recorded
     places: Mapping[Place, PlaceTimes]  # the whole step is one of them, with all steps, plain ones too
     budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs for a token, where definitions have one
+    # As `wall_us`, where each step takes as long as the median one and no pause comes before it; None: not known.
+    typical_us: Figure | None = None
 
     @property
     def amount(self) -> float:
@@ -152,6 +155,8 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a wall-clock time is another where the typical step is, or what lies between steps
         wall = replace(wall, median_us=typical.mean + outside_us)
+    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - total_ns, every) / 1e3
+    paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
     sequences = _mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step))
     return Part(
@@ -169,7 +174,18 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         inside_us=recorded_us,
         places=found,
         budgets=_budgets(totals) if is_counted else {},
+        typical_us=paced if paced and paced.mean > 0 else None,
     )
+
+
+def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What lies between steps in blocks of so many units, none of them further from the median than is usual: what
+    other programs do now and then is theirs, what is before every step is the process's."""
+    each = between_ns / units
+    usual = np.median(each)
+    most = USUAL_SPREADS * np.median(np.abs(each - usual))
+    found: NDArray[np.float64] = np.clip(each, usual - most, usual + most) * units
+    return found
 
 
 def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
@@ -246,6 +262,7 @@ def _together(parts: Sequence[Part]) -> Part:
     (wall,), (inside,) = (
         learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
     )
+    typical = [part.typical_us for part in parts if part.typical_us]
     places = {}
     for at, name in enumerate(names):
         time = found["time"][at]
@@ -262,6 +279,7 @@ def _together(parts: Sequence[Part]) -> Part:
         wall_us=wall,
         inside_us=inside,
         places=places,
+        typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
     )
 
 

@@ -33,7 +33,13 @@ FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
 BLIND_PERCENT = 10.0  # where no smaller change of the median brick is found, a gate is not sure
 MAX_BLIND_PERCENT = 50.0  # and from there on it is none
+MAX_NOISE_PERCENT = 100.0  # beyond that a step that takes twice as long breaks nothing
+FAR_PERCENT = 25.0  # pauses of other programs make a unit longer by less than that, on a machine that tells anything
 READINGS_OFF = 2  # of the clock: at the start of a call and at its end
+_TOO_WIDE = (
+    "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
+    "or a threshold of your own, such as step.p50<=1.05x"
+)
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
     category.display_name.casefold(): category for category in BrickCategory
@@ -169,14 +175,17 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, and no token. Where a change
-    would not have been found, that is said instead."""
+    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, no typical step with what
+    lies before it, and no token. Where a change would not have been found, that is said instead."""
     judged = []
     for part in found.parts:
-        if found.base.runs == 1 and part.is_shared and (part.slower or part.is_slower):
+        is_slower = part.slower or part.is_slower or part.is_typically_slower
+        if found.base.runs == 1 and part.is_shared and is_slower:
             judged.append(_machine_is_no_slower(part))
             continue
         judged += _bricks_are_no_slower(part)
+        if part.typical is not None:
+            judged.append(_step_is_no_longer(part, part.typical))
         judged.append(_units_are_no_fewer(part))
     return judged + [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
@@ -227,16 +236,38 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     return [Judged(rule, part.phase, outcome, said)]
 
 
+def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
+    """By the typical one, and the time from the last to it but for pauses: also what is in no brick."""
+    rule = f"{part.phase}: no longer step beyond noise"
+    said = (
+        f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a {part.unit}, typically, with "
+        "what lies between steps"
+    )
+    if part.is_typically_slower:
+        between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
+    noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
+    if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    return Judged(rule, part.phase, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
 def _units_are_no_fewer(part: PartDiff) -> Judged:
     rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
     before, now = part.units_per_sec
     said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
+    between_us = part.balance.between_steps[1] - part.balance.between_steps[0]
     if part.is_slower:
-        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part))
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, part.wall.delta, between_us))
+    is_far = (part.wall.percent or 0.0) > FAR_PERCENT
     if part.is_longer_in_the_mean:
-        said += f"; but the typical step takes as long: fewer than half became longer ({_cause(part)})"
-        return Judged(rule, part.phase, Outcome.UNSURE, said)
-    # Pauses of other programs make this interval wide on any machine: it is the bricks that tell a gate from none.
+        cause = _cause(part, part.wall.delta, between_us)
+        said += f"; but the typical step takes as long: fewer than half became longer ({cause})"
+        return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
+    # Pauses of other programs make this interval wide on any machine: bricks and the typical step tell a gate from
+    # none. Where that is not known, or more is missing than pauses explain, it is none.
+    if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     findable = findable_percent(part.wall)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
     is_unsure = is_blind or (part.wall.percent or 0.0) > part.wall.least_percent
@@ -350,17 +381,17 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
     return place.name if worst is None else f"{place.name}, most in {worst.layer}"
 
 
-def _cause(part: PartDiff) -> str:
-    """What most of it is that a step takes longer."""
+def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
+    """What most of it is that a unit takes so much longer, so much of it between steps."""
     balance = part.balance
     grown = {
         **{one.name: one.delta_us for one in [*part.slower[:1], *part.new[:1]]},
-        "between steps": balance.between_steps[1] - balance.between_steps[0],
+        "between steps": between_steps_us,
         "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
         "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
     }
     worst = max(grown, key=lambda name: grown[name])
-    if grown[worst] > part.wall.delta / 2:
+    if grown[worst] > more_us / 2:
         return worst
     bricks = [one for one in part.bricks if one.brick != BETWEEN_BRICKS]
     return f"no single brick; most {max(bricks, key=lambda one: one.delta_us).name}" if bricks else worst

@@ -56,7 +56,7 @@ def three(runs: dict[str, Path]) -> list[object]:
     ("new", "thresholds", "code", "said"),
     [
         ("same", (), 0, ""),
-        ("slower", (), 5, f"1 of 2 unknown: decode: no brick slower beyond noise: unknown [{GUILTY}]: "),
+        ("slower", (), 5, f"1 of 3 unknown: decode: no brick slower beyond noise: unknown [{GUILTY}]: "),
         ("slower", ("ffn.p50<=1.20x",), 0, ""),
         ("slower", ("ffn@2<=1.05x",), 4, f"broken [{GUILTY}]"),
         ("slower", ("DownProjection.p50<=1.01x",), 4, "[DownProjection, most in Layer 2]"),
@@ -96,11 +96,12 @@ def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
     document = json.loads(said["json"])
     assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
     (suite,) = ET.fromstring(said["junit"])
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
     rules = [result["ruleId"] for result in json.loads(said["sarif"])["runs"][0]["results"]]
-    assert rules == ["decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"]
+    wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
+    assert rules == [f"decode: {what} beyond noise" for what in wanted]
     *errors, last = said["github"].splitlines()
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert all(error.startswith("::error title=cbtop check%3A decode") for error in errors)
     assert last.startswith("::notice ")
 
@@ -114,8 +115,8 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pyt
     assert 'failures="0"' in said["junit"]
     assert json.loads(said["sarif"])["runs"][0]["results"] == []
     assert said["github"].startswith("::notice ")
-    assert "all 2 hold" in said["text"]
-    assert "all 2 hold" in said["markdown"]
+    assert "all 3 hold" in said["text"]
+    assert "all 3 hold" in said["markdown"]
 
 
 def test_one_run_is_written_in_several_formats(
@@ -269,7 +270,7 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     cut.write_bytes(whole[: len(whole) // 2])
     assert check("--baseline", runs["base"], "--new", cut) == 0
     out = capsys.readouterr().out
-    assert "all 2 hold\n" in out
+    assert "all 3 hold\n" in out
     assert "error::x.cbtop was never closed" in out
     assert "\n::error::" not in out  # which a log of GitHub's would take for an annotation
 

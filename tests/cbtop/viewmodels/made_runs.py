@@ -67,9 +67,12 @@ def made_batch(
     cached_from: int | None = None,
     us_a_position: float = 0.0,
     all_longer: float = 1.0,
+    unnamed_us: float = 0.0,
+    between_steps_us: float = BETWEEN_STEPS_US,
 ) -> Batch:
     """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long, and
-    every brick `all_longer` times; Attention takes so much more for each position cached."""
+    every brick `all_longer` times; Attention takes so much more for each position cached. `unnamed_us`: at the end of
+    each step, in no brick."""
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
     places = len(usual)
@@ -93,7 +96,7 @@ def made_batch(
     down = np.arange(3, places, len(BRICKS))
     us[:, down if in_layer is None else down[in_layer]] *= slower
     us[rng.random(us.shape) < noise.pauses] += 20_000
-    return _records(us, layers, cached_from)
+    return _records(us, layers, cached_from, unnamed_us, between_steps_us)
 
 
 def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str = "", **changed: object) -> Run:  # noqa: B008
@@ -120,15 +123,17 @@ def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str
     )
 
 
-def _records(us: NDArray[np.float64], layers: int, cached_from: int | None) -> Batch:
+def _records(
+    us: NDArray[np.float64], layers: int, cached_from: int | None, unnamed_us: float, between_steps_us: float
+) -> Batch:
     """In the order in which they end: each layer's bricks, the layer, and at last the step."""
     steps, each = len(us), len(BRICKS)
     ns = np.round(us.reshape(steps, layers, each) * 1e3).astype(np.int64)
-    gap_ns, rest_ns = round(BETWEEN_US * 1e3), round(BETWEEN_STEPS_US * 1e3)
+    gap_ns, rest_ns = round(BETWEEN_US * 1e3), round(between_steps_us * 1e3)
     end = np.cumsum(ns + gap_ns, axis=2)
     layer_ns = end[:, :, -1] + gap_ns
     layer_end = np.cumsum(layer_ns, axis=1)
-    step_ns = layer_end[:, -1]
+    step_ns = layer_end[:, -1] + round(unnamed_us * 1e3)
     step_end = np.cumsum(step_ns + rest_ns)
     begin = (step_end - step_ns)[:, None] + layer_end - layer_ns
     width = layers * (each + 1) + 1 + (cached_from is not None)

@@ -144,6 +144,7 @@ def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
 PLANTED = "DownProjection in Layer 4"
 STEADY = Noise(pauses=0)
 BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"
+STEP = "decode: no longer step beyond noise"
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
@@ -166,11 +167,51 @@ def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
         (1.0, 0.03, Outcome.HOLDS),
         (1.05, 0.03, Outcome.UNSURE),
         (1.0, 0.2, Outcome.UNSURE),
+        (1.3, 0.2, Outcome.UNKNOWN),
     ):
         (part,) = now.parts
         wall = replace(part.wall_us, mean=longer * base.parts[0].wall_us.mean, error=error * part.wall_us.mean)
         found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
         assert found[RATE].outcome is outcome
+
+
+def test_where_the_interval_of_a_step_is_too_wide_it_is_unknown_and_said_what_to_do() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    typical, rate = part.typical_us, part.wall_us
+    assert typical
+    for longer, error, outcome in (
+        (1.0, 0.03, Outcome.UNSURE),
+        (1.12, 0.05, Outcome.UNKNOWN),
+        (1.0, 0.5, Outcome.UNKNOWN),
+    ):
+        changed = replace(typical, mean=longer * typical.mean, error=error * typical.mean)
+        found = outcomes_of(base, replace(now, parts=(replace(part, typical_us=changed),)))
+        assert found[STEP].outcome is outcome
+        assert (outcome is Outcome.UNKNOWN) == ("such as step.p50<=1.05x" in found[STEP].said)
+    # A file of runs of which none says it: tokens/s alone tell a gate from none.
+    wide = replace(part, typical_us=None, wall_us=replace(rate, error=0.5 * rate.mean))
+    found = outcomes_of(base, replace(now, parts=(wide,)))
+    assert STEP not in found
+    assert found[RATE].outcome is Outcome.UNKNOWN
+    assert "more runs or longer ones (--learn 6)" in found[RATE].said
+
+
+@pytest.mark.parametrize(
+    ("planted", "guilty"),
+    [({}, ""), ({"unnamed_us": 1_000.0}, "between bricks"), ({"between_steps_us": 2_030.0}, "between steps")],
+)
+def test_what_lies_in_no_brick_and_between_steps_is_found_where_pauses_hide_it_from_tokens_a_second(
+    planted: dict[str, float], guilty: str
+) -> None:
+    """A step in twenty pauses for 20 ms: of three such runs tokens/s tell nothing below a half."""
+    paused = Noise(pauses=0.002)
+    found = diff(together([made_run(seed, paused) for seed in (11, 12, 13)]), made_run(14, paused, **planted))
+    judged = {one.rule: one for one in default_gate(found)}
+    assert found.parts[0].wall.half_percent > 50  # type: ignore[operator]
+    assert judged[STEP].guilty == guilty
+    assert judged[STEP].outcome is (Outcome.BROKEN if guilty else Outcome.HOLDS)
+    assert judged[RATE].outcome is not Outcome.BROKEN
 
 
 def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
@@ -235,8 +276,10 @@ def test_what_all_bricks_share_may_be_the_machines_unless_several_runs_tell_how_
     (judged,) = default_gate(diff(bases[0], now))
     assert judged.outcome is outcome
     assert "every brick takes 1." in judged.said
-    bricks, rate = default_gate(diff(together(bases), now))
-    assert (rate.outcome, rate.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
+    bricks, *whole = default_gate(diff(together(bases), now))
+    for one in whole:
+        assert (one.outcome, one.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
+    assert [one.rule for one in whole] == [STEP, RATE]
     assert bricks.said.startswith("no brick is by more than all are, 1.")
 
 
