@@ -21,7 +21,8 @@ _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 def new_id(gpu: Gpu) -> bytes:
     """By which ranks find each other: made by one of them, which goes on, and known to all. ComputeError without
     NCCL."""
-    return np.array(_nccl(gpu).get_unique_id(), np.int16).tobytes()  # CuPy's are signed or not, as C's char is
+    unique_id: bytes = _nccl(gpu).get_unique_id()
+    return unique_id
 
 
 class NcclLink:
@@ -32,10 +33,9 @@ class NcclLink:
         self._gpu = gpu
         nccl = _nccl(gpu)
         self._error = nccl.NcclError
-        words = tuple(np.frombuffer(unique_id, np.int16).tolist())
         try:
             with gpu.device:
-                self._communicator = nccl.NcclCommunicator(count, words, number)
+                self._communicator = nccl.NcclCommunicator(count, unique_id, number)
         except self._error as error:
             raise ComputeError(f"NCCL cannot begin: {error}") from error
 

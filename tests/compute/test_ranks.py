@@ -316,7 +316,7 @@ class FakeCommunicator:
 
     wrong = ""
 
-    def __init__(self, count: int, unique_id: tuple[int, ...], number: int) -> None:
+    def __init__(self, count: int, unique_id: bytes, number: int) -> None:
         self.begun = count, unique_id, number
         self.calls: list[tuple[Any, ...]] = []
         if self.wrong:
@@ -332,7 +332,7 @@ class FakeCommunicator:
         self.calls.append(("bcast", *arguments))
 
 
-ID = tuple(range(-64, 64))  # of C's char, which is signed
+ID = bytes(range(128))
 
 
 @pytest.fixture
