@@ -51,6 +51,7 @@ SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
 RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())
 BROADCAST = BrickSpec("Broadcast", BrickCategory.COMMUNICATION, ())
+ALL_REDUCE = BrickSpec("AllReduce", BrickCategory.COMMUNICATION, ())
 
 # In the order in which a token meets them.
 BRICKS: tuple[BrickSpec, ...] = (

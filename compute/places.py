@@ -123,4 +123,5 @@ def _joined(gpu: Gpu, options: RankOptions) -> Rank:
     from cbtop.compute.gpu.nccl import NcclLink, new_id
 
     unique_id = options.of_first(lambda: new_id(gpu))
-    return Rank(options.number, options.count, NcclLink(gpu, options.number, options.count, unique_id))
+    link = NcclLink(gpu, options.number, options.count, unique_id)
+    return Rank(options.number, options.count, link, options.split)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal, get_args
 
 from cbtop.compute.errors import ComputeError
 
@@ -95,17 +96,20 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 
 
 BACKENDS = ("cpu", "cuda")
+Split = Literal["layers", "heads"]  # what several ranks share out
+SPLITS: tuple[Split, ...] = get_args(Split)
 GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
     """Which of `count` processes this one is, each on the GPU of its number, that run a model together. `of_first`:
-    in every rank what is made in the first one, once all ask for it."""
+    in every rank what is made in the first one, once all ask for it. `split`: what of the model they share out."""
 
     number: int
     count: int
     of_first: Callable[[Callable[[], bytes]], bytes]
+    split: Split = "layers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, take
     return DeviceMatrix(block_format, planes, rows, columns, takes_int8)
 
 
-def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True) -> Model:
-    """Sizes of Qwen2.5-7B; as llama.cpp's Q4_K_M has them, half of the value and down projections are Q6_K."""
+def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: int = 1) -> Model:
+    """Sizes of Qwen2.5-7B; as llama.cpp's Q4_K_M has them, half of the value and down projections are Q6_K. Of
+    several `ranks` that share every layer what one of them has."""
+    own_heads, own_kv_heads, inner = HEADS // ranks, KV_HEADS // ranks, FEED_FORWARD // ranks
     no_bias = gpu.array(np.zeros(0, np.float32))
     ones = gpu.array(np.ones(HIDDEN, np.float32))
 
@@ -43,20 +45,20 @@ def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True) -> Mode
 
     def layer(index: int) -> LayerWeights:
         more = Q6_K if index < layers // 8 or index >= 7 * layers // 8 or index % 3 == 2 else Q4_K
-        biases = [gpu.array(np.zeros(heads * HEAD_DIM, np.float32)) for heads in (HEADS, KV_HEADS)]
+        biases = [gpu.array(np.zeros(heads * HEAD_DIM, np.float32)) for heads in (own_heads, own_kv_heads)]
         return LayerWeights(
             attention_norm=ones,
-            q=product(HEADS * HEAD_DIM, HIDDEN, Q4_K, biases[0]),
-            k=product(KV_HEADS * HEAD_DIM, HIDDEN, Q4_K, biases[1]),
-            v=product(KV_HEADS * HEAD_DIM, HIDDEN, more, biases[1]),
+            q=product(own_heads * HEAD_DIM, HIDDEN, Q4_K, biases[0]),
+            k=product(own_kv_heads * HEAD_DIM, HIDDEN, Q4_K, biases[1]),
+            v=product(own_kv_heads * HEAD_DIM, HIDDEN, more, biases[1]),
             q_norm=None,
             k_norm=None,
-            output=product(HIDDEN, HEADS * HEAD_DIM, Q4_K),
+            output=product(HIDDEN, own_heads * HEAD_DIM, Q4_K),
             attention_post_norm=None,
             ffn_norm=ones,
-            gate=product(FEED_FORWARD, HIDDEN, Q4_K),
-            up=product(FEED_FORWARD, HIDDEN, Q4_K),
-            down=product(HIDDEN, FEED_FORWARD, more),
+            gate=product(inner, HIDDEN, Q4_K),
+            up=product(inner, HIDDEN, Q4_K),
+            down=product(HIDDEN, inner, more),
             router=None,
             ffn_post_norm=None,
             slides=False,
@@ -64,10 +66,10 @@ def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True) -> Mode
 
     rope = Rope("neox", HEAD_DIM, 1e6, 1.0, 1.0, None, None, 32768, 0.0, (32.0, 1.0))
     made = Model(
-        name="random 7B", architecture="qwen2", quantization="Q4_K_M", hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM, feed_forward=FEED_FORWARD, vocabulary=VOCABULARY, context_length=32768, window=0,
-        epsilon=1e-6, rope=rope, sliding_rope=rope, activation="silu", embedding_scale=1.0,
-        attention_scale=HEAD_DIM**-0.5, attention_cap=0.0, logit_cap=0.0, experts=None,
+        name="random 7B", architecture="qwen2", quantization="Q4_K_M", hidden=HIDDEN, heads=own_heads,
+        kv_heads=own_kv_heads, head_dim=HEAD_DIM, feed_forward=inner, vocabulary=VOCABULARY,
+        context_length=32768, window=0, epsilon=1e-6, rope=rope, sliding_rope=rope, activation="silu",
+        embedding_scale=1.0, attention_scale=HEAD_DIM**-0.5, attention_cap=0.0, logit_cap=0.0, experts=None,
         embedding=matrix(gpu, VOCABULARY, HIDDEN, Q4_K, takes_int8=False),  # type: ignore[arg-type]
         layers=tuple(layer(index) for index in range(layers)), final_norm=ones,
         lm_head=matrix(gpu, VOCABULARY, HIDDEN, Q6_K, takes_int8=takes_int8),  # type: ignore[arg-type]

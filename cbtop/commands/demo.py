@@ -35,7 +35,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
-from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, Sampling
+from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, Sampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
@@ -86,8 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--gpus", type=count, metavar="N", default=1,
-        help="with --backend cuda: share the layers out among the first N GPUs, a process for each, which exchange "
+        help="with --backend cuda: share the model out among the first N GPUs, a process for each, which exchange "
         "what they compute through NCCL (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--split", choices=SPLITS, default="layers",
+        help="with --gpus: what is shared out. layers: each GPU has some, and they work one after the other "
+        "(pipeline parallel); heads: each has some heads of every layer and columns of its feed-forward network, and "
+        "they work at the same time and add up twice a layer (tensor parallel) (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
@@ -144,6 +150,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--check runs the workload itself and judges it; leave out --serve-only")
     if options.gpus > 1 and (options.backend != "cuda" or options.check):
         raise UsageError(f"--gpus {options.gpus}: it goes with --backend cuda, and without --check")
+    if options.split != "layers" and options.gpus == 1 and options.parent is None:
+        raise UsageError(f"--split {options.split}: it says what --gpus N shares out; give --gpus 2 or more")
     if options.tuned:
         found = tuned_setting(options, options.model)
         options.threads, options.exact, options.kv_cache = found.threads, found.is_exact, found.cache_type
@@ -236,7 +244,9 @@ def serve(options: argparse.Namespace) -> int:
                 guard=None if options.guard == "off" else options.guard,
                 prompt=options.prompt,
                 backend=backend,
-                rank=RankOptions(first_rank.number, first_rank.count, first_rank.said) if first_rank else None,
+                rank=None
+                if first_rank is None
+                else RankOptions(first_rank.number, first_rank.count, first_rank.said, options.split),
             ),
             profiler,
             should_stop,
@@ -332,6 +342,7 @@ def _command(options: argparse.Namespace) -> list[str]:
             command += [f"--{name}", str(value)]
     if options.gpus > 1:
         command += ["--gpus", str(options.gpus)]
+    command += ["--split", options.split]
     command += ["--backend", options.backend, "--guard", options.guard, "--kv-cache", options.kv_cache]
     command += ["--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]

@@ -89,8 +89,8 @@ class Decoder:
     With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
     announced as CheckResults. A `guard`, once there is one, watches the passes.
 
-    Of a `rank` it runs the part of the model that it is given, and only the last one has logits; every rank must be
-    told to run the same.
+    Of a `rank` it runs the part of the model that it is given, and only one that chooses has logits; every rank must
+    be told to run the same.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Decoder:
         """Every brick of a pass; whose buffers hold what it chose, once the machine has got through."""
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
-        if self._rank.is_last:
+        if self._rank.chooses:
             self._choose(space, run)
         if self._exchanges.broadcast is not None:
             run(self._exchanges.broadcast, 1, (space.choice,))
@@ -344,6 +344,7 @@ class Decoder:
         scores = model.attention_scale, layer.window, model.attention_cap
         run(bricks.attention, seen, (space.q, *caches, start, *scores, space.attended, scratch))
         run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta_product))
+        self._add_up(space, run)
         if bricks.attention_post_norm is not None:
             norm = weights.attention_post_norm
             run(bricks.attention_post_norm, space.x.size, (space.delta_product, norm, model.epsilon, space.delta))
@@ -363,10 +364,16 @@ class Decoder:
                 run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
                 run(bricks.activation, inner, (space.gate, space.up, space.activated))
             run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
+        self._add_up(space, run)
         if bricks.ffn_post_norm is not None:
             norm, epsilon = weights.ffn_post_norm, self.model.epsilon
             run(bricks.ffn_post_norm, space.x.size, (space.delta_product, norm, epsilon, space.delta))
         run(bricks.ffn_add, space.x.size, (space.x, space.delta))
+
+    def _add_up(self, space: Workspace, run: Run) -> None:
+        """What ranks that share a layer have computed of it."""
+        if self._exchanges.all_reduce is not None:
+            run(self._exchanges.all_reduce, space.delta_product.size, (space.delta_product,))
 
     def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
         """space.delta_product = what the experts make of space.normed."""

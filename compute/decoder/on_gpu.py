@@ -85,10 +85,10 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         for layer in model.layers
     )
     head, embedding = model.lm_head, model.embedding  # what another rank has stays on the host
-    if rank.is_last:
+    if rank.chooses:
         head = matrix(model.lm_head, takes_int8=not is_exact)
-    if rank.is_first:
-        is_tied = rank.is_last and model.embedding is model.lm_head
+    if rank.embeds:
+        is_tied = rank.chooses and model.embedding is model.lm_head
         embedding = head if is_tied else matrix(model.embedding, takes_int8=False)
     return replace(model, layers=layers, final_norm=gpu.array(model.final_norm), lm_head=head, embedding=embedding)
 

@@ -1,14 +1,18 @@
-"""A model over several processes, the ranks: each has an even share of its layers, and hands on what these make.
+"""A model over several processes, the ranks: each has an even share of its layers, or of every layer.
 
 Rules
-- What a layer makes goes from a rank to the next; of the token that the last one chooses all learn. So every rank
-  runs the same passes in the same order, and of each returns the same token.
+- Of layers: what one makes goes from a rank to the next; of the token that the last one chooses all learn.
+- Of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
+  section 3): what the ranks make is added up twice a layer. Each has the embedding and the output matrix whole and
+  chooses by itself; of a sum each receives the same bits (NCCL's user guide, "AllReduce").
+- So every rank runs the same passes in the same order, and of each returns the same token.
 - An exchange is a brick in the category Communication, called, labelled and counted as one of torch.distributed is
   (profiler/instrument/collectives.py). Nothing is asserted of it: checks look at what is computed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -17,12 +21,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
-from cbtop.compute.brick_specs import BROADCAST, RECV, SEND, BrickSpec
+from cbtop.compute.brick_specs import ALL_REDUCE, BROADCAST, RECV, SEND, BrickSpec
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel, LibraryCall
 from cbtop.compute.decoder.base import LayerWeights, Model, Projection
 from cbtop.compute.errors import ModelError
 from cbtop.compute.kernels.base import FLOAT_BYTES, Kernel, KernelWork
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.interleaved import Matrix
+from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
@@ -40,24 +47,29 @@ class Link(Protocol):
     def broadcast(self, array: Any, sender: int) -> None:
         """What the sender has in it then all have."""
 
+    def all_reduce(self, array: Any) -> None:
+        """The sum of what all have in it then all have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many a process is, with its link to the others, of which one alone has none."""
+    """Which of how many a process is, with its link to the others, of which one alone has none, and what is shared
+    out among them."""
 
     number: int
     count: int
     link: Link | None
+    split: Split = "layers"
 
     @property
-    def is_first(self) -> bool:
+    def embeds(self) -> bool:
         """It begins with the tokens."""
-        return self.number == 0
+        return self.number == 0 or self.split == "heads"
 
     @property
-    def is_last(self) -> bool:
+    def chooses(self) -> bool:
         """It chooses the next one."""
-        return self.number == self.count - 1
+        return self.number == self.count - 1 or self.split == "heads"
 
     def layers_of(self, layers: int) -> range:
         """Its own of so many. An even share; where there is none, the last one, which has the head, has the fewest.
@@ -66,28 +78,103 @@ class Rank:
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")
-        first, end = (-(-number * layers // self.count) for number in (self.number, self.number + 1))
-        return range(first, end)
+        own = self._of(layers)
+        return range(own.start, own.stop)
+
+    def share_of(self, total: int, unit: int, what: str) -> slice:
+        """Its own of `total`, in whole units. ModelError where not every rank has one."""
+        units = total // unit
+        if self.count > units:
+            ways = f"--gpus {units} or fewer, or --split layers" if units > 1 else "--split layers"
+            raise ModelError(f"{total:,} {what} are {units} x {unit:,} for {self.count} GPUs; give {ways}")
+        own = self._of(units)
+        return slice(own.start * unit, own.stop * unit)
+
+    def _of(self, count: int) -> slice:
+        """Of so many as many as the others, or one more."""
+        first, end = (-(-number * count // self.count) for number in (self.number, self.number + 1))
+        return slice(first, end)
 
 
 ALONE = Rank(0, 1, None)
 
 
 def part_of(model: Model, rank: Rank) -> Model:
-    """What a rank runs of a model: some of its layers. ModelError where there are fewer than ranks.
+    """What a rank runs of a model. ModelError where that cannot be shared out among so many.
 
-    The embedding is the first rank's and the head the last one's; in the others they only say how large they are.
+    An embedding and a head that it does not have only say how large they are.
     """
     if rank.count == 1:
         return model
-    own = rank.layers_of(len(model.layers))
-    layers = model.layers[own.start : own.stop]
-    size_bytes = sum(_bytes_of(layer) for layer in layers)
-    if rank.is_first:
-        size_bytes += model.embedding.size_bytes
-    if rank.is_last:
+    if rank.split == "heads":
+        part = _share_of_layers(model, rank)
+    else:
+        own = rank.layers_of(len(model.layers))
+        part = replace(model, layers=model.layers[own.start : own.stop], first_layer=own.start)
+    size_bytes = sum(_bytes_of(layer) for layer in part.layers)
+    if rank.chooses:
         size_bytes += model.lm_head.size_bytes + model.final_norm.nbytes
-    return replace(model, layers=layers, first_layer=own.start, weights_bytes=size_bytes)
+    if rank.embeds and not (rank.chooses and model.embedding is model.lm_head):
+        size_bytes += model.embedding.size_bytes
+    return replace(part, weights_bytes=size_bytes)
+
+
+def _share_of_layers(model: Model, rank: Rank) -> Model:
+    """Of every layer some heads, and some columns of the feed-forward network, in whole blocks of the formats."""
+    seen_by = model.heads // model.kv_heads  # query heads that share keys and values
+    block = max(_blocks_of(layer.output) for layer in model.layers)  # 1, 32 or 256
+    kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
+    kv_heads = rank.share_of(model.kv_heads, kv_unit, "heads of keys and values")
+    heads = slice(kv_heads.start * seen_by, kv_heads.stop * seen_by)
+    unit = max(_blocks_of(layer.down) for layer in model.layers)
+    inner = rank.share_of(model.feed_forward, unit, "columns of the feed-forward network")
+
+    def of_layer(layer: LayerWeights) -> LayerWeights:
+        experts = 1 if layer.router is None or model.experts is None else model.experts.count
+        columns = slice(heads.start * model.head_dim, heads.stop * model.head_dim)
+        return replace(
+            layer,
+            q=_rows(layer.q, heads, model.heads),
+            k=_rows(layer.k, kv_heads, model.kv_heads),
+            v=_rows(layer.v, kv_heads, model.kv_heads),
+            output=_columns(layer.output, columns, has_bias=rank.number == 0),
+            gate=_rows(layer.gate, inner, model.feed_forward, experts),
+            up=_rows(layer.up, inner, model.feed_forward, experts),
+            down=_columns(layer.down, inner, has_bias=rank.number == 0),
+        )
+
+    return replace(
+        model,
+        layers=tuple(map(of_layer, model.layers)),
+        heads=heads.stop - heads.start,
+        kv_heads=kv_heads.stop - kv_heads.start,
+        feed_forward=inner.stop - inner.start,
+    )
+
+
+def _blocks_of(one: Projection) -> int:
+    return one.weight.format.block_elements
+
+
+def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
+    """Those parts of so many equal ones, of each of so many groups of rows."""
+    data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
+    bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias
+    return Projection(_matrix(one.weight, data.reshape(-1, data.shape[-1]), one.weight.columns), bias)
+
+
+def _columns(one: Projection, own: slice, *, has_bias: bool) -> Projection:
+    """`has_bias`: of one rank, for it is added once."""
+    first, end = (one.weight.format.row_bytes(at) for at in (own.start, own.stop))
+    matrix = _matrix(one.weight, one.weight.data[:, first:end], own.stop - own.start)
+    return Projection(matrix, one.bias if has_bias else one.bias[:0])
+
+
+def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
+    assert isinstance(whole, QuantizedMatrix)  # as it lies in the file
+    kept = np.ascontiguousarray(data)
+    kept.flags.writeable = False
+    return replace(whole, data=kept, columns=columns)
 
 
 def _bytes_of(layer: LayerWeights) -> int:
@@ -103,23 +190,27 @@ class Exchanges:
         self.recv: ComputeBrick | None = None
         self.send: ComputeBrick | None = None
         self.broadcast: ComputeBrick | None = None
+        self.all_reduce: ComputeBrick | None = None
         if rank.link is None:
             return
         link, number, last = rank.link, rank.number, rank.count - 1
 
-        def brick(spec: BrickSpec, itemsize: int, call: Callable[[Any], None]) -> ComputeBrick:
+        def brick(spec: BrickSpec, itemsize: int, call: Callable[[Any], None], bus_factor: float = 1) -> ComputeBrick:
             kernel = _kernel(spec, call)
             made = ComputeBrick(
                 spec, (Launch(kernel, KernelWork()),), backend, profiler, names_launches=names_launches
             )
             # Bus bytes are those of the whole (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
-            work = Work(bytes_per_element=itemsize, size_bytes_per_element=itemsize)
+            work = Work(bytes_per_element=bus_factor * itemsize, size_bytes_per_element=itemsize)
             made.definition = replace(made.definition, work=work, label=f"{rank.count} ranks")
             return made
 
-        if not rank.is_first:
+        if rank.split == "heads":
+            self.all_reduce = brick(ALL_REDUCE, FLOAT_BYTES, link.all_reduce, 2 * last / rank.count)
+            return
+        if not rank.embeds:
             self.recv = brick(RECV, FLOAT_BYTES, lambda x: link.recv(x, number - 1))
-        if not rank.is_last:
+        if not rank.chooses:
             self.send = brick(SEND, FLOAT_BYTES, lambda x: link.send(x, number + 1))
         self.broadcast = brick(BROADCAST, TOKEN_BYTES, lambda token: link.broadcast(token, last))
 

@@ -6,6 +6,7 @@ waits for a rank that has ended waits for ever: who started the ranks ends them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cbtop.compute.gpu.device import Gpu
 
 # ncclDataType_t (nccl.h)
 INT64, FLOAT32 = 4, 7
+SUM = 0  # ncclRedOp_t
 _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 
 
@@ -51,7 +53,12 @@ class NcclLink:
         """In its turn."""
         self._call(self._communicator.bcast, array, sender)
 
+    def all_reduce(self, array: Any) -> None:
+        """In its turn, in place."""
+        self._call(partial(self._communicator.allReduce, array.data.ptr), array, SUM)
+
     def _call(self, function: Any, array: Any, peer: int) -> None:
+        """`peer`: or the operation."""
         stream = self._gpu.cupy.cuda.get_current_stream().ptr
         try:
             function(array.data.ptr, array.size, _TYPES[array.dtype], peer, stream)

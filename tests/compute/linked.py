@@ -41,6 +41,14 @@ class Broadcasting(ABC):
             if other != sender:
                 self.send(array, other)
 
+    def all_reduce(self, array: Any) -> None:
+        """In the order of the ranks, so that all have the same."""
+        own = np.array(array)
+        for sender in range(self._count):
+            part = own.copy()
+            self.broadcast(part, sender)
+            array[...] = part if sender == 0 else array + part
+
 
 class ThreadLink(Broadcasting):
     """To ranks that are threads beside this one."""

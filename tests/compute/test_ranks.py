@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 
 from cbtop.compute.decoder import FAMILIES
-from cbtop.compute.decoder.base import Model, read_model
+from cbtop.compute.decoder.base import Model, Projection, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.on_gpu import GpuDecoder, GpuMachine, model_on
-from cbtop.compute.decoder.ranks import ALONE, Rank, part_of
+from cbtop.compute.decoder.ranks import ALONE, Rank, _bytes_of, part_of
 from cbtop.compute.errors import ComputeError, ModelError
 from cbtop.compute.gpu import device, nccl
 from cbtop.compute.gpu.nccl import NcclLink, new_id
 from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.places import OnGpu
-from cbtop.compute.settings import RankOptions, Sampling, WorkloadOptions
+from cbtop.compute.quantization.base import QuantizedMatrix
+from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.settings import RankOptions, Sampling, Split, WorkloadOptions
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -124,6 +126,77 @@ def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
     np.testing.assert_array_equal(found[-1][1], logits)
 
 
+def in_small_blocks(model: Model) -> Model:
+    """The same with columns that can be shared out: a tiny model has one or two blocks of 256."""
+
+    def small(one: Projection) -> Projection:
+        assert isinstance(one.weight, QuantizedMatrix)
+        return replace(one, weight=QuantizedMatrix.of(Q8_0, one.weight.dequantized()))
+
+    layers = (replace(one, output=small(one.output), down=small(one.down)) for one in model.layers)
+    return replace(model, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", pytest.param("phi3", marks=pytest.mark.slow)])
+def test_ranks_that_share_every_layer_choose_the_tokens_of_one_decoder_and_all_have_its_logits(
+    count: int, family: str, model_files: dict[str, Path]
+) -> None:
+    model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # with biases; a mixture
+    if count > model.kv_heads:  # each head sees its own: the shares are 2, 1 and 1
+        model = with_heads_of_their_own(model)
+
+    def decoder_of(rank: Rank) -> Decoder:
+        profiler, machine = BrickProfiler(enabled=False), Host(1)
+        return Decoder(part_of(model, rank), "numba", 1, profiler, 64, "f32", machine=machine, rank=rank)
+
+    tokens, logits = ran(decoder_of(ALONE))
+    found = together(count, lambda rank: ran(decoder_of(replace(rank, split="heads"))))
+    assert [own for own, _ in found] == [tokens] * count
+    np.testing.assert_array_equal([of_rank for _, of_rank in found[1:]], [found[0][1]] * (count - 1))
+    np.testing.assert_allclose(found[0][1], logits, rtol=0, atol=1e-4 * float(np.std(logits)))
+
+
+def with_heads_of_their_own(model: Model) -> Model:
+    def more(one: Projection) -> Projection:
+        assert isinstance(one.weight, QuantizedMatrix)
+        times = model.heads // model.kv_heads
+        data = np.repeat(one.weight.data.reshape(model.kv_heads, -1), times, 0).reshape(-1, one.weight.data.shape[1])
+        bias = np.repeat(one.bias.reshape(model.kv_heads, -1), times, 0).reshape(-1)
+        return Projection(replace(one.weight, data=data), bias)
+
+    layers = (replace(one, k=more(one.k), v=more(one.v)) for one in model.layers)
+    return replace(model, layers=tuple(layers), kv_heads=model.heads)
+
+
+def test_shares_of_every_layer_hold_each_weight_once_and_weigh_what_they_hold(tiny: Model) -> None:
+    model = in_small_blocks(tiny)
+    shares = [part_of(model, Rank(number, 2, None, "heads")) for number in range(2)]
+    for one in shares:
+        assert (one.heads, one.kv_heads, one.feed_forward) == (2, 1, 256)
+    for whole, *parts in zip(model.layers, *(one.layers for one in shares), strict=True):
+        for names, axis in ((("q", "k", "v", "gate", "up"), 0), (("output", "down"), 1)):
+            for name in names:
+                together_again = np.concatenate([getattr(one, name).weight.dequantized() for one in parts], axis)
+                np.testing.assert_array_equal(together_again, getattr(whole, name).weight.dequantized())
+        biases = [np.concatenate([getattr(one, name).bias for one in parts]) for name in ("q", "k", "v")]
+        for found, name in zip(biases, ("q", "k", "v"), strict=True):
+            np.testing.assert_array_equal(found, getattr(whole, name).bias)
+    assert model.embedding is model.lm_head
+    norms = sum(one.attention_norm.nbytes + one.ffn_norm.nbytes for one in model.layers)
+    in_each = norms + model.lm_head.size_bytes + model.final_norm.nbytes
+    of_layers = sum(_bytes_of(one) for one in model.layers) - norms
+    assert sum(one.weights_bytes for one in shares) == of_layers + 2 * in_each
+
+
+def test_heads_and_columns_that_cannot_be_shared_out_are_one_line(tiny: Model) -> None:
+    with pytest.raises(ModelError, match=r"^2 heads of keys and values are 1 x 2 for 2 GPUs; give --split layers$"):
+        part_of(tiny, Rank(0, 2, None, "heads"))  # a block of 256 columns is all four query heads
+    several = r"^2 heads of keys and values are 2 x 1 for 3 GPUs; give --gpus 2 or fewer, or --split layers$"
+    with pytest.raises(ModelError, match=several):
+        part_of(in_small_blocks(tiny), Rank(0, 3, None, "heads"))
+
+
 def test_a_prompt_longer_than_passes_together_goes_on_in_parts(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "most_together", 4)
 
@@ -161,13 +234,17 @@ class InTurn(CpuAsGpu):
             super().launch(one, stamp, is_early=is_early)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(count: int, model_files: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("count", "split"), [(2, "layers"), pytest.param(3, "layers", marks=pytest.mark.slow), (2, "heads")]
+)
+def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
+    count: int, split: Split, model_files: dict[str, Path]
+) -> None:
     try:
         InTurn()
     except ComputeError as error:
         pytest.skip(str(error))
-    model = deeper(read_model(model_files["qwen2"], FAMILIES), count)
+    model = in_small_blocks(deeper(read_model(model_files["qwen2"], FAMILIES), count))
 
     def logits_of(rank: Rank) -> tuple[list[Any], list[list[str]]]:
         gpu = InTurn()
@@ -184,6 +261,12 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(count: int, model_fi
 
     expected, none = logits_of(ALONE)
     assert none == [[], []]
+    if split == "heads":
+        found = together(count, lambda rank: logits_of(replace(rank, split="heads")))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        np.testing.assert_allclose(found[0][0], expected, rtol=0, atol=1e-4 * float(np.std(expected)))
+        assert [names for _, names in found] == [[["ncclAllReduce"] * 2 * count] * 2] * count
+        return
     found = together(count, logits_of)
     np.testing.assert_array_equal(found[-1][0], expected)
     ends = ["ncclSend", "ncclBroadcast"], ["ncclRecv", "ncclBroadcast"]
@@ -213,6 +296,9 @@ class CountingLink:
 
     def broadcast(self, array: Any, sender: int) -> None:
         self._do("broadcast", array, sender)
+
+    def all_reduce(self, array: Any) -> None:
+        self._do("all_reduce", array, -1)
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
@@ -248,6 +334,32 @@ def test_each_exchange_is_a_brick_with_bytes_and_a_time_of_its_own_in_every_toke
     assert layers == {str(layer) for layer in rank.layers_of(LAYERS)} == {"2", "3"}
 
 
+def test_each_sum_of_a_shared_layer_is_a_brick_there_with_its_bus_bytes_and_a_time(
+    tiny: Model, recorder: ListRecorder
+) -> None:
+    gpu: Any = FakeGpu()
+    link = CountingLink(gpu)
+    rank = Rank(1, 2, link, "heads")
+    on = model_on(gpu, part_of(in_small_blocks(tiny), rank), is_exact=False, rank=rank)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, rank=rank)
+    decoder.decode(1)
+    link.done.clear()
+    decoder.decode(1)
+    decoder.tell()
+    assert link.done == [("all_reduce", 4 * tiny.hidden, -1)] * 2 * LAYERS
+    nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
+    sums = [
+        one for one in nodes.values() if one.category is BrickCategory.COMMUNICATION and one.kind is NodeKind.BRICK
+    ]
+    assert {(one.name, one.label, nodes[one.parent or 0].kind) for one in sums} == {
+        ("AllReduce", "2 ranks", NodeKind.LAYER)
+    }
+    assert len(sums) == LAYERS
+    for one in sums:
+        assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden  # 2 * (ranks - 1) / ranks
+        assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [tiny.hidden] * 4
+
+
 def test_graphs_go_before_the_link_which_nccl_would_not_let_go_while_there_is_one(
     tiny: Model, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,8 +390,9 @@ def test_an_exchange_is_called_as_one_of_torch_is() -> None:
     collectives = pytest.importorskip("cbtop.profiler.instrument.collectives", reason="torch is not installed")
     from cbtop.compute import brick_specs
 
-    names = brick_specs.SEND.name, brick_specs.RECV.name, brick_specs.BROADCAST.name
-    assert names == (collectives.SEND, collectives.RECV, collectives.BROADCAST)
+    specs = brick_specs.SEND, brick_specs.RECV, brick_specs.BROADCAST, brick_specs.ALL_REDUCE
+    theirs = collectives.SEND, collectives.RECV, collectives.BROADCAST, collectives.ALL_REDUCE
+    assert tuple(one.name for one in specs) == theirs
 
 
 def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
@@ -325,6 +438,9 @@ class FakeCommunicator:
     def send(self, *arguments: int) -> None:
         self.calls.append(("send", *arguments))
 
+    def allReduce(self, *arguments: int) -> None:  # noqa: N802 - as CuPy calls it
+        self.calls.append(("allReduce", *arguments))
+
     def recv(self, *arguments: int) -> None:
         raise FakeNcclError("NCCL_ERROR_SYSTEM_ERROR")
 
@@ -356,8 +472,13 @@ def test_a_link_begins_with_the_id_that_the_first_rank_made_and_calls_nccl_on_th
     x, token = gpu_with_nccl.zeros((3, 8), np.float32), gpu_with_nccl.zeros((1,), np.int64)
     link.send(x, 0)
     link.broadcast(token, 1)
-    # ncclDataType_t: ncclFloat32 is 7, ncclInt64 is 4 (nccl.h)
-    assert communicator.calls == [("send", x.data.ptr, 24, 7, 0, 77), ("bcast", token.data.ptr, 1, 4, 1, 77)]
+    link.all_reduce(x)
+    # ncclDataType_t: ncclFloat32 is 7, ncclInt64 is 4; ncclRedOp_t: ncclSum is 0 (nccl.h)
+    assert communicator.calls == [
+        ("send", x.data.ptr, 24, 7, 0, 77),
+        ("bcast", token.data.ptr, 1, 4, 1, 77),
+        ("allReduce", x.data.ptr, x.data.ptr, 24, 7, 0, 77),
+    ]
 
 
 def test_what_nccl_says_is_an_error_of_compute(gpu_with_nccl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +504,7 @@ def test_a_rank_runs_its_part_on_the_gpu_of_its_number_with_a_link_by_the_id_of_
     decoder = place.decoder(model, BrickProfiler(enabled=False), 64)
     assert begun == [(gpus[1], 1, 2, b"of the first")]
     assert (list(gpus), model.first_layer, len(model.layers), len(decoder._layers)) == ([1], 1, 1, 1)
-    assert decoder._rank.is_last
+    assert decoder._rank.chooses
 
 
 @pytest.mark.parametrize("there", [None, SimpleNamespace(nccl=SimpleNamespace(available=False))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
 from cbtop.compute.decoder.ranks import ALONE, Rank, part_of
+from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu.nccl import NcclLink, new_id
+from cbtop.compute.settings import Split
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -44,13 +47,54 @@ def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int],
     return tokens, decoder.logits, found
 
 
-def of_rank(number: int, path: Path, is_eager: bool, ids: Connection, results: Connection) -> None:
+def of_rank(number: int, path: Path, is_eager: bool, split: Split, ids: Connection, results: Connection) -> None:
     """In a process of its own."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))
     unique_id = ids.recv()
-    results.send(ran(gpu, path, Rank(number, RANKS, NcclLink(gpu, number, RANKS, unique_id)), is_eager=is_eager))
+    rank = Rank(number, RANKS, NcclLink(gpu, number, RANKS, unique_id), split)
+    results.send(ran(gpu, path, rank, is_eager=is_eager))
+
+
+def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int], Any, dict[str, int]]]:
+    """What `ran` gives in each of two ranks."""
+    spawn = multiprocessing.get_context("spawn")
+    ids, results = ([spawn.Pipe() for _ in range(RANKS)] for _ in range(2))
+    processes = [
+        spawn.Process(target=of_rank, args=(at, path, is_eager, split, ids[at][1], results[at][1]), daemon=True)
+        for at in range(RANKS)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        assert ids[0][0].poll(DEADLINE_S)
+        unique_id = ids[0][0].recv()
+        for ours, _ in ids:
+            ours.send(unique_id)
+        found = []
+        for ours, _ in results:
+            assert ours.poll(DEADLINE_S)
+            found.append(ours.recv())
+    finally:
+        for process in processes:
+            process.kill()
+    return found
+
+
+@pytest.fixture
+def wide_model(tmp_path: Path) -> Path:
+    """Whose heads are whole blocks of 256 columns, so that they can be shared out."""
+    path = tmp_path / "wide.gguf"
+    write_model(path, replace(TINY, heads=8, key_length=64), lambda text, fraction: None)
+    return path
+
+
+@pytest.fixture
+def two_gpus(gpu: Gpu) -> Gpu:
+    if (count := gpu.cupy.cuda.runtime.getDeviceCount()) < RANKS:
+        pytest.skip(f"{count} GPU: two ranks need one each")
+    return gpu
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
@@ -68,32 +112,11 @@ def test_a_rank_that_is_alone_tells_itself_its_token_by_nccl(
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
 def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_time(
-    family: str, is_eager: bool, model_files: dict[str, Path], gpu: Gpu
+    family: str, is_eager: bool, model_files: dict[str, Path], two_gpus: Gpu
 ) -> None:
-    if (count := gpu.cupy.cuda.runtime.getDeviceCount()) < RANKS:
-        pytest.skip(f"{count} GPU: two ranks need one each")
     path = model_files[family]
-    tokens, logits, none = ran(gpu, path, ALONE, is_eager=is_eager)
-    spawn = multiprocessing.get_context("spawn")
-    ids, results = ([spawn.Pipe() for _ in range(RANKS)] for _ in range(2))
-    processes = [
-        spawn.Process(target=of_rank, args=(number, path, is_eager, ids[number][1], results[number][1]), daemon=True)
-        for number in range(RANKS)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        assert ids[0][0].poll(DEADLINE_S)
-        unique_id = ids[0][0].recv()
-        for ours, _ in ids:
-            ours.send(unique_id)
-        found = []
-        for ours, _ in results:
-            assert ours.poll(DEADLINE_S)
-            found.append(ours.recv())
-    finally:
-        for process in processes:
-            process.kill()
+    tokens, logits, none = ran(two_gpus, path, ALONE, is_eager=is_eager)
+    found = of_both(path, "layers", is_eager=is_eager)
     assert none == {}
     assert [own for own, _, _ in found] == [tokens, tokens]
     np.testing.assert_array_equal(found[-1][1], logits)
@@ -101,3 +124,17 @@ def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_ti
     for (_, _, times), name in zip(found, ("Send", "Recv"), strict=True):
         assert set(times) == {name, "Broadcast"}
         assert STEPS / 2 < times[name] <= STEPS + 1
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+def test_two_gpus_that_share_every_layer_have_the_tokens_and_logits_of_one_and_each_sum_has_its_time(
+    is_eager: bool, wide_model: Path, two_gpus: Gpu
+) -> None:
+    tokens, logits, _ = ran(two_gpus, wide_model, ALONE, is_eager=is_eager)
+    found = of_both(wide_model, "heads", is_eager=is_eager)
+    assert [own for own, _, _ in found] == [tokens, tokens]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    np.testing.assert_allclose(found[0][1], logits, rtol=0, atol=1e-3 * float(np.std(logits)))
+    for _, _, times in found:
+        assert set(times) == {"AllReduce"}
+        assert STEPS / 2 < times["AllReduce"] / (2 * TINY.layers) <= STEPS + 1
