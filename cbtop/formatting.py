@@ -314,11 +314,21 @@ def _spans(names: Sequence[str]) -> list[str]:
     return [name if first == last else f"{name}–{last}" for name, first, last in found]
 
 
-MERGED_MEANS = {
+_MERGED_MEANS = {
     MergeMode.SUM: "counts, times, tokens and tokens/s are added up; the rest is of the time added up",
     MergeMode.MAX: "each brick is that of the rank it takes longest a step, its share one of that rank's own steps",
     MergeMode.RANKS: "of each brick its exclusive time in every rank; everything else is the sum of all",
 }
+
+
+def merged_means(merged: MergedView) -> str:
+    """How what a merge shows was derived."""
+    means = _MERGED_MEANS[merged.mode]
+    if merged.together > 1 and merged.mode is not MergeMode.MAX:
+        return f"{means}, but tokens/s, for {merged.together} ranks compute each token together"
+    if merged.may_share_tokens and merged.mode is not MergeMode.MAX:
+        return f"{means}, tokens/s too, also where ranks compute the same tokens (tensor or pipeline parallel)"
+    return means
 
 
 def critical_path(found: CriticalPathView) -> str:

@@ -43,8 +43,10 @@ def run(
     should_stop: ShouldStop,
     progress: Progress,
     write: Write = lambda text: None,
-) -> None:
+) -> object:
     """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
+
+    What is returned keeps what a GPU has of it: to give that back takes seconds, before which a goodbye is said.
 
     `should_stop` is asked between steps; `progress` is told what takes long, with an empty text once
     nothing does; `write` is given a prompt and what the model goes on with, as it comes.
@@ -71,7 +73,7 @@ def run(
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
         raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
-    profiler.announce(_manifest(model, place, context))
+    profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
     decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)
     if tokenizer is not None and options.prompt is not None:
@@ -101,6 +103,7 @@ def run(
         tracing.finish()
     if decoder.guard:
         decoder.guard.finish()
+    return decoder
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
@@ -272,7 +275,7 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
     return tokens
 
 
-def _manifest(model: Model, place: Place, context: int) -> Manifest:
+def _manifest(model: Model, place: Place, context: int, ranks: int) -> Manifest:
     return Manifest(
         model=model.name,
         architecture=model.architecture,
@@ -284,4 +287,5 @@ def _manifest(model: Model, place: Place, context: int) -> Manifest:
         context_length=context,
         parameters=model.parameters,
         weights_bytes=model.weights_bytes,
+        ranks=ranks,
     )

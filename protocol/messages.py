@@ -111,7 +111,8 @@ class Manifest:
     """What model is being run, read from its file (static).
 
     `roofs`: why roofs over it are not known, and the way out; "": nothing to say. `steps_of`: what its steps are
-    labelled, where a process runs several models.
+    labelled, where a process runs several models. `ranks`: how many processes compute each token together, a part of
+    the model each, so that a merge counts it once; 0: not said.
     """
 
     model: str
@@ -126,6 +127,7 @@ class Manifest:
     weights_bytes: int
     roofs: str = ""
     steps_of: str = ""
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

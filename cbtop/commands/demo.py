@@ -230,7 +230,7 @@ def serve(options: argparse.Namespace) -> int:
                 line.clear()
                 sys.stderr.write(f"{why}\n")
                 sys.stderr.flush()
-        run_workload(
+        held = run_workload(
             WorkloadOptions(
                 model=model,
                 steps=options.steps,
@@ -262,6 +262,7 @@ def serve(options: argparse.Namespace) -> int:
         profiler.close("the model cannot be run")
         raise UsageError(str(error)) from error
     profiler.close("stopped" if should_stop() else "done")
+    del held
     return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
 
 

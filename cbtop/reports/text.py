@@ -114,7 +114,7 @@ def _head(view: SourceView) -> str:
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
     if view.merged is not None:
-        lines.append(f"derived: {fmt.MERGED_MEANS[view.merged.mode]}")
+        lines.append(f"derived: {fmt.merged_means(view.merged)}")
     if view.stall is not None:
         lines.append(fmt.stall(view.stall))
     lines += [fmt.troubled(member) for member in (view.merged.troubled if view.merged else ())]

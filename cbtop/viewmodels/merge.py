@@ -69,18 +69,23 @@ def merged_view(
     """`records` (of one program and model) as one view.
 
     `sum` adds counts, times, tokens and histograms place by place, so its books close and its percentiles are those
-    of all calls; `max` takes each brick from the rank that it takes the longest a step; `ranks` is the sum, with
-    every brick's time in each rank beside it.
+    of all calls; of tokens that members compute together, by their word, the rate is counted once. `max` takes each
+    brick from the rank that it takes the longest a step; `ranks` is the sum, with every brick's time in each rank
+    beside it.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
     window = window and summed.window.has_watched
-    view = _with_rates(source_view(summed, phase, window=window), _watched(taken) if window else taken, window=window)
+    together = _together(taken)
+    view = source_view(summed, phase, window=window)
+    view = _with_rates(view, _watched(taken) if window else taken, together, window=window)
     names = _names(taken)
     running = sum(record.window.has_watched and not record.has_ended for record in taken)
     keys = tuple(record.key for record in taken)
     merged = MergedView(mode, tuple(names.values()), keys, left_out=len(ordered) - len(taken), running=running)
-    merged = replace(merged, troubled=tuple(_troubled(taken)))
+    exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
+    may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
+    merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
     # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
     factors = {record.sample_every for record in taken}
     plain = replace(
@@ -331,11 +336,20 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
             yield TroubledMember(name, stall.word if stall else state, reason, stall and replace(stall, member=name))
 
 
-def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bool) -> SourceView:
-    """The sum with the tokens a second of its members added up, each over the time that is its own."""
+def _together(records: Sequence[SourceRecord]) -> int:
+    """How many of them compute each token; 1 where they do not all say the same."""
+    said = {record.manifest.ranks if record.manifest else 0 for record in records}
+    return max(min(said.pop(), len(records)), 1) if len(said) == 1 else 1
+
+
+def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
+    """The sum with the tokens a second of its members added up, each over the time that is its own; of what so many
+    compute together one of so many."""
     members = [shown(record, window=window) for record in records]
     every = [steps for member in members for steps in member.phases]
-    phases = tuple(_with_rates_of(steps, [m for m in every if m.phase == steps.phase]) for steps in view.phases)
+    phases = tuple(
+        _with_rates_of(steps, [m for m in every if m.phase == steps.phase], together) for steps in view.phases
+    )
     histories = [
         tokens_per_sec_history(record, steps)
         for record, member in zip(records, members, strict=True)
@@ -347,27 +361,30 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], *, window: bo
         view,
         phases=phases,
         steps=next((steps for steps in phases if steps.phase == view.phase), None),
-        tokens_per_sec_history=tuple(map(sum, zip(*(h[len(h) - length :] for h in histories), strict=True))),
+        tokens_per_sec_history=tuple(
+            sum(rates) / together for rates in zip(*(h[len(h) - length :] for h in histories), strict=True)
+        ),
         since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
         stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
     )
 
 
-def _with_rates_of(steps: StepsView, members: Sequence[StepsView]) -> StepsView:
+def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int) -> StepsView:
     return replace(
         steps,
-        tokens_per_sec=_sum_of_rates([(member.tokens_per_sec, member.count) for member in members]),
-        tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members]),
+        tokens_per_sec=_sum_of_rates([(member.tokens_per_sec, member.count) for member in members], together),
+        tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
         is_sample=any(member.is_sample for member in members),
     )
 
 
-def _sum_of_rates(rates: Iterable[tuple[float | None, int]]) -> float | None:
-    """None where the rate of a member that ran steps is not known: part of a sum is none."""
+def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
+    """Of `together` members that compute the same tokens one's. None where the rate of a member that ran steps is not
+    known: part of a sum is none."""
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    return sum(known) / together if known and len(known) == len(found) else None
 
 
 def _sum_of_stretches(members: Sequence[StretchView]) -> StretchView | None:

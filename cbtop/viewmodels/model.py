@@ -507,6 +507,8 @@ class MergedView:
     running: int = 0  # members that run and were watched: while there are any, the last seconds are theirs alone
     # Members that are gone, suspended or stalled beside the one whose state the view has; the worst first.
     troubled: tuple[TroubledMember, ...] = ()
+    together: int = 1  # so many of them compute each token together, by their word: its rate is counted once
+    may_share_tokens: bool = False  # they exchange what they compute, and none says whether it is of the same tokens
 
 
 @dataclass(frozen=True, slots=True)

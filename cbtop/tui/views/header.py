@@ -263,7 +263,7 @@ def _urgent(source: SourceView) -> Line:
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
     if source.merged is not None:
-        return (("  derived: ", "dim"), (formatting.MERGED_MEANS[source.merged.mode], ""))
+        return (("  derived: ", "dim"), (formatting.merged_means(source.merged), ""))
     if source.state_reason:
         return ((f"  {clean(source.state)}: ", "dim"), (clean(source.state_reason), ""))
     return BLANK

@@ -16,7 +16,7 @@ from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Dependency, Manifest, Quiet
-from cbtop.protocol.vocabulary import BrickId, SourceStatus
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, SourceStatus
 from cbtop.reports.text import text_report
 from cbtop.tui.views.header import notice
 from cbtop.viewmodels import merge
@@ -28,7 +28,9 @@ from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 LAYERS = 2
 
 
-def rank_run(directory: Path, rank: int, down_us: list[int], *, extra: bool = False) -> SourceRecord:
+def rank_run(
+    directory: Path, rank: int, down_us: list[int], *, extra: bool = False, exchanges: bool = False
+) -> SourceRecord:
     """A rank whose DownProjection takes `down_us` in each of its steps, in every layer; the norm always 5 µs."""
     directory = directory / str(rank)
     directory.mkdir(parents=True)
@@ -48,6 +50,9 @@ def rank_run(directory: Path, rank: int, down_us: list[int], *, extra: bool = Fa
                     with profiler.brick(down, 64):
                         clock.sleep_us(us)
                     clock.sleep_us(1)
+            if exchanges:
+                with profiler.brick(BrickDefinition("AllReduce", BrickCategory.COMMUNICATION), 1):
+                    clock.sleep_us(3)
     record = record_of(source_of(directory))
     assert record.hello is not None
     record.hello = replace(record.hello, rank=rank, world_size=3)
@@ -109,6 +114,46 @@ def test_ranks_of_a_thousand_tokens_a_second_each_make_as_many_thousand(tmp_path
         assert summed.tokens_per_sec_history == pytest.approx((3000,) * 3)
         assert summed.phases == (summed.steps,)
     assert merged_view(records[:1], MergeMode.SUM).steps == source_view(records[0]).steps
+
+
+def test_tokens_that_ranks_compute_together_are_counted_once_and_that_is_said(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(2)]
+    for record in records:
+        assert record.manifest is not None
+        record.manifest = replace(record.manifest, ranks=2)
+        record.history.clear()
+        for second in range(1, 5):
+            record.history.setdefault("decode", deque()).append(StepSample(second * 10**9, second * 1000))
+    for mode in MergeMode:
+        merged = merged_view(records, mode)
+        assert merged.steps is not None
+        assert merged.merged is not None
+        assert merged.steps.tokens_per_sec == pytest.approx(1000)
+        assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
+        assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
+        said = "but tokens/s, for 2 ranks compute each token together" in formatting.merged_means(merged.merged)
+        assert said == (mode is not MergeMode.MAX)  # there all steps are those of one rank
+
+
+def test_a_rank_whose_others_are_gone_counts_its_tokens_whole(tmp_path: Path) -> None:
+    record = rank_run(tmp_path, 0, [494] * 10)
+    assert record.manifest is not None
+    record.manifest = replace(record.manifest, ranks=8)
+    alone, merged = source_view(record), merged_view([record], MergeMode.SUM)
+    assert alone.steps is not None
+    assert merged.steps is not None
+    assert merged.steps.tokens_per_sec_in_steps == alone.steps.tokens_per_sec_in_steps
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_of_ranks_that_exchange_what_they_compute_and_do_not_say_of_which_tokens_that_is_said(
+    exchanges: bool, tmp_path: Path
+) -> None:
+    records = [rank_run(tmp_path, rank, [494] * 2, exchanges=exchanges) for rank in range(2)]
+    merged = merged_view(records, MergeMode.SUM)
+    assert merged.merged is not None
+    assert merged.merged.may_share_tokens == exchanges
+    assert ("where ranks compute the same tokens" in formatting.merged_means(merged.merged)) == exchanges
 
 
 def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: Path) -> None:
