@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -293,15 +292,15 @@ class NodeStats:
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
         """The calls of each group of nodes taken together, all groups in one go."""
-        node = np.fromiter(chain.from_iterable(groups), np.int64)
+        node = np.concatenate([_NONE, *(np.asarray(group, np.int64) for group in groups)])
         group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         there = node < self._size
         there[there] = self.column("count")[node[there]] > 0
         node, group = node[there], group[there]
-        present = distinct(group).tolist()
+        starts = (np.diff(group, prepend=-1) != 0).nonzero()[0]
+        present = group[starts].tolist()
         if not present:
             return [None] * len(groups)
-        starts = np.searchsorted(group, present)
         sizes = np.diff(starts, append=len(node))
 
         def summed(name: str) -> list[int]:
@@ -416,16 +415,6 @@ class NodeStats:
         """All columns of `node`: (COLUMNS, nodes). Of what `lately` gives the extremes are not among them."""
         return self._table[:, node]
 
-    def set(self, node: Column, totals: NDArray[np.int64]) -> None:
-        """Take over the totals of `node` from another table (a StatsUpdate): (COLUMNS, nodes)."""
-        self.grow(int(node.max(initial=-1)) + 1)
-        self._table[:, node] = totals
-
-    def set_rare(self, values: dict[tuple[int, int], int]) -> None:
-        """Take over values of rare columns, by the number of the column in RARE and the node."""
-        for (at, node), value in values.items():
-            self._rare[RARE[at]][node] = value
-
     def rare_value(self, name: str, node: int) -> int | None:
         """A value of a rare column; None where there is none."""
         return self._rare[name].get(node)
@@ -458,10 +447,6 @@ class NodeStats:
         keys = np.array([key[:2] for key in found], np.int64).reshape(-1, 2)
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
-    def set_buckets(self, cell: Column, count: Column) -> None:
-        """Take over histogram counts."""
-        self._histograms.set(cell, count)
-
     def buckets(self, cell: Column) -> Column:
         """The histogram counts of cells."""
         return self._histograms.counts(cell)
@@ -470,7 +455,7 @@ class NodeStats:
         """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
         return self._histograms.cells()
 
-    def growth(
+    def take_over(
         self,
         node: Column,
         totals: NDArray[np.int64],
@@ -478,19 +463,25 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """By how much these totals (COLUMNS, nodes), each node once, are above those that are here."""
+        """Put these totals (COLUMNS, nodes), each node and cell once, in place of those that are here; gives by how
+        much they are above them."""
         self.grow(int(node.max(initial=-1)) + 1)
         sums = totals[_SUM_ROWS[:, 0]] - self._table[_SUM_ROWS, node]
-        more = {(at, one): value - self._rare[RARE[at]].get(one, 0) for (at, one), value in rare.items()}
-        known = {key: value for key, value in more.items() if RARE[key[0]] not in _NO_TOTALS}
-        return Growth.made(node, sums, cell, count - self.buckets(cell), known)
+        self._table[:, node] = totals
+        more: dict[tuple[int, int], int] = {}
+        for (at, one), value in rare.items():
+            known = self._rare[RARE[at]]
+            if RARE[at] not in _NO_TOTALS:
+                more[at, one] = value - known.get(one, 0)
+            known[one] = value
+        return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
 
     def everything(self) -> Growth:
         """All that is counted here, as what it has grown by since nothing was."""
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.rare_values(sorted({one for values in self._rare.values() for one in values}))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
-        return NodeStats().growth(node, self.totals(node), cell, self.buckets(cell), rare)
+        return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
         """A table of what was counted in `growth`, the last of what this one has counted.
@@ -799,16 +790,18 @@ def _spread(
     groups = len(low)
     place, bucket, counts = cells
     # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
-    key = group[place] * BUCKETS + bucket
+    least = int(bucket.min(initial=BUCKETS))
+    buckets = int(bucket.max(initial=least)) - least + 1
+    key = group[place] * buckets + (bucket - least)
     # Nodes of a group have the same buckets: to add these up is worth an empty cell or two, and needs no sorting.
-    if groups * BUCKETS <= SPARSE * len(key):
+    if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # exact: below 2 ** 53
-        key = np.flatnonzero(together)
+        key = (together != 0).nonzero()[0]
         counts = together[key]
     elif np.any(key[1:] < key[:-1]):
         order = np.argsort(key, kind="stable")
         key, counts = key[order], counts[order]
-    owner, middle = key // BUCKETS, bucket_middle_ns(key % BUCKETS)
+    owner, middle = key // buckets, bucket_middle_ns(key % buckets + least)
     calls = np.bincount(owner, counts, minlength=groups)
     known = np.flatnonzero(calls)
     running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls

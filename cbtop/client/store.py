@@ -583,10 +583,7 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     ran = unpack_columns(update.ran, 3, MAX_SAID_INTERVALS)
     if not (_within(ran[0], ANY_STEP, MAX_NODES + 1) and _within(ran[1], 0, SANE) and _within(ran[2], 0, SANE)):
         raise DecodeError(f"an update of {record.key} with steps out of range")
-    growth = record.stats.growth(node, table, cell, count, said)
-    record.stats.set(node, table)
-    record.stats.set_buckets(cell, count)
-    record.stats.set_rare(said)
+    growth = record.stats.take_over(node, table, cell, count, said)
     _remember(record, update.monotonic_ns, growth)
     record.window.clip(*ran)
 

@@ -290,11 +290,10 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
         keys.append(place[cell // BUCKETS] * BUCKETS + cell % BUCKETS)
         counts.append(stats.buckets(cell))
         total.add_rare(stats, place[:size])
-    total.set(np.arange(nodes + 1), np.array([columns[name] for name in COLUMNS]))
     cell, at = np.unique(np.concatenate(keys), return_inverse=True)
     count = np.zeros(len(cell), np.int64)
     np.add.at(count, at, np.concatenate(counts))
-    total.set_buckets(cell, count)
+    total.take_over(np.arange(nodes + 1), np.array([columns[name] for name in COLUMNS]), cell, count, {})
     return total
 
 

@@ -32,9 +32,9 @@ def any_phase(seed: int) -> PhaseTotals:
     ids = np.arange(60)
     columns = {name: np.array([chance.choice((0, 1, 7, 90)) for _ in ids]) for name in COLUMNS}
     columns["count"][1:3] = 5
-    stats.set(ids, np.array([columns[name] for name in COLUMNS]))
     loose = {(RARE.index("loose_ns"), node): 3 for node in chance.sample(range(1, 60), 5)}
-    stats.set_rare(loose)
+    none = np.zeros(0, np.int64)
+    stats.take_over(ids, np.array([columns[name] for name in COLUMNS]), none, none, loose)
     return PhaseTotals.of(table, stats, chance.choice(("decode", None)))
 
 

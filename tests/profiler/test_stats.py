@@ -38,6 +38,7 @@ from cbtop.protocol.ring import (
 
 durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months
 NO_STEPS = np.full(64, -1, np.int64)
+NOTHING = np.zeros(0, np.int64), np.zeros((len(COLUMNS), 0), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def batch(rows: list[tuple[int, int, int]], failed: bool = False) -> Batch:
@@ -111,8 +112,7 @@ def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, i
     ours.grow(10)
     for at in range(0, len(rows), 5):
         node, cell = ours.add(batch(rows[at : at + 5]), step_of, part_of)
-        theirs.set(node, ours.totals(node))
-        theirs.set_buckets(cell, ours.buckets(cell))
+        theirs.take_over(node, ours.totals(node), cell, ours.buckets(cell), {})
     theirs.grow(10)
     for name in COLUMNS:
         assert ours.column(name).tolist() == theirs.column(name).tolist()
@@ -227,8 +227,8 @@ def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
 
 def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> None:
     one, other, both = NodeStats(), NodeStats(), NodeStats()
-    one.set_rare({(RARE.index("uncounted"), 1): 3, (RARE.index("uncounted"), 2): 5})
-    other.set_rare({(RARE.index("uncounted"), 1): 4, (RARE.index("uncounted"), 3): 9})
+    one.take_over(*NOTHING, {(RARE.index("uncounted"), 1): 3, (RARE.index("uncounted"), 2): 5})
+    other.take_over(*NOTHING, {(RARE.index("uncounted"), 1): 4, (RARE.index("uncounted"), 3): 9})
     for each in (one, other):
         both.add_rare(each, np.array([0, 7, 7]))  # node 3 is none that is known here
     assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
@@ -296,11 +296,7 @@ def grown(stats: NodeStats, into: NodeStats) -> Growth:
     node, cell = stats.nodes_with_records(), stats.all_buckets()
     at_node, at, value = (column.tolist() for column in stats.rare_values(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
-    found = into.growth(node, stats.totals(node), cell, stats.buckets(cell), rare)
-    into.set(node, stats.totals(node))
-    into.set_buckets(cell, stats.buckets(cell))
-    into.set_rare(rare)
-    return found
+    return into.take_over(node, stats.totals(node), cell, stats.buckets(cell), rare)
 
 
 @given(rows_of_nodes, rows_of_nodes, st.integers(1, 20))
@@ -403,7 +399,7 @@ def test_a_copy_of_a_table_counts_for_itself() -> None:
     copied = deepcopy(stats)
     copied.add(batch([(1, 7, 1)]), NO_STEPS, NO_STEPS)
     node = np.array([1])
-    copied.set(node, copied.totals(node) + 1)
+    copied.take_over(node, copied.totals(node) + 1, *NOTHING[2:], {})
     assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
 
 
@@ -520,7 +516,7 @@ def test_a_cancelled_step_is_told_among_what_has_changed() -> None:
 def test_of_a_node_that_has_no_row_yet_nothing_is_left_out_as_plain() -> None:
     stats = NodeStats()
     stats.add(records((1, 10, 30)), *STEP_AND_BRICK)
-    stats.set_rare({(RARE.index("plain"), 1): 1, (RARE.index("plain"), 2): 7})
+    stats.take_over(*NOTHING, {(RARE.index("plain"), 1): 1, (RARE.index("plain"), 2): 7})
     assert stats.of_recorded("count").tolist() == [0, 0]
     assert stats.rare_column("plain").tolist() == [0, 1]
 

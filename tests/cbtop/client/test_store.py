@@ -265,7 +265,7 @@ def test_a_source_for_which_there_is_no_memory_is_left_out_and_the_others_stay(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(NodeStats, "set_buckets", no_memory)
+        patched.setattr(NodeStats, "take_over", no_memory)
         apply(store, [cells_of("h:1:1:0", 3)])
     apply(store, [cells_of("h:2:1:0", 3)])
     assert list(store.sources) == ["h:2:1:0"]

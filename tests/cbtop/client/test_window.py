@@ -337,11 +337,7 @@ class Counted:
         cell = node * BUCKETS + np.arange(cells)
         rare = {(UNION, node): self.stats.rare("union_ns", (node,)) + ns}
         said = np.array([node]), self.stats.totals(np.array([node])) + more, cell, self.stats.buckets(cell) + 1
-        growth = self.stats.growth(*said, rare)
-        self.stats.set(*said[:2])
-        self.stats.set_buckets(*said[2:])
-        self.stats.set_rare(rare)
-        self.window.tick(round((100 + self._at) * 1e9), growth)
+        self.window.tick(round((100 + self._at) * 1e9), self.stats.take_over(*said, rare))
 
     def from_scratch(self) -> NodeStats:
         shown = list(self.window._slices)[self.window._first() :]

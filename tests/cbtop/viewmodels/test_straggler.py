@@ -218,7 +218,8 @@ class MadeRank:
         columns = {name: np.zeros(nodes, np.int64) for name in COLUMNS}
         columns["count"][:] = self.steps
         columns["closed_ns"][:] = columns["total_ns"][:] = np.rint(self.took_us * 1e3)[:nodes]
-        self.record.stats.set(np.arange(1, nodes + 1), np.array([columns[name] for name in COLUMNS]))
+        totals, none = np.array([columns[name] for name in COLUMNS]), np.zeros(0, np.int64)
+        self.record.stats.take_over(np.arange(1, nodes + 1), totals, none, none, {})
         self.record.busy.tick(self.now_ns, self.record.nodes, self.record.stats)
 
 
