@@ -27,6 +27,7 @@ MARGIN = 0.05  # of what is in sight, beside a block that is moved into it
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
+FOLLOWED_S = 1.0  # a step that ended sooner after the one shown is not gone to: nobody reads two steps a second
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
@@ -35,6 +36,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._held: TimelineView | None = None  # None: it follows the newest step
+        self._newest: TimelineView | None = None  # the one that is followed, and shown
+        self._offered: TimelineView | None = None  # the last that there was
         self._who: object = None  # whose timeline that is
         self._begin_ns = self._end_ns = 0  # in sight, from the beginning of the timeline
         self._row: tuple[str, str] | None = None  # lane and row; None: the bricks of the first lane
@@ -46,11 +49,16 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def show_source(self, source: SourceView) -> None:
         who = source.key, source.phase, source.merged is not None
         if who != self._who:
-            self._who, self._held, self._at = who, None, None
-        super().show_source(source)
+            self._who, self._held, self._at, self._newest = who, None, None, None
+        self._source = source
+        before, self._offered = self._offered, source.timeline
+        # Where nothing has come since, what came last is shown, however soon after.
+        if self._held is None and (self._offered is before or _is_due(self._newest, self._offered)):
+            self._newest = self._offered
+            self.redraw()
 
     def redraw(self) -> None:
-        self._shown = shown = self._held or (self._source.timeline if self._source else None)
+        self._shown = shown = self._held or self._newest
         if shown is not None and self._held is None:
             self._begin_ns, self._end_ns = _newest_in_sight(shown)
         self._show_lanes()
@@ -112,7 +120,12 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def newest(self) -> None:
         """Go to the newest step, and follow it."""
         self._held = self._at = None
+        self._newest = self._offered
         self.redraw()
+
+    def let_go(self) -> None:
+        """What comes next is of another moment."""
+        self._held = self._at = self._newest = None
 
     def oldest(self) -> None:
         """Go to where the timeline begins."""
@@ -295,6 +308,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
             second.append((("failed" if part.is_failed else "", "bad"),))
             second.append((("timed as a whole" if part.is_plain else "", "dim"),))
         return [first, join_fitting([line for line in second if plain(line)], width), last]
+
+
+def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
+    """Whether to go on from the timeline shown to the newest."""
+    if shown is None or newest is None or shown.newest_s is None or newest.newest_s is None:
+        return True
+    return not 0 <= newest.newest_s - shown.newest_s < FOLLOWED_S
 
 
 def _zero_ns(shown: TimelineView) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from rich.cells import cell_len
@@ -55,6 +55,10 @@ class Scale:
     begin_ns: int
     end_ns: int
     width: int
+    _length_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_length_ns", max(1, self.end_ns - self.begin_ns))
 
     def whole(self, block: Block) -> tuple[int, int]:
         """The cells that `block` covers whole: the first, and the one after the last; as many may be none."""
@@ -91,10 +95,6 @@ class Scale:
         return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
             block.end_ns == self.begin_ns > block.start_ns
         )  # fmt: skip
-
-    @property
-    def _length_ns(self) -> int:
-        return max(1, self.end_ns - self.begin_ns)
 
 
 class Place(NamedTuple):
