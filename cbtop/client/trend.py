@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class BrickTrend:
         self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # then
         self._work_bytes = 0  # of the seconds
         self._us_made: dict[int, tuple[float | None, ...]] = {}  # what `us` gave since the last second ended
+        self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None  # what it is made of, likewise
 
     @property
     def size_bytes(self) -> int:
@@ -88,14 +90,25 @@ class BrickTrend:
             self._work_bytes += self._seconds[-1].work.nbytes
         self._begin_ns, self._totals = monotonic_ns, now
         self._us_made.clear()
+        self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
         second of the last sixty, the oldest first; None where none ended in it."""
         found = self._us_made.get(brick)
         if found is None:
-            found = self._us_made[brick] = tuple(None if us != us else us for _, us in self._us(brick))
+            us = [one for bricks, rows in self._tables() for one in _column_of(bricks, rows, brick)]
+            found = self._us_made[brick] = tuple([None if one != one else one for one in us])
         return found
+
+    def _tables(self) -> list[tuple[Column, NDArray[np.float64]]]:
+        """The seconds, the oldest first, those in a row that have the same bricks in one table, a row a second."""
+        if self._us_tables is None:
+            begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
+            shown = [second for second in self._seconds if second.end_ns > begin_ns]
+            runs = [list(run) for _, run in groupby(shown, key=lambda second: id(second.brick))]
+            self._us_tables = [(run[0].brick, np.array([second.us for second in run])) for run in runs]
+        return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
         """The same by the second of the daemon's clock in which each ended."""
@@ -123,6 +136,13 @@ class BrickTrend:
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
+    """What `brick` has in each of `rows`, which are of `bricks`; not a number where it is none of them."""
+    at = int(np.searchsorted(bricks, brick))
+    found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
+    return found
 
 
 def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:

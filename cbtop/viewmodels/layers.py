@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
@@ -47,7 +47,7 @@ class LayerRow:
     # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs a step, had
     # its like run in as many steps): by medians of calls, in which nothing is that happened once, or by means where
     # these explain less than half of it. None where it does not stand out.
-    excess: tuple[str, float] | None = None
+    excess: OnDemand[tuple[str, float] | None] = OnDemand(None)
     # µs of the median call of each of LayersView.bricks, as it was measured.
     p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
 
@@ -95,6 +95,8 @@ class LayersView:
     unit: str  # "step" or, for processes without steps, "call": what the times are of
     bricks: tuple[LayerBrick, ...]  # in the order in which they run
     rows: tuple[LayerRow, ...]
+    # The median call (µs) of one of `bricks`, by its number, in each of `rows`; None: their `p50_cells` say it.
+    p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
@@ -110,11 +112,12 @@ class LayersView:
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
         """One of `bricks` in each layer; None where its median call is known in none."""
-        rows_of_cells = [row.p50_cells for row in self.rows]
-        if brick not in self.bricks or not all(rows_of_cells):
+        if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
-        p50_us = tuple([cells[at] for cells in rows_of_cells])
+        p50_us = tuple(self.p50_of(at) if self.p50_of else [row.p50_cells[at] for row in self.rows if row.p50_cells])
+        if len(p50_us) < len(self.rows):
+            return None
         median_us = self.median(p50_us)
         if median_us is None:
             return None
@@ -183,6 +186,12 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     between_us = (layer_us - cells_us.sum(axis=1)).tolist()
     medians_ns = Later(partial(totals.stats.medians_ns, ids))
     p50_cells = Later(lambda: _p50_cells(totals, places, medians_ns.value()))
+    excess = Later(lambda: _excesses(found, usual_us()))
+
+    def usual_us() -> dict[int, NDArray[np.float64]]:
+        us = _sums(_usual(totals, own_ns, ids, medians_ns.value()), place, runs_in.shape) / per_ns
+        return {layer.id: row for layer, row in zip(layers, us, strict=True)}
+
     rows = tuple(
         LayerRow(
             id=layer.id,
@@ -200,13 +209,11 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
         for at, layer in enumerate(layers)
         if totals.columns["count"][layer.id]
     )
-    found = LayersView("step" if totals.step else "call", bricks, rows)
-    if not any(row.is_odd for row in rows):
-        return found if rows else None
-    usual_us = _sums(_usual(totals, own_ns, ids, medians_ns.value()), place, runs_in.shape) / per_ns
-    usual = {layer.id: us for layer, us in zip(layers, usual_us, strict=True)}
-    excess = _excesses(found, usual)
-    return replace(found, rows=tuple(with_parts(row, excess=excess.get(row.id)) for row in rows))
+    p50_of = partial(_p50_of, totals, places, p50_cells)
+    found = LayersView("step" if totals.step else "call", bricks, rows, p50_of)
+    # What holds these rows holds what it is made of, and these hold neither: no circle.
+    odd = tuple(with_parts(row, excess=Later(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows)
+    return replace(found, rows=odd) if rows else None
 
 
 class _Places:
@@ -230,6 +237,25 @@ class _Places:
         # Cells in which a brick runs in several places.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
+
+
+def _p50_of(
+    totals: PhaseTotals, places: _Places, cells: Later[list[tuple[float | None, ...]]], brick: int
+) -> list[float | None]:
+    """LayersView.p50_of: of `cells` where they are made, for they may be of before; else of this brick alone."""
+    ran = totals.columns["count"][places.layer_ids].tolist()
+    if cells.is_made or len(places.several):
+        us = [row[brick] for row in cells.value()]
+    else:
+        ns = np.full(len(places.layers), np.nan)
+        here = places.place[1] == brick
+        ns[places.place[0][here]] = totals.stats.medians_ns(places.ids[here])
+        us = [None if one != one else one / 1e3 for one in ns.tolist()]
+    return [one for one, calls in zip(us, ran, strict=True) if calls]
+
+
+def _of_id(excess: Later[dict[int, tuple[str, float]]], layer: int) -> tuple[str, float] | None:
+    return excess.value().get(layer)
 
 
 def _of_layer(cells: Later[list[tuple[float | None, ...]]], at: int) -> tuple[float | None, ...]:

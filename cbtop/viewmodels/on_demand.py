@@ -21,6 +21,11 @@ class Later(Generic[T]):
         self._make: Callable[[], T] | None = make
         self._made: T
 
+    @property
+    def is_made(self) -> bool:
+        """Whether anybody has asked."""
+        return self._make is None
+
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()

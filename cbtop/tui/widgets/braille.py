@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 from rich.cells import cell_len
 
@@ -109,12 +111,14 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
     """The newest `values` in one line, newest at the right edge, from 0 to `top`, where they are cut; what is known
     has a dot at least, what is not is left blank."""
     shown = values[-width * DOTS_ACROSS :]
-    canvas = BrailleCanvas(width, 1)
-    for at, value in enumerate(shown, width * DOTS_ACROSS - len(shown)):
-        dots = 0 if value is None else max(1, math.ceil(min(1.0, value / top if top > 0 else 0.0) * DOTS_DOWN))
-        for dot in range(dots):
-            canvas.dot(at, DOTS_DOWN - 1 - dot, role)
-    return canvas.lines()[0]
+    dots = [0] * (width * DOTS_ACROSS - len(shown))
+    for value in shown:
+        part = 0.0 if value is None or top <= 0 else min(1.0, value / top)
+        dots.append(0 if value is None else max(1, math.ceil(part * DOTS_DOWN)))
+    left, right = _LOWEST
+    bits = [left[one] | right[other] for one, other in zip(dots[::2], dots[1::2], strict=True)]
+    drawn = [(chr(_BASE + each), role) if each else (" ", "") for each in bits]
+    return tuple(("".join([text for text, _ in same]), its) for its, same in groupby(drawn, key=itemgetter(1)))
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:

@@ -10,6 +10,7 @@ from textual._compositor import Compositor, CompositorUpdate
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
+from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
@@ -34,6 +35,11 @@ class _Compositor(Compositor):
     """Textual's own paints every line between the first change and the last, in every widget that lies there and in
     the containers under it, and sends with a change all that lies to the left of it in its widget."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._cuts_known: list[list[int]] = []  # until widgets move
+        self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}  # by column and line, as long
+
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
         spans = list(self._regions_to_spans(self._dirty_regions))
         self._dirty_regions.clear()
@@ -43,10 +49,16 @@ class _Compositor(Compositor):
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
         """Of each changed span what the widget in front shows there; in one of `cuts` that is one and the same."""
         cuts = self.cuts
+        if cuts is not self._cuts_known:
+            self._cuts_known = cuts
+            self._in_front.clear()
         for y, begin, end in spans:
             for start, stop in pairwise(cuts[y]) if 0 <= y < len(cuts) else ():
                 first, last = max(start, begin), min(stop, end)
                 if first < last:
-                    widget, region = self.get_widget_at(first, y)
+                    found = self._in_front.get((start, y))
+                    if found is None:
+                        found = self._in_front[start, y] = self.get_widget_at(start, y)
+                    widget, region = found
                     there = Region(first - region.x, y - region.y, last - first, 1)
                     yield y, first, widget.render_lines(there)[0]

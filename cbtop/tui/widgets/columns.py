@@ -139,7 +139,7 @@ def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
     """One row across its columns."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
-        spans.extend(fit_line(place.column.cell(row, place.width), place.width, place.column.align))
+        spans += fit_line(place.column.cell(row, place.width), place.width, place.column.align)
         if index < len(placed) - 1:
             spans.append((" " * COLUMN_GAP, ""))
     return tuple(spans)

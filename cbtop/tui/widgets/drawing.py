@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.events import Resize
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -28,6 +28,8 @@ class Drawing(Widget):
         self._looks: dict[str, _Look] = {}
         self._strips: dict[int, tuple[Line, Strip]] = {}  # by row what was painted there, and the line that it is of
         self._painted_for = 0  # in which width
+        self._room = Size(0, 0)  # its size and whether it has a border or padding, which takes long to ask each time
+        self._has_gutter = False
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
@@ -35,8 +37,8 @@ class Drawing(Widget):
 
     def redraw(self) -> None:
         """Draw again and repaint what differs from what is on the screen."""
-        width, height = self.size
-        if not (width and height and self.is_mounted):
+        width, height = self._room
+        if not (width and height):
             return
         before, lines = self._lines, self.draw(width, height)[:height]
         changed = []
@@ -57,9 +59,9 @@ class Drawing(Widget):
         Textual's own way asks ten styles a row, and filters a row anew in each frame: it takes twice the time. What
         has a border or padding goes that way all the same; no stylesheet of ours sets opacity or tints.
         """
-        if self.styles.gutter:
+        if self._has_gutter:
             return super().render_lines(crop)
-        width = self.size.width
+        width = self._room.width
         if width != self._painted_for:
             self._strips.clear()
             self._painted_for = width
@@ -109,6 +111,7 @@ class Drawing(Widget):
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
+        self._room, self._has_gutter = self.size, bool(self.styles.gutter)
         self.redraw()
         self.refresh()
 
@@ -140,7 +143,7 @@ class _Look:
 def _cut(text: str, begin: int, end: int) -> str:
     """Its cells from `begin` to before `end`, whichever of these it has."""
     begin, end = max(0, begin), max(0, end)
-    if text.isascii() or cell_len(text) == len(text):
+    if _is_narrow(text):
         return text[begin:end]
     (segment,) = Strip([Segment(text)]).crop(begin, min(end, cell_len(text)))._segments or [Segment("")]
     return segment.text
@@ -153,20 +156,26 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
     """
     if before == now:
         return None
-    shorter, same = min(len(before), len(now)), 0
-    while same < shorter and before[same] == now[same]:
+    same = 0
+    for was, span in zip(before, now, strict=False):
+        if was != span:
+            break
         same += 1
-    begin, drawn, was_drawn = width_of(now[:same]), width_of(now), width_of(before)
-    end = max(drawn, was_drawn)
-    if same < shorter:
-        begin += _alike(before[same], now[same], 1)
+    rest, was_rest = now[same:], before[same:]
+    begin, drawn, was_drawn = width_of(now[:same]), width_of(rest), width_of(was_rest)
+    end = begin + max(drawn, was_drawn)
+    shorter = min(len(rest), len(was_rest))
+    if shorter:
+        begin += _alike(was_rest[0], rest[0], 1)
     if drawn == was_drawn:
-        behind = 1
-        while behind <= shorter - same and before[-behind] == now[-behind]:
+        behind = 0
+        for was, span in zip(reversed(was_rest), reversed(rest), strict=False):
+            if was != span:
+                break
             behind += 1
-        end -= width_of(now[len(now) - behind + 1 :])
-        if behind <= shorter - same:
-            end -= _alike(before[-behind], now[-behind], -1)
+        end -= width_of(rest[len(rest) - behind :])
+        if behind < shorter:
+            end -= _alike(was_rest[-1 - behind], rest[-1 - behind], -1)
     end = min(end, width)
     return (begin, end) if begin < end else None
 
@@ -174,10 +183,19 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 def _alike(before: Span, now: Span, step: int) -> int:
     """In how many cells, from the first on (`step` -1: from the last on backwards), two spans are alike."""
     one, other = before[0], now[0]
-    if before[1] != now[1] or cell_len(one) != len(one) or cell_len(other) != len(other):
+    if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0
-    pairs = enumerate(zip(one[::step], other[::step], strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    alike = 0
+    for a, b in zip(one[::step], other[::step], strict=False):
+        if a != b:
+            break
+        alike += 1
+    return alike
+
+
+def _is_narrow(text: str) -> bool:
+    """Whether each character takes one cell."""
+    return text.isascii() or cell_len(text) == len(text)
 
 
 def _line_at(lines: Sequence[Line], y: int) -> Line:
