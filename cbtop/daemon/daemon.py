@@ -66,6 +66,7 @@ from cbtop.version import __version__
 LOOK_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
 PUBLISH_S = 0.25  # no screen draws more often: what is said in between would be taken in for nothing
 DISCOVER_S = 0.2
+EARLY = 0.2  # of its period: so much before it is due a job is done along with others
 JOIN_S = 0.1  # who joins within it is answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
@@ -450,18 +451,24 @@ class DaemonInside:
 
 
 class _Timetable:
-    """Jobs that come round at their own periods (s), in the order given."""
+    """Jobs that come round at their own periods (s), in the order given.
+
+    Where one is due, those are done along with it that soon will be: to wake up takes longer than most of them.
+    """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
         self._periods_s = periods_s
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """The jobs that are due; each is next due a period from now (a late daemon does not hurry after)."""
+        """The jobs to do; each is next due a period after it was (a late daemon does not hurry after)."""
         now_s = time.monotonic()
-        jobs = [job for job, at_s in self._due_s.items() if at_s <= now_s]
+        if min(self._due_s.values()) > now_s:
+            return []
+        jobs = [job for job, at_s in self._due_s.items() if at_s <= now_s + EARLY * self._periods_s[job]]
         for job in jobs:
-            self._due_s[job] = now_s + self._periods_s[job]
+            next_s = self._due_s[job] + self._periods_s[job]
+            self._due_s[job] = next_s if next_s > now_s else now_s + self._periods_s[job]
         return jobs
 
     def wait_ms(self) -> int:

@@ -53,7 +53,7 @@ class PaceView:
     cached: float | None  # positions in the cache of a sequence before a step, mean; None where none says it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepsView:
     """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
 
@@ -79,7 +79,8 @@ class StepsView:
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
     is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
-    durations: tuple[DurationBar, ...] = ()  # of the steps: bars side by side, from the shortest to the longest
+    # Of the steps: bars side by side, from the shortest to the longest.
+    durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
 
     @property
     def known_tokens(self) -> int | None:
@@ -733,7 +734,7 @@ class SourceView:
 
     def held(self) -> SourceView:
         """The same as it is now, whatever is taken in later."""
-        for row in (*self.bricks, *(self.layer_times.rows if self.layer_times else ())):
+        for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
             self.listed.rows()

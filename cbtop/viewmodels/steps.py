@@ -16,6 +16,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, StretchView
+from cbtop.viewmodels.on_demand import Later
 
 UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
@@ -155,7 +156,7 @@ def _steps_view(
         sequences=sequences,
         cached=_span(stats, step.id, "kept"),
         is_sample=is_sample,
-        durations=duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR),
+        durations=Later(lambda: duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR)),
     )
 
 

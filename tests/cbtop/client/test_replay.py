@@ -99,7 +99,7 @@ def known(feed: ReplayFeed) -> list[object]:
 def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
     """Each single value, and where it stands."""
     if is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
     if isinstance(value, dict | list | tuple):
         for at, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(one, f"{where}/{at}")

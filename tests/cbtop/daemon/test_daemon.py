@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from cbtop.client import collector as collector_module
 from cbtop.client.feed import Feed
 from cbtop.client.store import Store
 from cbtop.daemon import daemon as daemon_module
-from cbtop.daemon.daemon import Daemon, DaemonInside
+from cbtop.daemon.daemon import Daemon, DaemonInside, _Timetable
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -509,3 +509,28 @@ def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
     begun = [segment.begun_s for segment in daemon._history._segments]
     assert len(begun) < 10
     assert 240 < time.monotonic() - begun[0] < 400
+
+
+def test_jobs_that_are_due_about_together_are_done_together_and_none_less_often_than_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, woken = 1000.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    done: dict[str, list[float]] = {"look": [], "publish": []}
+    jobs: dict[Callable[[], None], float] = {
+        lambda: done["look"].append(now_s): 0.1,
+        lambda: done["publish"].append(now_s): 0.25,
+    }
+    due = _Timetable(jobs)
+    while now_s < 1010:
+        woken += 1
+        for job in due.now():
+            job()
+        now_s += due.wait_ms() / 1000
+    assert woken <= 102  # ten times a second, as often as what comes round most often, and not fourteen
+    assert len(done["publish"]) >= 40
+    for name, most_s in (("look", 0.13), ("publish", 0.31)):
+        assert max(later - before for before, later in pairwise(done[name])) <= most_s
+    now_s += 60  # it was held up
+    assert len(due.now()) == 2
+    assert due.wait_ms() >= 99  # and hurries after nothing
