@@ -38,6 +38,7 @@ from cbtop.viewmodels.lanes import (
 from cbtop.viewmodels.on_demand import Later, OnDemand
 
 MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
+MAX_LIKE_NEWEST = 256  # steps: as many as a wide screen has cells for
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
 _BEFORE_NEWEST = 0.1  # of its duration: so far before it everything is on its lanes
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
@@ -61,6 +62,7 @@ class TimelineView:
     newest_lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
     # The newest step that was recorded whole, of the phase that is shown if there is one.
     newest: OnDemand[Span | None] = OnDemand()
+    like_newest_ns: tuple[int, ...] = ()  # how long the last steps of its phase took, by their end
 
     def newest_parts(self) -> list[tuple[Lane, Span | Gap]]:
         """The outermost bricks in the newest step and the gaps between them, on every lane, by their start."""
@@ -111,11 +113,13 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     make = _Lanes(found, placed, begin_ns, length_ns, holes, between)
     lanes = Later(lambda: _titled(make.all()))
     newest_lanes, newest_s = lanes, None
+    like_newest_ns: tuple[int, ...] = ()
     newest_span: Later[Span | None] = Later(lambda: None)
     if newest is not None:
         node, start_ns, end_ns = (int(column[newest]) for column in (batch.node, batch.start_ns, batch.end_ns))
         newest_lanes = Later(lambda: _titled(make.about(start_ns - _BEFORE_NEWEST * (end_ns - start_ns))))
         newest_span = Later(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
+        like_newest_ns = found.lengths_ns(placed & (batch.node == node))
         if record.hello is not None:
             newest_s = (record.hello.realtime_ns + end_ns - record.hello.monotonic_ns) / 1e9
     return TimelineView(
@@ -127,6 +131,7 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
         unplaced=int((chosen & ~found.is_placed).sum()),
         missing=recent.missing,
         steps=int((placed & found.is_step).sum()),
+        like_newest_ns=like_newest_ns,
         lanes=lanes,
         newest_lanes=newest_lanes,
         newest=newest_span,
@@ -186,6 +191,12 @@ class _Records:
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
         begin_ns = int(steps.min()) if len(steps) else max(enough_ns, int(start_ns[0]))
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
+
+    def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
+        """How long the last of these took, by their end."""
+        at = np.flatnonzero(chosen)
+        at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
+        return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
         """Of the records `at`, by their start, those since a time before a moment in which none of them ran, and when

@@ -21,14 +21,15 @@ class Timeline(View):
     section = "timeline"
     needs_records = True
     doc = (
-        "The last steps, record by record, on a time axis that begins with the newest step recorded whole. Steps,"
-        " layers and bricks lie over each other; what ran at the same time lies on lanes of its own, for which "
-        "thread ran it is not recorded. Dots are gaps, by their names; the line over each lane says what the time"
-        " in sight is, and adds up. Blocks too short for a cell are counted: a number, or ▒ where there is no "
+        "The last steps, record by record, on a time axis that begins with the newest step recorded whole. Steps, "
+        "layers and bricks lie over each other; what ran at the same time lies on lanes of its own, for which "
+        "thread ran it is not recorded. Dots are gaps, by their names; the line over each lane says what the time "
+        "in sight is, and adds up. Blocks too short for a cell are counted: a number, or ▒ where there is no "
         "room for it. It follows the newest step, once a second, until a key moves it, and then holds still. "
         "Records are received while this view is open, and no others. In the room under the lanes stand the "
-        "longest blocks in sight of the row of the cursor, and on a wide terminal their sums. With a baseline "
-        "(`b`) the step stands beside the median one of then, and so does the block under the cursor (derived)."
+        "longest blocks in sight of the row of the cursor, and on a wide terminal their sums and how long each of "
+        "the last steps took. With a baseline (`b`) the step stands beside the median one of then, and so does "
+        "the block under the cursor (derived)."
     )
     columns_doc = (
         ("between steps", "no step ran on any lane; after the last step it is not known whether one runs"),

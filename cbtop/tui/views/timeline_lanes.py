@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import overload
 
 from cbtop import formatting
@@ -14,10 +15,15 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule, width_of
 from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
+from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.lanes import Gap, Lane, Span
+from cbtop.viewmodels.layers import ODD
+from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
 TICK_CELLS = 12  # at least so many lie between two ticks
+LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer say nothing
+OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
@@ -167,6 +173,25 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
         head: Line = ((f"  {fit(name, 26)}", role), *figures, ("  ", ""))
         drawn.append((*head, *bar(share, max(1, width - width_of(head)), role)))
     return drawn
+
+
+def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
+    """How long the last steps of the newest one's phase took, as bars side by side; nothing in little room."""
+    newest, took_ns = shown.newest, shown.like_newest_ns[-width:]
+    if newest is None or len(took_ns) < LEAST_STEPS or lines < LEAST_STEPS_LINES:
+        return []
+    usual_ns = median(took_ns)
+    about: list[Line] = [
+        ((f"median {formatting.duration(usual_ns / 1e3)}", ""),),
+        ((f"longest {formatting.duration(max(took_ns) / 1e3)}", ""),),
+    ]
+    title = f"the last {len(took_ns):,} steps of {clean(newest.name)}"
+    spacing = Spacing.of(len(took_ns), width)
+    bars = [Bar(ns, "strong warn" if ns >= ODD * usual_ns else "accent") for ns in took_ns]
+    drawn = upright(bars, spacing, lines - 3, usual_top(took_ns, usual_ns))
+    ends = fit(OLDEST, spacing.width - len(NEWEST)) + NEWEST
+    said = join_fitting(about, max(0, width - width_of(((title, ""),)) - 8), " · ")
+    return [BLANK, rule(((title, "dim"),), width, said), *drawn, ((ends, "dim"),)]
 
 
 def legend(width: int) -> Line:

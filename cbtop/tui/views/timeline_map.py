@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from cbtop import formatting
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
 from cbtop.tui.views.base import SourceDrawing
-from cbtop.tui.views.timeline_lanes import RowBlocks, axis, label_width, legend, longest, row_blocks, sums
+from cbtop.tui.views.timeline_lanes import (
+    RowBlocks,
+    axis,
+    label_width,
+    legend,
+    like_newest,
+    longest,
+    row_blocks,
+    sums,
+)
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import beside, even_widths
@@ -217,7 +226,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
             widths = even_widths(width, 2) if width >= TWO_LISTS else [width]
             lists = [longest(row, scale, zero_ns, room - 3, widths[0])]
             if len(widths) > 1:
-                lists.append(sums(row, scale, room - 3, widths[1]))
+                beside_it = sums(row, scale, room - 3, widths[1])
+                lists.append([*beside_it, *like_newest(self._shown, room - 3 - len(beside_it), widths[1])])
             shown += beside(lists, widths)
         shown += [BLANK] * (free - len(shown))
         return [fit_line(line, width) for line in (*head, *shown, *foot)][:height]

@@ -18,6 +18,7 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.timeline import Timeline
+from cbtop.tui.views.timeline_lanes import like_newest
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.lanes import Lane, Span
@@ -350,3 +351,46 @@ async def test_of_what_does_not_compare_the_timeline_says_why() -> None:
     app = CbtopApp(ScriptedFeed(replace(at(AT_S), baseline=samples.UNLIKE.baseline)), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         assert "Δ decode n/a: another batch: 1.00 sequences a step, the baseline has 4.00" in await opened(pilot)
+
+
+async def test_on_a_wide_terminal_the_last_steps_of_the_phase_stand_beside_each_other_the_slow_ones_marked() -> None:
+    shown = timeline_at(AT_S)
+    assert shown is not None
+    assert shown.newest is not None
+    lasted_ns = [
+        span.duration_ns for lane in shown.lanes for span in lane.rows[0].spans if span.node == shown.newest.node
+    ]
+    assert shown.like_newest_ns == tuple(lasted_ns)
+    app = CbtopApp(ScriptedFeed(replace(samples.LIVE, timeline=shown)), interval_s=60)
+    async with app.run_test(size=(200, 60)) as pilot:
+        text = await opened(pilot)
+        assert f"the last {len(lasted_ns)} steps of decode" in text
+        assert f"longest {formatting.duration(max(lasted_ns) / 1e3)}" in text
+    slow = with_parts(shown, like_newest_ns=(1_000,) * 9 + (1_300, 1_100))
+    assert [role for text, role in like_newest(slow, 10, 99)[-2] if "█" in text] == [
+        "accent",
+        "strong warn",
+        "accent",
+    ]
+    assert like_newest(with_parts(shown, like_newest_ns=(1_000,) * 7), 10, 99) == []
+    assert like_newest(slow, 6, 99) == []
+
+
+async def test_a_step_is_gone_to_once_a_second_unless_nothing_follows_it_or_somebody_went_there() -> None:
+    moments = [timeline_at(AT_S + more_s) for more_s in (0.0, 0.4, 0.8, 1.2, 1.6)]
+    assert len({id(one) for one in moments}) == len(moments)
+    source = replace(samples.LIVE, timeline=moments[0])
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot)
+        view = app.query_one(Timeline)
+
+        def shows(at: int) -> int:
+            view.source = replace(source, timeline=moments[at])
+            return next(number for number, one in enumerate(moments) if one is map_of(app)._shown)
+
+        assert [shows(at) for at in (1, 2, 3, 4)] == [0, 0, 3, 3]
+        assert shows(4) == 4  # nothing has come since
+        assert [shows(at) for at in (2, 3)] == [2, 2]  # back in time, and on
+        view.let_go()
+        assert shows(3) == 3
