@@ -93,11 +93,12 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """How its rounds were, and the load meanwhile: `median 19.00, lowest 12.50, spread 5.0 %, others used 3 %`."""
+    """How its rounds were, and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`."""
+    of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""
     load = with_unit(whole(row.load_percent), "%")
     spread = f"spread {percent(row.spread_percent)}{unsure}"
-    return f"median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}"
+    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}"
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:

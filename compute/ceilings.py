@@ -265,8 +265,8 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype
     rates = sorted(amount / each / 1e9 for each in seconds)
     unit = "GB/s" if kind != "compute" else "GOP/s" if is_integer(dtype) else "GFLOP/s"
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    rounds = statistics.median(rates), rates[0]
-    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, *rounds, now, dtype=dtype)
+    others = statistics.median(rates), rates[0]
+    return Ceiling(name, kind, rates[-1], unit, Provenance.MEASURED, *others, now, dtype=dtype, rounds=len(rates))
 
 
 def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:

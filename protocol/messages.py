@@ -137,11 +137,11 @@ class Ceiling:
     A level of cache is no roof that a share is of: whether data lies there nobody knows. It says where what is faster
     than memory came from.
 
-    Of one that was measured in rounds `value` is the best of them, `median` and `lowest` say how the others were, and
-    `load_percent` how much of the processors or the GPU others used meanwhile. `measured_on` is the moment
-    (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of the GPU that it is of; "": of the
-    processors. `withdrawn`: it is no roof over what runs now. `dtype`: of a compute roof what is multiplied under it,
-    as in `Work`; "": floats of a kind that is not told.
+    Of one that was measured in `rounds` (None: how many is not said) `value` is the best of them, `median` and
+    `lowest` say how the others were, and `load_percent` how much of the processors or the GPU others used meanwhile.
+    `measured_on` is the moment (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of the GPU
+    that it is of; "": of the processors. `withdrawn`: it is no roof over what runs now. `dtype`: of a compute roof
+    what is multiplied under it, as in `Work`; "": floats of a kind that is not told.
     """
 
     name: str
@@ -156,9 +156,10 @@ class Ceiling:
     load_percent: float | None = None
     gpu: str = ""
     dtype: str = ""
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        for value in (self.value, self.median, self.lowest):
+        for value in (self.value, self.median, self.lowest, self.rounds):
             if value is not None and not 0 < value < MAX_QUANTITY:
                 raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
 

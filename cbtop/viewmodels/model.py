@@ -109,6 +109,7 @@ class CeilingRow:
     age_s: float | None = None
     gpu: str = ""  # its UUID; "": of the processors
     dtype: str = ""  # of a compute roof what is multiplied under it; "": floats of a kind that is not told
+    rounds: int | None = None  # that it is the best of; None where that is not said
 
     @property
     def spread_percent(self) -> float | None:

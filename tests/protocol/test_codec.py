@@ -67,6 +67,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             )
         )
     fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+    if kind is messages.Ceiling:
+        fields["rounds"] = st.none() | st.integers(1, 1 << 30)
     if kind is KernelAttributes:  # sizes, registers and a hash: from zero on
         sizes = (
             "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",

@@ -136,6 +136,7 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
                max_width=24),
         Column("is", 16, 2, lambda row, _: figure(f"{formatting.number(row.value)} {row.unit}"), ""),
         Column("it reaches", 10, 1, lambda row, _: share(row), ""),
+        Column("rounds", 6, 6, lambda row, _: figure(formatting.count(row.rounds), "dim"), ""),
         Column("spread", 7, 3, lambda row, _: figure(formatting.percent(row.spread_percent), "dim"), ""),
         Column("load", 6, 4, lambda row, _: figure(formatting.percent(row.load_percent), "dim"), ""),
         Column("age", 9, 5, lambda row, _: figure(formatting.age(row.age_s), "dim"), ""),

@@ -433,6 +433,19 @@ def test_text_and_json_hold_the_newest_step_beside_the_median_one_of_the_baselin
     assert json.loads(REPORTS["json"]([unlike], []))["sources"][0]["timeline"]["since_baseline"] is None
 
 
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_rate_of_a_time_of_which_records_were_lost_is_a_lower_bound_in_the_text_and_in_the_json(lost: int) -> None:
+    steps = samples.LIVE.steps
+    assert steps is not None
+    view = replace(samples.LIVE, window=WindowView(10.0, 10.0, lost, 500))
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    assert source["rates_are_lower_bounds"] is bool(lost)
+    rate = formatting.number(source["steps"]["tokens_per_sec"])
+    text = REPORTS["text"]([view], ["bricks"])
+    assert (f"≥{rate}" in text) is bool(lost)
+    assert rate in text
+
+
 def test_where_too_few_steps_are_recorded_to_show_a_brick_that_is_said_with_what_recording_costs() -> None:
     steps = samples.LIVE.steps
     assert steps is not None

@@ -193,7 +193,16 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     profiler.announce(Manifest("toy", "qwen2", "torch", "bfloat16", 2, 2, 64, 512, 1000, 2000, roofs=way_out))
     profiler.announce(
         Ceiling(
-            "dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", load_percent=3.4
+            "dram_read",
+            "bandwidth",
+            20.0,
+            "GB/s",
+            Provenance.MEASURED,
+            19.0,
+            12.5,
+            "2026-11-22",
+            load_percent=3.4,
+            rounds=12,
         )
     )
     with profiler.step("decode", 1), profiler.brick("a"):
@@ -202,14 +211,14 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     text = REPORTS["text"]([view], ["roofline"])
     assert (
         "ceiling: dram_read 20.00 GB/s "
-        "(measured 2026-11-22, age n/a, median 19.00, lowest 12.50, spread 5.0 %, load 3 %)\n"
+        "(measured 2026-11-22, age n/a, best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %)\n"
     ) in text
     assert f"compute ceiling n/a: {way_out}" in text
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert source["roofline"]["ceilings_note"] == way_out
     assert source["roofline"]["ceilings"] == [
         {"name": "dram_read", "kind": "bandwidth", "value": 20.0, "unit": "GB/s", "provenance": "measured",
-         "median": 19.0, "lowest": 12.5, "spread_percent": 5.0, "unsure": False, "load_percent": 3.4,
+         "rounds": 12, "median": 19.0, "lowest": 12.5, "spread_percent": 5.0, "unsure": False, "load_percent": 3.4,
          "measured_on": "2026-11-22", "age_s": None, "dtype": None}
     ]  # fmt: skip
 
