@@ -23,6 +23,7 @@ from cbtop.compute.guard import JidokaGuard
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.memory import available_bytes
 from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.profiler.steps import Step
@@ -83,6 +84,17 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
     return run
 
 
+def _require_room(model: Model, context: int, item_bytes: int) -> None:
+    """ComputeError where the caches of a context, which are taken as it fills, are more than the memory there is."""
+    size_bytes = 2 * len(model.layers) * model.kv_heads * context * attention.padded(model.head_dim) * item_bytes
+    available = available_bytes()
+    if available is not None and size_bytes > available:
+        raise ComputeError(
+            f"the KV cache of {context:,} tokens takes {size_bytes / 1e9:,.1f} GB of memory, and "
+            f"{available / 1e9:,.1f} GB are available here; give a shorter context"
+        )
+
+
 class Decoder:
     """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
 
@@ -113,13 +125,16 @@ class Decoder:
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._start: Any = 0  # where the pass that runs begins, as kernels take it
-        self._machine = machine = Host(threads) if machine is None else machine
+        dtype = np.dtype(attention.CACHE_TYPES[cache_type])
+        if machine is None:
+            _require_room(model, context, dtype.itemsize)
+            machine = Host(threads)
+        self._machine = machine
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
         self._sequence = 0  # each has draws of its own
         self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
-        dtype = np.dtype(attention.CACHE_TYPES[cache_type])
         maker = BrickMaker(
             model, backend, profiler, dtype.itemsize, self._chooser, names_launches=machine.names_launches
         )

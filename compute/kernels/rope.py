@@ -23,7 +23,10 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
     """Cosines and sines, float32 (2, positions, pairs), of position * frequency: a frequency a pair."""
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
+    table = np.empty((2, *angles.shape), np.float32)
+    np.cos(angles, out=table[0])  # rounded as they are made: of a million positions float64 takes 4 GB more
+    np.sin(angles, out=table[1])
+    return table
 
 
 def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:

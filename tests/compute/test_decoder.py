@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbtop.compute.decoder import decoder as of_decoder
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
@@ -75,6 +76,20 @@ def test_a_cache_of_float16_is_half_of_one_of_float32_and_as_near_as_its_roundin
         errors[cache_type] = np.abs(decoder.logits - expected).max() / np.abs(expected).max()
     assert size_bytes["f32"] == 2 * size_bytes["f16"]
     assert errors["f32"] < 1e-5 < errors["f16"] < 2e-3
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
+    model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
+) -> None:
+    fits = Decoder(model, "numba", 1, profiler, 64, cache_type)
+    size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers)
+    monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
+    Decoder(model, "numba", 1, profiler, 64, cache_type)
+    with pytest.raises(ComputeError, match=r"KV cache of 65 tokens takes 0\.\d GB .* give a shorter context"):
+        Decoder(model, "numba", 1, profiler, 65, cache_type)
+    monkeypatch.setattr(of_decoder, "available_bytes", lambda: None)
+    Decoder(model, "numba", 1, profiler, 65, cache_type)
 
 
 def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for: MakeDecoder) -> None:
