@@ -268,9 +268,11 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
     if not tokens:
         raise ComputeError("the prompt is empty, and the model has no token to begin with; give a word")
     if len(tokens) >= context:
+        most = model.context_length
+        larger = f", or a larger --context (the model's: {most:,})" if context < most else ""
         raise ComputeError(
             f"the prompt has {len(tokens):,} tokens, which leaves no room in a context of {context:,}; give a "
-            f"shorter one, or a larger --context (the model's: {model.context_length:,})"
+            f"shorter one{larger}"
         )
     return tokens
 

@@ -96,6 +96,36 @@ def test_a_prompt_is_gone_on_from_until_the_end_of_the_text(
     assert steps_of(recorder) == {"prefill": 1}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "context", "wanted"),
+    [
+        (
+            "weights " * 40,
+            32,
+            r"no room in a context of 32; give a shorter one, or a larger --context \(the model's: 64\)$",
+        ),
+        ("weights " * 80, 99, "no room in a context of 64; give a shorter one$"),
+        ("", None, "the prompt is empty, and the model has no token to begin with; give a word$"),
+    ],
+    ids=["longer than the context", "longer than the model's", "empty"],
+)
+def test_a_prompt_that_cannot_be_gone_on_from_is_refused_with_a_way_out_that_is_there(
+    model_files: dict[str, Path],
+    tmp_path: Path,
+    profiler: BrickProfiler,
+    prompt: str,
+    context: int | None,
+    wanted: str,
+) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
+    from .vocabularies import byte_level
+
+    path = rewritten(model_files["qwen2"], tmp_path / "model.gguf", byte_level())
+    options = WorkloadOptions(model=path, threads=1, context=context, prompt=prompt)
+    with pytest.raises(ComputeError, match=wanted):
+        run(options, profiler, lambda: False, lambda text, fraction: None)
+
+
 def test_it_stops_between_steps_when_told(
     model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
