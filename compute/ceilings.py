@@ -67,19 +67,9 @@ def _fill(buffer: Any, threads: int) -> None:
 
 
 @jit_parallel
-def _read(buffer: Any, sums: Any) -> None:
-    """Read every byte once: one sequential stream a thread."""
-    size, threads = buffer.shape[0], sums.shape[0]
-    for thread in prange(threads):
-        total = np.int64(0)
-        for i in range(np.uint64(thread * size // threads), np.uint64((thread + 1) * size // threads)):
-            total += buffer[i]
-        sums[thread] = total
-
-
-@jit_parallel
-def _read_again(buffer: Any, sums: Any, repeats: int, nothing: int) -> None:
-    """Each thread reads its part `repeats` times; `nothing` is 0, which keeps the compiler from reading it once."""
+def _read(buffer: Any, sums: Any, repeats: int, nothing: int) -> None:
+    """Each thread reads its part `repeats` times, a sequential stream; `nothing` is 0, which keeps the compiler from
+    reading it once."""
     size, threads = buffer.shape[0], sums.shape[0]
     for thread in prange(threads):
         begin, end = np.uint64(thread * size // threads), np.uint64((thread + 1) * size // threads)
@@ -162,13 +152,13 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     # A contraction towards 1: nothing overflows and nothing becomes denormal.
     factor, term = np.float32(0.5), np.float32(0.5)
     _multiply_add(values, factor, term, 1)  # the first call compiles, or loads what was compiled
-    _read(buffer, sums)
+    _read(buffer, sums, 1, 0)
 
     flops = 2.0 * threads * COMPUTE_LANES * COMPUTE_REPEATS * FMAS_PER_VISIT
-    found = [_measured("dram_read", "bandwidth", buffer.nbytes, lambda: _read(buffer, sums))]
+    found = [_measured("dram_read", "bandwidth", buffer.nbytes, lambda: _read(buffer, sums, 1, 0))]
     if weights_bytes is not None:
         weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
-        found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums)))
+        found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums, 1, 0)))
     found += _cache_ceilings(buffer, threads, found[0])
     multiply_add = partial(_multiply_add, values, factor, term, COMPUTE_REPEATS)
     found.append(_measured("fma_float32", "compute", flops, multiply_add, "float32"))
@@ -198,14 +188,13 @@ def _cache_ceilings(buffer: Any, threads: int, dram: Ceiling) -> list[Ceiling]:
     A level that is read no faster than memory here, as a last one that others fill, is none.
     """
     sums = np.zeros(threads, np.int64)
-    _read_again(buffer[:threads], sums, 1, 0)  # compiles, or loads what was compiled
     found = []
     for level, size_bytes in cache_bytes(threads).items():
         each = max(size_bytes // CACHE_SHARE // 8, 1)
         part = buffer[: each * threads]
         repeats = max(1, CACHE_READ_BYTES // (8 * each))
-        _read_again(part, sums, 1, 0)  # into the cache
-        run = partial(_read_again, part, sums, repeats, 0)
+        _read(part, sums, 1, 0)  # into the cache
+        run = partial(_read, part, sums, repeats, 0)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < buffer.nbytes and one.value > dram.value:
             found.append(one)
