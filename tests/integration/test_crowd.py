@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -115,7 +115,10 @@ def resident_bytes(pid: int) -> int:
 
 def connections(pid: int) -> int:
     """How many TCP connections a process holds."""
-    held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    held = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed as we look
+            held.add(os.readlink(link))
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         columns = line.split()

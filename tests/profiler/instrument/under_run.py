@@ -67,7 +67,7 @@ def run_python(
     if launched:
         become = f"os.execv(sys.executable, [sys.executable, '-c', {source!r}])"
         source = f"import os, sys; os.environ['CBTOP_RUN_ID'] = f'{{os.getpid()}}:{nothing_yet}'; {become}"
-    path = os.pathsep.join([HOOK] * hooked + [str(path) for path in paths])
+    path = os.pathsep.join(filter(None, [*[HOOK] * hooked, *map(str, paths), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=DEADLINE_S, check=False,
         stdin=subprocess.DEVNULL, env=os.environ | hook | ({"PYTHONPATH": path} if path else {}) | variables,
