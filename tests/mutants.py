@@ -41,6 +41,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/daemon/test_source.py",
     ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
+    "cbtop.profiler.histograms": ("tests/profiler/test_histograms.py",),
     "cbtop.profiler.stats": (
         "tests/profiler/test_stats.py",
         "tests/profiler/test_phase_totals.py",
@@ -56,6 +57,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_baseline.py",
     ),
     "cbtop.viewmodels.noise": ("tests/cbtop/viewmodels/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
+    "cbtop.viewmodels.quantiles": ("tests/cbtop/viewmodels/test_quantiles.py",),
     "cbtop.viewmodels.runs": (
         "tests/cbtop/viewmodels/test_runs.py",
         "tests/cbtop/viewmodels/test_run_diff.py",

@@ -128,6 +128,8 @@ class _Sorted:
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
         """A quantile of each group, µs; not a number where it has no calls."""
+        if not len(self._key):
+            return np.full(len(fraction), np.nan)
         rank = self._before + fraction * self.calls
         at = np.searchsorted(self._running, rank, side="left")
         last = np.append(self._first[1:], len(self._key)) - 1
