@@ -325,11 +325,13 @@ _MERGED_MEANS = {
 def merged_means(merged: MergedView) -> str:
     """How what a merge shows was derived."""
     means = _MERGED_MEANS[merged.mode]
-    if merged.together > 1 and merged.mode is not MergeMode.MAX:
-        return f"{means}, but tokens/s, for {merged.together} ranks compute each token together"
-    if merged.may_share_tokens and merged.mode is not MergeMode.MAX:
-        return f"{means}, tokens/s too, also where ranks compute the same tokens (tensor or pipeline parallel)"
-    return means
+    if merged.mode is MergeMode.MAX:  # all steps are those of one rank
+        return means
+    if merged.together > 1:
+        return f"tokens/s counts once what {merged.together} ranks compute together; {means}"
+    return (
+        f"tokens/s is a sum, even where ranks compute the same tokens; {means}" if merged.may_share_tokens else means
+    )
 
 
 def critical_path(found: CriticalPathView) -> str:

@@ -131,7 +131,7 @@ def test_tokens_that_ranks_compute_together_are_counted_once_and_that_is_said(tm
         assert merged.steps.tokens_per_sec == pytest.approx(1000)
         assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
         assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
-        said = "but tokens/s, for 2 ranks compute each token together" in formatting.merged_means(merged.merged)
+        said = "tokens/s counts once what 2 ranks compute together; " in formatting.merged_means(merged.merged)
         assert said == (mode is not MergeMode.MAX)  # there all steps are those of one rank
 
 
@@ -153,7 +153,7 @@ def test_of_ranks_that_exchange_what_they_compute_and_do_not_say_of_which_tokens
     merged = merged_view(records, MergeMode.SUM)
     assert merged.merged is not None
     assert merged.merged.may_share_tokens == exchanges
-    assert ("where ranks compute the same tokens" in formatting.merged_means(merged.merged)) == exchanges
+    assert ("even where ranks compute the same tokens" in formatting.merged_means(merged.merged)) == exchanges
 
 
 def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: Path) -> None:
