@@ -79,7 +79,7 @@ def _figures_of(
     theirs = peer and peer(block_format.code, matrix.data, COLUMNS, np.ones((1, COLUMNS), np.float32))
     name, product = _product(matrix)
     calls: dict[str, Callable[[], object]] = {
-        "plain": partial(_read, words, np.zeros(1, np.int64)),
+        "plain": partial(_read, words, np.zeros(1, np.int64), 1, 0),
         "ahead": partial(_read_ahead, numbers, np.zeros(1, np.float32)),
         "product": product,
     }

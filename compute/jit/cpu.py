@@ -28,6 +28,10 @@ def _may_use_tiles() -> bool:
     return bool(call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
+CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # as LLVM calls it
+# Zen 4 and 5 read a stream from memory at full speed as long as they are not asked for lines of it: what is asked for
+# goes through the few places of L1 for lines that are under way, and its own looking ahead, into L2, does not begin.
+LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
 HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that is not there
 HAS_AVX2 = _has("avx2")  # multiplies pairs of int16 and adds them, sixteen at a time
 HAS_VNNI = _has("avx512vnni")  # adds products of four bytes to an int32
