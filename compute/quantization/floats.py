@@ -27,8 +27,9 @@ from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_o
 from cbtop.compute.quantization.planes import PlaneLayout
 
 # Bytes that are asked for before they are needed. Of reading, F16 and BF16: an Emerald Rapids Xeon, with VNNI, is
-# at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC without is at 0.63 with 4 KiB and at 0.85 with 1 KiB. A
-# Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what is loaded, in order.
+# at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC without is at 0.63 with 4 KiB and at 0.85 with 1 KiB.
+# A Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what is loaded, in
+# order.
 AHEAD = np.uint64(0 if LOOKS_AHEAD else 4096 if HAS_VNNI else 1024)
 
 
