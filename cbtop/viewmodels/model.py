@@ -6,7 +6,7 @@ A None is a number nobody measured; every output prints it as `n/a` (text) or `n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -699,6 +699,8 @@ class SourceView:
     kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
     # Of the last steps of all phases; None where no records are followed.
     timeline: OnDemand[TimelineView | None] = OnDemand(None)
+    # Of its daemon's clock: pictures are drawn once in each. None: figures will not be followed by others.
+    second: int | None = field(default=None, compare=False)
 
     @property
     def are_rates_least(self) -> bool:
@@ -739,7 +741,7 @@ class SourceView:
             made(row)
         if self.listed is not None:
             self.listed.rows()
-        return made(with_parts(self, graph=tuple(self.graph)))
+        return made(with_parts(self, graph=tuple(self.graph), second=None))
 
     @property
     def moved_gb_per_sec(self) -> float | None:

@@ -149,6 +149,7 @@ def source_view(
         stall=stall_view(record),
         kernels=Later(lambda: _kernels(record, name)),
         timeline=Later(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
+        second=None if record.has_ended else record.window.now_ns // 1_000_000_000,
     )
 
 

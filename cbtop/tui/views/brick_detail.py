@@ -10,13 +10,13 @@ from rich.cells import cell_len
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.statistics import BRICK_PANEL, Statistic
-from cbtop.tui.views.brick_pictures import durations, heading_line, in_layers, kernels, trend
+from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.pictures import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.layers import LayerBrick
 from cbtop.viewmodels.model import CheckRow, SourceView
 
 Fact = tuple[str, str, str]  # what, how much, its role
@@ -36,6 +36,11 @@ class BrickDetail(Drawing):
         super().__init__(id=id)
         self._brick: BrickRow | None = None
         self._source: SourceView | None = None
+        self._pictures = Pictures()
+
+    def let_go(self) -> None:
+        """What comes next is of another moment."""
+        self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
         self._brick = brick
@@ -45,30 +50,34 @@ class BrickDetail(Drawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._brick is None or self._source is None:
             return [rule((("no brick", "dim"),), width)]
-        return detail_lines(self._brick, self._source, width, height)
+        return detail_lines(self._brick, self._source, width, height, self._pictures)
 
 
-def detail_lines(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """The panel of `brick` in so many lines: what finds no room is left out, the most telling last."""
+def detail_lines(
+    brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
+) -> list[Line]:
+    """The panel of `brick` in so many lines: what finds no room is left out, the most telling last. `pictures`: those
+    that it has; None: none yet."""
+    pictures = pictures or Pictures()
+    pictures.begin(source, brick.key)
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"))
     where = " · ".join(filter(None, (brick.category.display_name, clean(brick.backend))))
     head = rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))
     each = width if width < TWO_COLUMNS else width // 2
-    bars = Part(partial(durations, brick), 4, 10)
-    is_in_layers = source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
-    layers = Part(partial(in_layers, brick, source), 3, 6 if is_in_layers else 0)
+    bars = Part(partial(durations, brick, pictures), 4, 10)
+    layers = layers_part(brick, source, pictures)
     seconds = Part(partial(trend, brick, source), 4, 8 if brick.trend_us else 0)
     of_burst = [one for one in source.kernels if one.brick == brick.name]
     launched = Part(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
     time, work, budget, checks = (_fixed(lines) for lines in _groups(brick, source, each))
-    pictures = (bars, layers, seconds, launched)
+    drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
         order = (bars, layers, seconds, budget, time, work, launched, checks)
         by_rank = (bars, budget, time, layers, work, seconds, launched, checks)
         return [head, *parts_lines(order, by_rank, width, height - 1)]
     left = parts_lines((time, work, budget, checks), (time, budget, work, checks), each, height - 1)
-    right = parts_lines(pictures, pictures, width - each - len(GAP), height - 1)
+    right = parts_lines(drawn, drawn, width - each - len(GAP), height - 1)
     return [head, *beside((left, right), (each, width - each - len(GAP)))]
 
 

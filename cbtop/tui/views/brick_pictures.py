@@ -8,8 +8,10 @@ from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views.layer_map import numbers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.pictures import Pictures
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, join_fitting, width_of
+from cbtop.tui.widgets.parts import Part
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
 from cbtop.viewmodels.durations import DurationBar, coarser
@@ -29,22 +31,30 @@ def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
 
 
-def durations(brick: BrickRow, width: int, height: int) -> list[Line]:
-    """A histogram of its calls, from the shortest to the longest, over an axis with their times."""
+def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
+    """A histogram of its calls, from the shortest to the longest, over an axis with their times; how many calls they
+    are is of now."""
     about: list[Line] = [((f"{formatting.count(brick.count)} calls", "dim"),)]
-    if not brick.durations:
+    found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
+    if found is None:
         why = "  n/a: its calls are not counted apart from those of others"
         return [heading_line("durations", Provenance.MEASURED.value, width, about), ((clip(why, width), "dim"),)]
+    highest, drawn = found
+    about.append(((f"highest bar {formatting.count(highest)}", "dim"),))
+    return [heading_line("durations", Provenance.MEASURED.value, width, about), *drawn][:height]
+
+
+def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | None:
+    """How many calls the highest bar is of, and what is drawn; None where they are not counted apart from others."""
+    if not brick.durations:
+        return None
     bars = coarser(brick.durations, max(1, width - 2 * _MARGIN))
     highest = max(bar.count for bar in bars)
-    about.append(((f"highest bar {formatting.count(highest)}", "dim"),))
     spacing = Spacing.of(len(bars), max(1, width - 2 * _MARGIN))
     role = CATEGORY_LOOKS[brick.category].role
     tall = height - 2 if height < 6 else height - 3  # and a blank line
     drawn = upright([Bar(bar.count or None, role) for bar in bars], spacing, max(1, tall), highest)
-    lines = [heading_line("durations", Provenance.MEASURED.value, width, about)]
-    lines += [((" " * _MARGIN, ""), *line) for line in drawn]
-    return [*lines, _axis(bars, spacing, width), BLANK][:height]
+    return highest, [*(((" " * _MARGIN, ""), *line) for line in drawn), _axis(bars, spacing, width), BLANK]
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
@@ -59,7 +69,19 @@ def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
     return ((clip(text.ljust(end) + f"{last}╷", width), "dim"),)
 
 
-def in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Part:
+    """Its median call in each layer."""
+
+    def is_there() -> bool:
+        return source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
+
+    def drawn(width: int, height: int) -> list[Line]:
+        return pictures.drawn(("layers", width, height), lambda: _in_layers(brick, source, width, height))
+
+    return Part(drawn, 3, 6 if pictures.drawn("in layers", is_there) else 0)
+
+
+def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
     """Its median call in each layer as a bar, a mark over those that stand out."""
     layers = source.layer_times
     found = layers.of_brick(LayerBrick(*brick.key)) if layers else None

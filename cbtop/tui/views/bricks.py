@@ -96,6 +96,9 @@ class Bricks(View):
         self._lay_out()
         self._show_detail()
 
+    def let_go(self) -> None:
+        self._detail.let_go()
+
     def on_resize(self, event: Resize) -> None:
         self._lay_out()
         self.call_after_refresh(self._show_detail)

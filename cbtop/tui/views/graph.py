@@ -345,6 +345,9 @@ class Graph(View):
         self._table.styles.height = "1fr" if is_beside or not self._detail.display else rows
         self.call_after_refresh(self._show_detail)
 
+    def let_go(self) -> None:
+        self._detail.let_go()
+
     def _show_detail(self) -> None:
         row = self._table.current
         if self._detail.display and self.source is not None and row is not None:

@@ -17,6 +17,7 @@ from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of
 from cbtop.tui.views.layer_pane import LEAST_LINES, layer_lines, pane_height
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.pictures import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
@@ -76,6 +77,9 @@ class Layers(View):
     def show_source(self, source: SourceView) -> None:
         self._map.show_source(source)
 
+    def let_go(self) -> None:
+        self._map.let_go()
+
     def cells(self) -> Cells | None:
         """A row for each layer, a column for each brick: µs a step, or a call."""
         layers = self.source.layer_times if self.source else None
@@ -108,8 +112,13 @@ class LayerMap(SourceDrawing, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._pictures = Pictures()
         self._layer: int | None = None  # the node; None: nobody has moved the cursor, it stands on the slowest layer
         self._line = 0
+
+    def let_go(self) -> None:
+        """What comes next is of another moment."""
+        self._pictures.let_go()
 
     @property
     def _rows(self) -> Sequence[LayerRow]:
@@ -176,7 +185,8 @@ class LayerMap(SourceDrawing, can_focus=True):
             return lines
         look = CATEGORY_LOOKS[brick.category]
         title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" in all layers", "dim"))
-        parts = Part(partial(durations, brick), 4, 10), Part(partial(trend, brick, source), 4, 10)
+        self._pictures.begin(source, brick.key)
+        parts = Part(partial(durations, brick, self._pictures), 4, 10), Part(partial(trend, brick, source), 4, 10)
         return [*lines, BLANK, rule(title, width), *parts_lines(parts, parts, width, left)]
 
 

@@ -10,14 +10,15 @@ from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.vocabulary import NodeKind, Provenance
 from cbtop.statistics import Of, statistics_of
 from cbtop.tui.views.brick_detail import Fact, group_lines
-from cbtop.tui.views.brick_pictures import durations, in_layers, trend
+from cbtop.tui.views.brick_pictures import durations, layers_part, trend
 from cbtop.tui.views.layer_pane import layer_lines, pane_height
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.pictures import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, Part, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.layers import LayerBrick, LayerRow
+from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.model import GraphRow, SourceView
 
 LEAST_LINES = 6  # of the pane: fewer are of no use
@@ -32,6 +33,11 @@ class NodeDetail(Drawing):
         super().__init__(id=id)
         self._node: GraphRow | None = None
         self._source: SourceView | None = None
+        self._pictures = Pictures()
+
+    def let_go(self) -> None:
+        """What comes next is of another moment."""
+        self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
         """Draw `node` from now on."""
@@ -41,32 +47,36 @@ class NodeDetail(Drawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._node is None or self._source is None:
             return [rule((("no node", "dim"),), width)]
-        return node_lines(self._node, self._source, width, height)
+        return node_lines(self._node, self._source, width, height, self._pictures)
 
 
-def node_lines(node: GraphRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """The panel of `node` in so many lines."""
+def node_lines(
+    node: GraphRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
+) -> list[Line]:
+    """The panel of `node` in so many lines. `pictures`: those that it has; None: none yet."""
+    pictures = pictures or Pictures()
+    pictures.begin(source, node.id)
     look = CATEGORY_LOOKS[node.category] if node.category is not None else None
     name = f"Layer {clean(node.name)}" if node.kind is NodeKind.LAYER else clean(node.name)
     title: Line = (((f"{look.glyph} ", look.role),) if look else ()) + ((name, "strong"),)
     about = " · ".join(filter(None, (node.kind.name.lower(), clean(node.node_label), clean(node.backend))))
     head = rule(fit_line(title, min(width_of(title), width - 6)), width, ((about, "dim"),))
-    layer = next((row for row in _layers(source) if row.id == node.id), None)
+    layers = _layers(source) if node.kind is NodeKind.LAYER else ()
+    layer = next((row for row in layers if row.id == node.id), None)
     if layer is not None and source.layer_times is not None:
-        layers = source.layer_times
-        need = pane_height(layers, layer, width)
+        need = pane_height(source.layer_times, layer, width)
         figures = _figures(node, width)
         free = height - 1 - len(figures)
-        below = layer_lines(layers, layer, width, min(need, free)) if free >= LEAST_LINES else []
+        below = layer_lines(source.layer_times, layer, width, min(need, free)) if free >= LEAST_LINES else []
         return [head, *figures, *below][:height]
     brick = next((row for row in source.bricks if row.key == (node.name, node.category)), None)
     if brick is None:
         return [head, *_figures(node, width)][:height]
     if width < TWO_COLUMNS:
         figures = _figures(node, width)
-        return [head, *figures, *_everywhere(brick, source, width, height - 1 - len(figures))][:height]
+        return [head, *figures, *_everywhere(brick, source, pictures, width, height - 1 - len(figures))][:height]
     widths = even_widths(width, 2)
-    panes = [_figures(node, widths[0]), _everywhere(brick, source, widths[1], height - 1)]
+    panes = [_figures(node, widths[0]), _everywhere(brick, source, pictures, widths[1], height - 1)]
     return [head, *beside(panes, widths)][:height]
 
 
@@ -100,17 +110,16 @@ def _attribute(name: str, value: object) -> str:
     return f"{value:016x}" if name == "ptx_hash" else formatting.number(float(str(value))).removesuffix(".00")
 
 
-def _everywhere(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
+def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
     """The brick in all layers of the phase, this place among them."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))
     share = f"{formatting.percent(brick.percent)} of the step"
-    is_in_layers = source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
-    pictures = (
-        Part(partial(in_layers, brick, source), 3, 6 if is_in_layers else 0),
-        Part(partial(durations, brick), 4, MAX_PICTURE),
+    parts = (
+        layers_part(brick, source, pictures),
+        Part(partial(durations, brick, pictures), 4, MAX_PICTURE),
         Part(partial(trend, brick, source), 4, MAX_PICTURE if brick.trend_us else 0),
     )
-    lines = parts_lines(pictures, pictures, width - len(GAP), height - 1)
+    lines = parts_lines(parts, parts, width - len(GAP), height - 1)
     return [rule(title, width, ((share, "dim"),)), *lines]

@@ -19,6 +19,7 @@ from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.pictures import Pictures
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
@@ -74,6 +75,9 @@ class Overview(View, can_focus=True):
     def show_source(self, source: SourceView) -> None:
         self._drawing.show_source(source)
 
+    def let_go(self) -> None:
+        self._drawing.let_go()
+
     def cells(self) -> Cells:
         """Its phases."""
         return Cells.of(PHASE_COLUMNS, self.source.phases if self.source else ())
@@ -82,10 +86,19 @@ class Overview(View, can_focus=True):
 class OverviewDrawing(SourceDrawing):
     """The whole view in one drawing."""
 
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._pictures = Pictures()
+
+    def let_go(self) -> None:
+        """What comes next is of another moment."""
+        self._pictures.let_go()
+
     def draw(self, width: int, height: int) -> list[Line]:
-        source = self._source
+        source, pictures = self._source, self._pictures
         if source is None:
             return []
+        pictures.begin(source)
         found = len(source.verdicts)
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
 
@@ -101,15 +114,20 @@ class OverviewDrawing(SourceDrawing):
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
-        layers = part(_layers, 2, 6 if source.layer_times else 0)
+        known = pictures.drawn("layers known", lambda: _bricks_in_layers(source))
+
+        def drawn_layers(source: SourceView, width: int, height: int) -> list[Line]:
+            return pictures.drawn(("layers", width, height), lambda: _layers(source, width, height))
+
+        layers = part(drawn_layers, 2, 0 if known is None else 6)
         bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
         devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if source.layer_times is not None:  # each brick in each of them says more than curves as high as the screen
-            bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + len(source.layer_times.bricks))
+        if known is not None:  # each brick in each of them says more than curves as high as the screen
+            bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, since, step, layers))
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
@@ -167,6 +185,11 @@ def _step(source: SourceView, width: int, height: int) -> list[Line]:
 
 def _without_label(text: str) -> str:
     return (SEAM if text.startswith(SEAM) else " ") + " " * (cell_len(text) - 1)
+
+
+def _bricks_in_layers(source: SourceView) -> int | None:
+    """How many bricks run in layers; None where there are no layers."""
+    return None if source.layer_times is None else len(source.layer_times.bricks)
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
