@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import time
 from collections.abc import Iterable
 from itertools import chain
+from types import SimpleNamespace
 
 from textual._xterm_parser import XTermParser
 from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
+
+from cbtop.tui.patience import PatientSelector
 
 ASK = "\x1b]11;?\x1b\\"
 ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then is taken for one that never does
@@ -53,7 +57,9 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-vars(linux_driver)["XTermParser"] = AnswerParser  # by this name the driver makes its own
+# By these names the driver makes its own.
+vars(linux_driver)["XTermParser"] = AnswerParser
+vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": PatientSelector})
 
 
 class AskingDriver(LinuxDriver):

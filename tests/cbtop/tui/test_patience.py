@@ -1,0 +1,47 @@
+"""The thread that reads what is typed wakes up twice a second where nobody types, and at once where somebody does."""
+
+from __future__ import annotations
+
+import os
+import selectors
+
+import pytest
+from textual.drivers import linux_driver
+
+from cbtop.tui import background
+from cbtop.tui.patience import PATIENT_S, TYPING_LOOKS, PatientSelector
+
+ASKED_S = 0.1  # by Textual
+
+
+def test_it_waits_longer_once_nothing_has_come_for_a_second_and_as_it_is_told_from_the_next_key_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited_s: list[float | None] = []
+    real = selectors.SelectSelector.select
+
+    def select(
+        self: selectors.SelectSelector, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        waited_s.append(timeout)
+        return real(self, 0)
+
+    monkeypatch.setattr(selectors.SelectSelector, "select", select)
+    keyboard, keys = os.pipe()
+    with PatientSelector() as selector:
+        selector.register(keyboard, selectors.EVENT_READ)
+        for _ in range(TYPING_LOOKS + 2):
+            assert selector.select(ASKED_S) == []
+        os.write(keys, b"q")
+        assert selector.select(ASKED_S)
+        os.read(keyboard, 1)
+        assert selector.select(ASKED_S) == []
+        assert selector.select(0) == []
+    os.close(keyboard)
+    os.close(keys)
+    assert waited_s == [*[ASKED_S] * TYPING_LOOKS, *[PATIENT_S] * 3, ASKED_S, 0]
+
+
+def test_textual_waits_with_it() -> None:
+    assert background.AskingDriver.run_input_thread is linux_driver.LinuxDriver.run_input_thread
+    assert vars(linux_driver)["selectors"].SelectSelector is PatientSelector
