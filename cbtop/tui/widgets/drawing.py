@@ -78,6 +78,13 @@ class Drawing(Widget):
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         if not regions:  # colours may be others
             self._strips.clear()
+        elif self._room and repaint and not (self._has_gutter or layout or recompose):
+            # Textual's own would also forget styles, sizes and what it has painted, which these spans do not change.
+            self._dirty_regions.update(regions)
+            self._repaint_regions.update(regions)
+            self._repaint_required = True
+            self.check_idle()
+            return self
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def render_line(self, y: int) -> Strip:
