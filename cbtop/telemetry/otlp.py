@@ -23,7 +23,6 @@ from cbtop.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import Gauge, Histogram, MetricsData, Sum
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.trace import SpanContext
 
     from cbtop.telemetry.subscription import Subscription
 
@@ -69,7 +68,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
     # As `telemetry.serving` has it: a daemon that exports nothing loads nothing of the store.
-    from cbtop.telemetry.otlp_traces import spans
+    from cbtop.telemetry.otlp_traces import SentSteps
     from cbtop.telemetry.steps import sample_steps
 
     interval_s = _interval_s(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or str(INTERVAL_MS))
@@ -85,21 +84,20 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             return None
         return metric_exporter.export(data) is MetricExportResult.SUCCESS
 
-    last: dict[str, SpanContext] = {}  # of each process that was sent the last time, its step
+    sent_steps = SentSteps()
 
     def send_traces() -> bool | None:
-        traces = {
-            record.key: trace
+        traces = [
+            (record, trace)
             for record, step in sample_steps(subscription.endpoint, subscription.keys, stop)
-            if (trace := spans(record, step, _resource(), last.get(record.key)))
-        }
+            if (trace := sent_steps.trace(record, step, _resource()))
+        ]
         if not traces:
             return None
-        found = [span for trace in traces.values() for span in trace]
+        found = [span for _, trace in traces for span in trace]
         is_taken = span_exporter.export(found) is SpanExportResult.SUCCESS
         if is_taken:
-            last.clear()
-            last.update((key, trace[0].context) for key, trace in traces.items())
+            sent_steps.sent(traces)
         return is_taken
 
     _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # else several lines at every failure: we say it once

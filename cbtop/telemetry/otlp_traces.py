@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +22,25 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-PREVIOUS = "previous step sent of this process"  # what a span of a step links to
+# What a span of a step links to, and what every span does.
+PREVIOUS = "previous step sent of this process"
+RUN_BEFORE = "same place in the last step sent of this program before this process began"
+MAX_PROGRAMS = 16  # of which the last step is kept: of the longest steps 2 MB each
+
+Place = tuple[tuple[str, int], ...]  # names from the step down, each with which of its like it is there
+Places = Mapping[Place, "SpanContext"]
 
 
 def spans(
-    record: SourceRecord, step: Batch, resource: Resource, before: SpanContext | None = None
+    record: SourceRecord,
+    step: Batch,
+    resource: Resource,
+    before: SpanContext | None = None,
+    run_before: Places | None = None,
 ) -> list[ReadableSpan]:
     """One trace: a span for each record of `step`, below the span that its node's parent had at that time; the step's
-    own comes first, and links to `before`, the step of this process that was sent before it.
+    own comes first, and links to `before`, the step of this process that was sent before it. Each links to that of
+    its place in `run_before`, a step of another run, where there is one.
 
     Times are Unix times, by the two clocks that the process read together when it began; none where those are
     impossible.
@@ -48,6 +61,7 @@ def spans(
     scope = InstrumentationScope("cbtop", __version__)
     found: list[ReadableSpan] = []
     latest: dict[int, tuple[int, SpanContext]] = {}  # of each node: when its last run ended, and that span
+    places = _Placer()
     # What holds another begins before it or ends after it; where both are the same, its id is the lower one.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
@@ -58,14 +72,18 @@ def spans(
             above = record.nodes[above].parent
         context = SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=TraceFlags(1))
         latest[id_] = end_ns, context
+        name, parent = display_name(node), None if above is None else latest[above][1]
+        there = (run_before or {}).get(places.of(name, context, parent))
+        links = [] if found or before is None else [Link(before, {"cbtop.link": PREVIOUS})]
+        links += [] if there is None else [Link(there, {"cbtop.link": RUN_BEFORE})]
         found.append(
             ReadableSpan(
-                name=display_name(node),
+                name=name,
                 context=context,
-                parent=None if above is None else latest[above][1],
+                parent=parent,
                 resource=resource,
                 attributes=_attributes(record.key, node, elements),
-                links=[] if found or before is None else [Link(before, {"cbtop.link": PREVIOUS})],
+                links=links,
                 status=Status(StatusCode.ERROR if failed else StatusCode.UNSET),
                 start_time=start_ns + unix_ns,
                 end_time=end_ns + unix_ns,
@@ -73,6 +91,66 @@ def spans(
             )
         )
     return found
+
+
+class _Placer:
+    """Where the spans of a trace lie, each after its parent."""
+
+    def __init__(self) -> None:
+        self._place_of: dict[int, Place] = {}
+        self._seen: Counter[tuple[Place, str]] = Counter()
+
+    def of(self, name: str, context: SpanContext, parent: SpanContext | None) -> Place:
+        """The place of the next one."""
+        around = self._place_of[parent.span_id] if parent is not None else ()
+        place = *around, (name, self._seen[around, name])
+        self._seen[around, name] += 1
+        self._place_of[context.span_id] = place
+        return place
+
+
+class SentSteps:
+    """The steps that were sent: what those that come link to."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, SpanContext] = {}  # of each process that was sent the last time, its step
+        # Of each program, the process whose step was sent last, when that ended, and its spans by their places.
+        self._of_program: dict[object, tuple[str, int, Places]] = {}
+        self._run_before: dict[str, Places | None] = {}  # of each process, as it was when it was sent first
+
+    def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
+        """The spans of `step` with their links."""
+        if record.key not in self._run_before:
+            self._run_before[record.key] = self._sent_before(record)
+            _keep_newest(self._run_before)
+        return spans(record, step, resource, self._last.get(record.key), self._run_before[record.key])
+
+    def sent(self, traces: Sequence[tuple[SourceRecord, Sequence[ReadableSpan]]]) -> None:
+        """The collector has these, each with the process it is of."""
+        self._last.clear()
+        for record, trace in traces:
+            placer = _Placer()
+            self._last[record.key] = trace[0].context
+            places = {placer.of(span.name, span.context, span.parent): span.context for span in trace}
+            program = _program(record)
+            self._of_program.pop(program, None)
+            self._of_program[program] = record.key, trace[0].end_time or 0, places
+            _keep_newest(self._of_program)
+
+    def _sent_before(self, record: SourceRecord) -> Places | None:
+        key, ended_ns, places = self._of_program.get(_program(record), ("", 0, None))
+        began_ns = record.hello.realtime_ns if record.hello else 0
+        return places if key != record.key and ended_ns <= began_ns else None
+
+
+def _program(record: SourceRecord) -> object:
+    hello = record.hello
+    return hello and (hello.host, hello.program, hello.rank)
+
+
+def _keep_newest(kept: dict[Any, Any]) -> None:
+    while len(kept) > MAX_PROGRAMS:
+        del kept[next(iter(kept))]
 
 
 def _attributes(source: str, node: Node, elements: int) -> dict[str, str | int]:

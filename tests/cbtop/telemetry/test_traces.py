@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as ProtoStatus
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 
 from cbtop.client.store import SourceRecord
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches, pack
 from cbtop.protocol.ring import Batch, RingReader
 from cbtop.telemetry import steps
-from cbtop.telemetry.otlp_traces import PREVIOUS, spans
+from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, SentSteps, spans
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
@@ -149,6 +152,62 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
     assert (link.context, dict(link.attributes or {})) == (first[0].context, {"cbtop.link": PREVIOUS})
     assert [span.links for span in second[1:]] == [()] * (STEP_RECORDS - 1)
     assert second[0].context != first[0].context
+
+
+def test_every_span_of_a_new_run_links_to_its_place_in_the_run_of_that_program_before_it(
+    run: tuple[SourceRecord, Batch],
+) -> None:
+    record, batch = run
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    assert record.hello is not None
+    ended_ns = int(step.end_ns.max()) + record.hello.realtime_ns - record.hello.monotonic_ns
+
+    def began(key: str, after_ns: int, program: str = "") -> SourceRecord:
+        """A process of the same nodes that began so long after that step had ended."""
+        hello = record.hello
+        assert hello is not None
+        later_ns = ended_ns + after_ns - hello.realtime_ns
+        hello = replace(
+            hello, monotonic_ns=hello.monotonic_ns + later_ns, realtime_ns=hello.realtime_ns + later_ns,
+            program=program or hello.program,
+        )  # fmt: skip
+        return replace(record, key=key, hello=hello)
+
+    def linked(found: Sequence[ReadableSpan]) -> list[list[object]]:
+        return [[(link.attributes or {})["cbtop.link"] for link in span.links] for span in found]
+
+    sent = SentSteps()
+    base = sent.trace(record, step, Resource({}))
+    assert linked(base) == [[]] * STEP_RECORDS
+    sent.sent([(record, base)])
+    for other in (began("beside", -1), began("other", 1, "another.py")):
+        assert linked(sent.trace(other, step, Resource({}))) == [[]] * STEP_RECORDS
+    after = began("after", 1)
+    first = sent.trace(after, step, Resource({}))
+    assert linked(first) == [[RUN_BEFORE]] * STEP_RECORDS
+    assert [span.links[0].context for span in first] == [span.context for span in base]
+    sent.sent([(after, first)])
+    second = sent.trace(after, step, Resource({}))
+    assert linked(second) == [[PREVIOUS, RUN_BEFORE], *[[RUN_BEFORE]] * (STEP_RECORDS - 1)]
+    assert [span.links[-1].context for span in second] == [span.context for span in base]
+    turned = replace(after, nodes=deepcopy(after.nodes))
+    turned.nodes.nodes[:] = [
+        replace(node, name="Other") if node.name == "RmsNorm" else node for node in turned.nodes.nodes
+    ]
+    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # what has no such place there
+
+
+def test_the_steps_of_endless_programs_are_not_kept(run: tuple[SourceRecord, Batch]) -> None:
+    record, batch = run
+    step = whole_step(batch, record.nodes)
+    assert step is not None
+    assert record.hello is not None
+    sent = SentSteps()
+    for number in range(MAX_PROGRAMS + 5):
+        one = replace(record, key=str(number), hello=replace(record.hello, program=str(number)))
+        sent.sent([(one, sent.trace(one, step, Resource({})))])
+    assert len(sent._of_program) == len(sent._run_before) == MAX_PROGRAMS
 
 
 def test_bricks_in_bricks_and_failures_are_seen(tmp_path: Path) -> None:
