@@ -113,7 +113,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         adopted=_beside(
             [table[node] for node in adopted],
             {node: totals.count[node] - stats.rare("loose", (node,)) for node in adopted},
-            totals.closed_ns,
+            totals.closed_ns if adopted else {},
         ),
     )
 

@@ -297,11 +297,13 @@ class NodeStats:
         there = node < self._size
         there[there] = self.column("count")[node[there]] > 0
         node, group = node[there], group[there]
-        starts = (np.diff(group, prepend=-1) != 0).nonzero()[0]
-        present = group[starts].tolist()
-        if not present:
+        if not len(group):
             return [None] * len(groups)
-        sizes = np.diff(starts, append=len(node))
+        starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
+        present = group[starts].tolist()
+        which = np.zeros(len(group), np.int64)  # of `present` that each lies in
+        which[starts[1:]] = 1
+        which = which.cumsum()
 
         def summed(name: str) -> list[int]:
             total: list[int] = np.add.reduceat(self.column(name)[node], starts).tolist()
@@ -310,7 +312,7 @@ class NodeStats:
         cells = self._histograms.cells_of(node)
         least_ns, most_ns = self._ends(node, cells)
         low, high = np.minimum.reduceat(least_ns, starts), np.maximum.reduceat(most_ns, starts)
-        spread = _spread(cells, np.repeat(np.arange(len(present)), sizes), np.array(summed("count")), low, high)
+        spread = _spread(cells, which, np.array(summed("count")), low, high)
         names = ("count", "failed", "total_ns")
         least = [None if value == _UNKNOWN_MINIMUM else value for value in low.tolist()]
         most = [None if value == _UNKNOWN_MAXIMUM else value for value in high.tolist()]
@@ -328,7 +330,8 @@ class NodeStats:
         if len(there):
             node = nodes[there]
             cells, count = self._histograms.cells_of(node), self.column("count")[node]
-            _, found[there] = _spread(cells, np.arange(len(there)), count, *self._ends(node, cells), PERCENTILES[:1])
+            ends = self._ends(node, cells)
+            (found[there],) = _spread(cells, np.arange(len(there)), count, *ends, PERCENTILES[:1], with_cv=False)
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
@@ -765,7 +768,7 @@ class NodeStats:
             del self._open[next(iter(self._open))]  # stays open for ever: no host has so many
 
 
-_NONE = np.zeros(0, np.int64)
+_NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
@@ -784,8 +787,10 @@ def _spread(
     low: Column,
     high: Column,
     fractions: Sequence[float] = PERCENTILES,
+    *,
+    with_cv: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """The cv and the percentiles of each group, whose nodes have these `cells`, in the order of `Calls`; NaN where
+    """The cv (unless without) and the percentiles of each group, whose nodes have these `cells`; NaN where
     others are counted in."""
     groups = len(low)
     place, bucket, counts = cells
@@ -806,9 +811,11 @@ def _spread(
     known = np.flatnonzero(calls)
     running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
 
-    mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
-    variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
-    columns = [_ratio(np.sqrt(variance), mean)]
+    columns: list[NDArray[np.float64]] = []
+    if with_cv:
+        mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
+        variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+        columns.append(_ratio(np.sqrt(variance), mean))
     rank = before[known] + np.maximum(1, np.ceil(np.reshape(fractions, (-1, 1)) * calls[known]))
     percentiles = np.full((len(fractions), groups), np.nan)
     at = np.searchsorted(running, rank, side="left")
