@@ -12,7 +12,7 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.statistics import BRICK_PANEL, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.pictures import Pictures
+from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines

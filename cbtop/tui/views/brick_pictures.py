@@ -8,7 +8,7 @@ from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views.layer_map import numbers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.pictures import Pictures
+from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, join_fitting, width_of
 from cbtop.tui.widgets.parts import Part

@@ -17,7 +17,7 @@ from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of
 from cbtop.tui.views.layer_pane import LEAST_LINES, layer_lines, pane_height
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.pictures import Pictures
+from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines

@@ -13,7 +13,7 @@ from cbtop.tui.views.brick_detail import Fact, group_lines
 from cbtop.tui.views.brick_pictures import durations, layers_part, trend
 from cbtop.tui.views.layer_pane import layer_lines, pane_height
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.pictures import Pictures
+from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, Part, beside, even_widths, parts_lines

@@ -19,7 +19,7 @@ from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.views.pictures import Pictures
+from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
