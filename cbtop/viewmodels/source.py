@@ -149,7 +149,7 @@ def source_view(
         stall=stall_view(record),
         kernels=Later(lambda: _kernels(record, name)),
         timeline=Later(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
-        second=None if record.has_ended else record.window.now_ns // 1_000_000_000,
+        second=_second(record),
     )
 
 
@@ -242,6 +242,12 @@ class _Parts:
         if self.totals.step is None:
             return None
         return beside_view(outside_steps(self._record.nodes, self._found.stats))
+
+
+def _second(record: SourceRecord) -> int | None:
+    """SourceView.second; a merge has no clock."""
+    has_clock = record.window.has_begun and not record.has_ended
+    return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:

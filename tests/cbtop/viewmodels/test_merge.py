@@ -359,6 +359,16 @@ def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> Non
     ]
 
 
+def test_a_merge_is_of_no_second_of_a_clock_so_that_its_pictures_are_always_drawn_anew(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [100] * 3) for rank in range(2)]
+    at_ns = max(record.window.now_ns for record in records) + 1_000_000_000
+    for record in records:
+        record.window.tick(at_ns)
+    assert [source_view(record).second for record in records] == [at_ns // 1_000_000_000] * 2
+    assert [merged_view(records, mode).second for mode in MergeMode] == [None] * len(MergeMode)
+    assert source_view(records[0]).held().second is None
+
+
 def test_a_sum_has_no_roof(tmp_path: Path) -> None:
     summed = merged_view([rank_run(tmp_path, 0, [10])], MergeMode.SUM)
     assert summed.roofline.ceilings == ()
