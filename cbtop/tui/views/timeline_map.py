@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
@@ -46,6 +47,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().__init__(id=id)
         self._held: TimelineView | None = None  # None: it follows the newest step
         self._newest: TimelineView | None = None  # the one that is followed, and shown
+        self._clock_s: Callable[[], float] = time.monotonic
+        self._newest_since_s = 0.0  # when it was gone to
         self._offered: TimelineView | None = None  # the last that there was
         self._who: object = None  # whose timeline that is
         self._begin_ns = self._end_ns = 0  # in sight, from the beginning of the timeline
@@ -61,9 +64,10 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # Where nothing has come since, what came last is shown, however soon after.
-        if self._held is None and (self._offered is before or _is_due(self._newest, self._offered)):
-            self._newest = self._offered
+        # Where nothing has come since, what came last is shown, however soon after; a recording may play slowly.
+        is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
+        if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
+            self._newest, self._newest_since_s = self._offered, self._clock_s()
             self.redraw()
 
     def redraw(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cbtop.tui.app import CbtopApp
-from cbtop.tui.views.brick_detail import detail_lines
+from cbtop.tui.views.brick_detail import BrickDetail, detail_lines
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.durations import DurationBar
@@ -36,7 +36,7 @@ def drawn(source: SourceView, pictures: Pictures) -> tuple[str, str]:
 
 
 def test_a_histogram_is_drawn_once_a_second_and_says_how_many_calls_there_are_now() -> None:
-    pictures = Pictures()
+    pictures = Pictures(lambda: 0.0)
     first, axis = drawn(at(7, 111), pictures)
     assert "111 calls, highest bar 111" in first
     again, its_axis = drawn(at(7, 222), pictures)
@@ -59,15 +59,25 @@ def test_a_histogram_is_drawn_once_a_second_and_says_how_many_calls_there_are_no
 def test_of_anything_else_than_that_second_of_that_process_pictures_are_drawn_anew(
     changed: Callable[[SourceView], SourceView],
 ) -> None:
-    pictures = Pictures()
+    pictures = Pictures(lambda: 0.0)
     drawn(at(7, 111), pictures)
     assert "highest bar 222" in drawn(changed(at(7, 222)), pictures)[0]
 
 
 def test_where_the_screen_goes_elsewhere_in_time_pictures_are_of_there() -> None:
-    pictures = Pictures()
+    pictures = Pictures(lambda: 0.0)
     drawn(at(7, 111), pictures)
     pictures.let_go()
+    assert "highest bar 222" in drawn(at(7, 222), pictures)[0]
+
+
+def test_of_a_recording_that_is_played_slowly_they_are_drawn_once_in_a_second_of_who_watches_it() -> None:
+    now_s = 100.0
+    pictures = Pictures(lambda: now_s)
+    drawn(at(7, 111), pictures)
+    now_s += 0.9
+    assert "highest bar 111" in drawn(at(7, 222), pictures)[0]
+    now_s += 0.1
     assert "highest bar 222" in drawn(at(7, 222), pictures)[0]
 
 
@@ -75,6 +85,7 @@ async def test_what_is_paused_has_pictures_of_the_same_moment_as_its_figures() -
     feed = ScriptedFeed(at(7, 111))
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
+        app.query_one(BrickDetail)._pictures = Pictures(lambda: 0.0)
         await pilot.press("2")
         await pilot.pause()
         assert "highest bar 111" in screen_text(app)

@@ -383,7 +383,8 @@ async def test_a_step_is_gone_to_once_a_second_unless_nothing_follows_it_or_some
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         await opened(pilot)
-        view = app.query_one(Timeline)
+        view, now_s = app.query_one(Timeline), 100.0
+        map_of(app)._clock_s = lambda: now_s
 
         def shows(at: int) -> int:
             view.source = replace(source, timeline=moments[at])
@@ -394,3 +395,10 @@ async def test_a_step_is_gone_to_once_a_second_unless_nothing_follows_it_or_some
         assert [shows(at) for at in (2, 3)] == [2, 2]  # back in time, and on
         view.let_go()
         assert shows(3) == 3
+        now_s += 0.9
+        assert shows(4) == 3
+        now_s += 0.1  # as where a recording plays slowly
+        assert shows(3) == 3
+        assert shows(4) == 3
+        now_s += 1
+        assert shows(4) == 4
