@@ -61,8 +61,24 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _what_was_there_is_no_garbage() -> None:
     """What was imported, and what the files before left in caches, stays: no test's collection looks through it."""
+    _keep()
+
+
+@pytest.fixture(autouse=True)
+def _what_was_imported_is_no_garbage() -> None:
+    """Nor through what a test of this file imported, as Dynamo is: a million objects."""
+    if len(sys.modules) > _kept_modules + 100:
+        _keep()
+
+
+_kept_modules = 0
+
+
+def _keep() -> None:
+    global _kept_modules
     gc.collect()
     gc.freeze()
+    _kept_modules = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,13 @@ from tests.profiler.memory import Memory
 
 
 @pytest.fixture(autouse=True)
+def _torch_computes_in_one_thread() -> None:
+    """It shares OpenMP with Numba: where kernels ran on two threads before, each of its tiny products would, too."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_stays_attached() -> Iterator[None]:
     yield
     if "cbtop.profiler.instrument.attachment" in sys.modules:
