@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -119,9 +120,9 @@ def run(options: argparse.Namespace) -> int:
 def gate_of_demo(command: Sequence[str], report: str) -> int:
     """A whole gate on the workload that `command` runs: all runs but the last tell how they scatter."""
     options = argparse.Namespace(
-        connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
+        baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
     )
-    runs = [run_of_command(command, options, f"run {number + 1}") for number in range(DEMO_RUNS)]
+    runs = [run_of_command(command, "the demo", options, f"run {number + 1}") for number in range(DEMO_RUNS)]
     return gate(runs[:-1], runs[-1:], [], options)
 
 
@@ -264,19 +265,19 @@ def _learn(options: argparse.Namespace) -> int:
     if short := next((run for run in runs if not run.parts), None):
         raise NoDataError(f"{short.name}: too few steps to be compared")
     write_runs(path, runs, overwrite=options.force)
-    sys.stderr.write(f"cbtop: {path}: {len(runs)} runs\n")
+    sys.stderr.write(f"cbtop: {path}: written, of {len(runs)} runs\n")
     return 0
 
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     """A run of the command after --, of whose torch models every step is recorded."""
     under = [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--"]
-    return run_of_command([*under, *options.command], options, name)
+    return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 
 def _write(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace) -> None:
     for name, file in options.format or [("text", None)]:
-        text = _written(judged, found, name) + "\n"
+        text = _written(judged, found, name, options.baseline) + "\n"
         if file is None:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -292,7 +293,7 @@ def _format(text: str) -> tuple[str, Path | None]:
     return one_of("format", FORMATS)(name), Path(file) if file else None
 
 
-def _written(judged: Sequence[Judged], found: RunDiff, name: str) -> str:
+def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Sequence[str]) -> str:
     from cbtop.reports import gate as report
 
     if name == "junit":
@@ -302,7 +303,8 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str) -> str:
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        rules = {one.rule: Rule(one.rule, one.rule, one.where[0] or found.base.name, one.where[1]) for one in judged}
+        beside = next(iter(baselines), found.now.name)  # where no file says what a rule wants
+        rules = {one.rule: Rule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
         return sarif(list(rules.values()), failures).rstrip("\n")
     writers: dict[str, Callable[[Sequence[Judged], RunDiff], str]] = {

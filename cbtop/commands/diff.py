@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         from cbtop.client.run_file import write_runs
 
         write_runs(options.save, news, overwrite=options.force)
-        sys.stderr.write(f"cbtop: {options.save}: {', '.join(run.name for run in news)}\n")
+        sys.stderr.write(f"cbtop: {options.save}: written, of {', '.join(run.name for run in news)}\n")
         if options.new is None:
             return 0
     for where, runs in ((options.base, bases), (options.new, news)):

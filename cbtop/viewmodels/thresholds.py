@@ -289,7 +289,8 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
         before, now = part.units_per_sec
         half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
         if threshold.is_relative:
-            yield _judged(threshold, part.phase, now / before, half, limit, f"{number(before)} → {number(now)}/s")
+            said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"
+            yield _judged(threshold, part.phase, now / before, half, limit, said)
         else:
             half = _half(part.now.wall_us, limit) / part.now.wall_us.mean * now
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")

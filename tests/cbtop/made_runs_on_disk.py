@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +82,18 @@ def record(
     _say(writer, source, steps, host)
     writer.close()
     return path
+
+
+class Recordings(dict[str, Path]):
+    """A run of each name, made when it is first asked for: `odd` says how."""
+
+    def __init__(self, at: Path, odd: Mapping[str, Mapping[str, Any]]) -> None:
+        self._at, self._odd = at, odd
+
+    def __missing__(self, name: str) -> Path:
+        path = record(self._at / f"{name}.cbtop", self._at / name, **self._odd[name])
+        self[name] = path
+        return path
 
 
 def _say(writer: RecordingWriter, source: Source, at: int, host: str, *, lose: bool = False) -> None:

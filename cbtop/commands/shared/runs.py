@@ -19,7 +19,6 @@ from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
-from cbtop.protocol.recording import SUFFIX
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.stream_recorder import StreamRecorder
@@ -59,41 +58,37 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
         return read_runs(path)
     if where.isdecimal() and not path.exists():
         with TemporaryDirectory(prefix="cbtop-") as directory:
-            live = Path(directory) / f"pid {where}{SUFFIX}"
+            live = Path(directory) / f"pid {where}"
             _record(live, options, options.duration)
             return [_only(live, options.source or where)]
     return [_only(path, options.source)]
 
 
-def run_of_command(command: Sequence[str], options: argparse.Namespace, name: str = "the new run") -> Run:
+def run_of_command(command: Sequence[str], title: str, options: argparse.Namespace, name: str) -> Run:
     """Run `command` where nothing else is seen, and record it from its beginning to its end.
 
-    What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails.
+    What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails, with its `title`.
     """
     with TemporaryDirectory(prefix="check-", dir=runtime_dir()) as directory:
         before = os.environ.get(RUNTIME_VARIABLE)
         os.environ[RUNTIME_VARIABLE] = directory
         try:
-            path = Path(directory) / f"{name}{SUFFIX}"
-            record_command(command, options, path)
+            path = Path(directory) / name
+            process = subprocess.Popen(command, stdout=sys.stderr.fileno())
+            try:
+                _record(path, options, None, process)
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+                    process.wait()
+            if process.returncode:
+                raise CbtopError(f"{title} ended with exit code {process.returncode}: there is no run to judge")
             return _only(path, options.source)
         finally:
             if before is None:
                 del os.environ[RUNTIME_VARIABLE]
             else:
                 os.environ[RUNTIME_VARIABLE] = before
-
-
-def record_command(command: Sequence[str], options: argparse.Namespace, path: Path) -> None:
-    process = subprocess.Popen(command, stdout=sys.stderr.fileno())
-    try:
-        _record(path, options, None, process)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-    if process.returncode:
-        raise CbtopError(f"{command[0]} ended with exit code {process.returncode}: there is no run to judge")
 
 
 def _record(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from cbtop.version import __version__
 
@@ -48,7 +49,7 @@ def sarif(rules: Sequence[Rule], failures: Sequence[Failure]) -> str:
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": failure.rule.file, "uriBaseId": BASE},
+                        "artifactLocation": {"uri": quote(failure.rule.file), "uriBaseId": BASE},
                         "region": {"startLine": failure.rule.line},
                     }
                 }

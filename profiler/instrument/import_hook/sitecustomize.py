@@ -73,7 +73,8 @@ class TorchFinder:
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
             why = self._reason()
-            if why:
+            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # of its own
+            if why and not has_a_profiler:
                 say("nothing was instrumented: " + why)
 
     def _instrument(self) -> None:

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from cbtop.cli import main
 from cbtop.commands.check import FORMATS
-from tests.cbtop.made_runs_on_disk import record
+from tests.cbtop.made_runs_on_disk import Recordings
 
 GUILTY = "DownProjection in Layer 2"
 
@@ -23,7 +23,7 @@ GUILTY = "DownProjection in Layer 2"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Recordings by what is odd about them."""
     at = tmp_path_factory.mktemp("runs")
-    odd: dict[str, dict[str, Any]] = {
+    odd = {
         "base": {},
         "second": {"seed": 5},
         "third": {"seed": 6},
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "other model": {"model": "another 4L"},
         "other cache": {"cached_from": 4000},
     }
-    return {name: record(at / f"{name}.cbtop", at / name, **how) for name, how in odd.items()}
+    return Recordings(at, odd)
 
 
 def check(*arguments: object) -> int:
@@ -97,9 +97,12 @@ def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
     assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
     (suite,) = ET.fromstring(said["junit"])
     assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
-    rules = [result["ruleId"] for result in json.loads(said["sarif"])["runs"][0]["results"]]
+    results = json.loads(said["sarif"])["runs"][0]["results"]
+    rules = [result["ruleId"] for result in results]
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
     assert rules == [f"decode: {what} beyond noise" for what in wanted]
+    places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
+    assert places == {quote(str(runs["base"]))}  # the file of the first baseline
     *errors, last = said["github"].splitlines()
     assert len(errors) == 3
     assert all(error.startswith("::error title=cbtop check%3A decode") for error in errors)
@@ -313,8 +316,13 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     assert check("RmsNorm.p50<=50x", "loss==0", "--baseline", baseline, *command) == 0
     assert "all 2 hold" in capfd.readouterr().out
     assert check("tokens_per_sec>=1e9", *command) == 4
-    assert check("--baseline", baseline, "--", sys.executable, "-c", "raise SystemExit(3)") == 1
-    assert "exit code 3" in capfd.readouterr().err
+    assert "nothing was instrumented" not in capfd.readouterr().err
+    for program, code, said in (
+        ("raise SystemExit(3)", 1, "-c 'raise SystemExit(3)'\" ended with exit code 3"),
+        ("pass", 3, "the new run: no process has recorded"),
+    ):
+        assert check("--baseline", baseline, "--", sys.executable, "-c", program) == code
+        assert said in capfd.readouterr().err
 
 
 def test_a_process_that_runs_is_recorded_and_compared(

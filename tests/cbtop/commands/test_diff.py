@@ -11,14 +11,14 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.exporters.differential import DiffStack, folded
-from tests.cbtop.made_runs_on_disk import record
+from tests.cbtop.made_runs_on_disk import Recordings
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Recordings by what is odd about them."""
     at = tmp_path_factory.mktemp("runs")
-    odd: dict[str, dict[str, Any]] = {
+    odd = {
         "base": {},
         "same": {"seed": 1},
         "slower": {"seed": 2, "slower": 1.1},
@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "lossy": {"lose": True},
         "short": {"steps": 15},
     }
-    return {name: record(at / f"{name}.cbtop", at / name, **how) for name, how in odd.items()}
+    return Recordings(at, odd)
 
 
 def run(*arguments: object) -> int:

@@ -308,7 +308,9 @@ def test_a_rate_is_judged_as_it_is_and_times_the_baseline_with_the_interval_of_i
         assert judged_as(found, f"tokens_per_sec>={now - off * half}").outcome is outcome
         relative = now / before - off * part.wall.half / part.wall.before * now / before
         assert judged_as(found, f"decode.tokens_per_sec>={relative}x").outcome is outcome
-    assert judged_as(found, "tokens_per_sec>=1x").said == f"{number(before)} → {number(now)}/s"
+    ratio, off = (number(one * now / before) for one in (1.0, part.wall.half / part.wall.before))
+    said = f"{ratio}× ± {off} ({number(before)} → {number(now)} tokens/s)"
+    assert judged_as(found, "tokens_per_sec>=1x").said == said
     assert judged_as(found, "tokens_per_sec>=1e6").guilty == ""
 
 
