@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak coverage mutants lint bench screenshots clean
+.PHONY: help demo test torch test-busy soak coverage mutants lint gate bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -55,9 +55,11 @@ lint: $(READY)  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Exit code 5: the machine was too busy for anything to be judged. That is said, and fails nothing.
+# Exit code 5, where the machine was too busy for all to be judged, fails nothing, and is said in the last line. Kernels
+# and model lie where those of the tests do: what one has compiled serves the other.
 gate: $(READY)  ## run a whole gate on the demo: six runs tell how runs scatter, a seventh is judged
-	@$(BIN)/cbtop demo --check || [ $$? -eq 5 ]
+	@XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/home $(BIN)/cbtop demo --check || { code=$$?; [ $$code -eq 5 ] || exit $$code; \
+	  echo "make gate: not everything could be judged (exit code 5, see above): this passes, and proves nothing"; }
 
 bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
 	$(BIN)/python -m benchmarks

@@ -35,14 +35,15 @@ EVERY_WAY = "q4_k"  # of this format; of the others and of attention one by defa
 # Formats in which products are tried in every kind of way by default: of floats, of blocks of 32 and of 256. What the
 # others have of their own is how sixteen weights are read, and each is compiled: one thread tries them in one way.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
+ALONE, WITH_OTHERS = ("linear", "linear_int8"), ("qkv", "gated", "expert_linear", "expert_gated")  # products
 
 
 def is_repetition(variant: Variant) -> bool:
     """Whether a product in a format is of a kind that other formats have by default."""
     name = variant.kernel.contract.name
-    if name not in ("linear", "linear_int8", "qkv", "gated") or variant.kernel.name.startswith(IN_EVERY_KIND):
+    if name not in (*ALONE, *WITH_OTHERS) or variant.kernel.name.startswith(IN_EVERY_KIND):
         return False
-    return name in ("qkv", "gated") or "2 threads" in variant.how or variant.peer != REFERENCE
+    return name in WITH_OTHERS or "2 threads" in variant.how or variant.peer != REFERENCE
 
 
 def table() -> Iterator[Any]:
