@@ -49,10 +49,11 @@ class CatalogWriter:
         self.locked = False
         self.size_bytes = 0  # of all that was taken, written or not
         self.trouble: OSError | None = None  # why the last write was refused; None when it was not
-        self._waiting = bytearray()  # what the disk had no room for
+        self._waiting = bytearray()  # what is not written yet
+        self._written_bytes = 0
         self.is_behind = False  # something was taken that is not written yet
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             raise RingError(f"catalog {path}: {in_words(error)}") from error
@@ -88,17 +89,24 @@ class CatalogWriter:
         return True
 
     def flush(self) -> bool:
-        """Write what a full disk refused before; whether everything is written now."""
+        """Write what a full disk refused before; whether everything is written now.
+
+        It is written to a place that is named: what a signal handler of the host's writes meanwhile, too, or raises
+        before we noted it, is then written to the same place again, and stands there once.
+        """
         self.trouble = None
         if self._waiting:
             try:
                 self._reopen()
-                written = os.write(self._descriptor, self._waiting)
+                begin, frames = self._written_bytes, bytes(self._waiting)
+                end = begin + os.pwrite(self._descriptor, frames, begin)
             except OSError as error:  # a full disk is the host's business, not a reason to disturb it
                 let_through(error)
                 self.trouble = error
             else:
-                del self._waiting[:written]  # the rest of a torn frame follows with the next
+                if end > self._written_bytes:
+                    del self._waiting[: end - self._written_bytes]  # the rest of a torn frame follows with the next
+                    self._written_bytes = end
         self.is_behind = bool(self._waiting)
         return not self.is_behind
 
@@ -112,7 +120,7 @@ class CatalogWriter:
         """Open the file again where the descriptor is lost. Raises OSError."""
         if self._is_open():
             return
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             if not os.path.samestat(os.fstat(descriptor), self._file):
                 raise FileNotFoundError(errno.ENOENT, "another file has its name", str(self.path))

@@ -84,7 +84,7 @@ def walk(recorder: RingRecorder, number: int) -> None:
 
 FAILING: list[tuple[object, str]] = [
     (os, "open"),
-    (os, "write"),
+    (os, "pwrite"),
     (os, "close"),
     (os, "fstat"),
     (os, "posix_fallocate"),
@@ -141,7 +141,7 @@ def test_an_interrupt_reaches_the_host_and_what_it_cut_short_is_done_later(
         raise interrupt
 
     recorder = RingRecorder(runtime, 1 << 12)
-    for owner, name in ((os, "open"), (mmap, "mmap"), (os, "write"), (os, "rename")):
+    for owner, name in ((os, "open"), (mmap, "mmap"), (os, "pwrite"), (os, "rename")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, fail)
             with pytest.raises(interrupt):
@@ -356,7 +356,7 @@ def test_on_a_full_disk_updates_wait_and_do_not_pile_up(runtime: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "pwrite", full)
         recorder.announce(CheckResult("b", "c", True, None, None))
         assert recorder._catalog is not None
         size_bytes = recorder._catalog.size_bytes

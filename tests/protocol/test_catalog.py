@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,34 @@ def test_messages_come_back_in_order_and_once(path: Path) -> None:
         assert reader.read() == [message]
     assert reader.read() == []
     assert CatalogReader(path).read() == said
+    writer.close()
+
+
+def test_what_a_signal_handler_says_or_raises_as_a_message_is_written_leaves_each_there_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, pwrite = CatalogWriter(path), os.pwrite
+    handlers: list[Callable[[], object]] = []
+
+    def interrupted(descriptor: int, data: bytes, offset: int) -> int:
+        written = pwrite(descriptor, data, offset)
+        if handlers:
+            handlers.pop()()
+        return written
+
+    def fail() -> None:
+        raise KeyError("of the host's handler")
+
+    monkeypatch.setattr(os, "pwrite", interrupted)
+    handlers.append(lambda: writer.write(Activity("in the handler")))
+    writer.write(Activity("a"))
+    handlers.append(fail)
+    with pytest.raises(KeyError):
+        writer.write(Activity("b"))
+    writer.write(Activity("c"))
+    assert CatalogReader(path).read() == [Activity(what) for what in ("a", "in the handler", "b", "c")]
+    assert path.stat().st_size == writer.size_bytes
+    assert not writer.is_behind
     writer.close()
 
 
