@@ -103,6 +103,11 @@ class PartDiff:
         return self.now.phase
 
     @property
+    def work(self) -> str:
+        """`decode (240 steps of about 8 tokens)`, of the new run."""
+        return _work(self.now)
+
+    @property
     def unit(self) -> str:
         return self.now.unit
 
@@ -207,6 +212,13 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline of which no part was compared
+    alone: tuple[PartDiff, ...] = ()  # parts that the new run alone has, each beside itself
+
+    @property
+    def alone_percent(self) -> float:
+        """How much of the time of the new run those take."""
+        whole_us = sum(part.time_us for part in self.now.parts)
+        return 100 * sum(one.now.time_us for one in self.alone) / whole_us if whole_us else 0.0
 
     @property
     def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
@@ -253,7 +265,16 @@ def diff(
         compared_phases = {part.phase for part in parts}
         left = dict.fromkeys(part.phase for part in befores.values() if part.phase not in compared_phases)
         notes += [note for part in order for note in _place_notes(part)]
-        return RunDiff(base, now, notes=tuple(dict.fromkeys(notes)), parts=tuple(order), not_judged=tuple(left))
+        new = [part for key, part in afters.items() if key not in befores]
+        alone = [_part(part, part, now, now, len(part.places), 1) for part in new]
+        return RunDiff(
+            base,
+            now,
+            notes=tuple(dict.fromkeys(notes)),
+            parts=tuple(order),
+            not_judged=tuple(left),
+            alone=tuple(one for one in alone if isinstance(one, PartDiff)),
+        )
     if not both and befores and afters:
         works = (", ".join(_work(part) for part in some.values()) for some in (befores, afters))
         return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))

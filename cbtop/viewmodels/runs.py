@@ -75,6 +75,11 @@ class Part:
         return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
 
     @property
+    def time_us(self) -> float:
+        """All of its steps, with what lies before each."""
+        return self.amount * self.wall_us.mean
+
+    @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
         """In all layers and outside."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}

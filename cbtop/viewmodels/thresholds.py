@@ -136,23 +136,57 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     if name == LOSS:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
-    parts = found.parts
-    if len(threshold.names) > 1:
-        phase = ".".join(threshold.names[:-1])
-        parts = tuple(part for part in parts if part.phase == phase)
-        if not parts and _bare(phase) in {_bare(one.name) for part in found.parts for one in part.bricks}:
+    # What needs no baseline is judged of all that the new run did.
+    known = parts = found.parts if threshold.is_relative else found.parts + found.alone
+    phase = ".".join(threshold.names[:-1])
+    if phase:
+        parts = tuple(part for part in known if part.phase == phase)
+        if not parts and _bare(phase) in {_bare(one.name) for part in known for one in part.bricks}:
             raise UsageError(
                 f"threshold {threshold.text!r}: {name!r} is no figure of {phase}; there are {', '.join(FIGURES)}"
             )
         if not parts:
-            raise _no_such(threshold, "phase", phase, [part.phase for part in found.parts])
-    return [one for part in parts for one in _in_part(threshold, part, found)]
+            raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
+    judged = _in_parts(threshold, parts, found)
+    if threshold.is_relative:
+        alone = [one for one in _not_in_baseline(found, threshold.text) if phase in ("", one.about)]
+        judged += [replace(one, where=threshold.where) for one in alone]
+    return judged
+
+
+def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
+    """What has become of it in each part that has what it names. Raises UsageError where none has."""
+    judged, lacks = [], []
+    for part in parts:
+        try:
+            judged += list(_in_part(threshold, part, found))
+        except UsageError as error:
+            lacks.append(error)
+    if not judged:
+        raise lacks[0]
+    return judged
+
+
+def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
+    """That the new run did what the baseline did not, each part, where that is much of its time."""
+    if found.alone_percent <= BLIND_PERCENT:
+        return []
+    said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
+    return [
+        Judged(
+            rule or f"{part.phase}: is compared",
+            part.phase,
+            Outcome.UNKNOWN,
+            f"only the new run has {part.work}, {said}",
+        )
+        for part in found.alone
+    ]
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
     """Whether the bricks keep to the budgets that their definitions give them, in µs for a token."""
     judged = []
-    for part in found.parts:
+    for part in found.parts + found.alone:
         for one in part.bricks:
             if one.brick and one.now and (budget_us := part.now.budgets.get(one.brick)) is not None:
                 text = f"{one.brick[0]}.per_token<={budget_us:g}us, its budget"
@@ -187,10 +221,11 @@ def default_gate(found: RunDiff) -> list[Judged]:
         if part.typical is not None:
             judged.append(_step_is_no_longer(part, part.typical))
         judged.append(_units_are_no_fewer(part))
-    return judged + [
+    judged += [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
     ]
+    return judged + _not_in_baseline(found)
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:

@@ -261,6 +261,44 @@ def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     assert judged.said == "too few steps in the new run: 3 of 20"
 
 
+def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    for steps, outcomes in ((part.steps // 10, []), (part.steps // 8, [Outcome.UNKNOWN])):
+        found = diff(base, replace(now, parts=(part, replace(part, phase="verify", steps=steps))))
+        judged = default_gate(found)
+        assert [one.outcome for one in judged if one.about == "verify"] == outcomes
+        relative = judge(parse("tokens_per_sec>=0.9x"), found)
+        assert [one.outcome for one in relative] == [Outcome.HOLDS, *outcomes]
+        assert [one.outcome for one in judge(parse("decode.step<=1.1x"), found)] == [Outcome.HOLDS]
+    assert judged[-1].said == (
+        "only the new run has verify (30 steps of about 1 token), and what it alone has takes 11.1 % of its time"
+    )
+
+
+def test_what_needs_no_baseline_is_judged_of_all_that_the_new_run_did() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    (eight,) = made_run(3, STEADY, all_longer=8.0).parts
+    down = ("DownProjection", BrickCategory.FFN)
+    eight = replace(eight, work=(8, None), budgets={down: 1.0})
+    found = diff(base, replace(now, parts=(part, eight)))
+    beside, alone = judge(parse("decode.step<=8ms"), found)
+    assert (beside.outcome, alone.outcome) == (Outcome.HOLDS, Outcome.BROKEN)
+    assert [one.outcome for one in of_definitions(found)] == [Outcome.BROKEN]
+
+
+def test_of_several_phases_a_threshold_is_on_those_that_have_what_it_names() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    places = {place: times for place, times in part.places.items() if not place[0] or place[0][0] != "RmsNorm"}
+    parts = (replace(part, phase="verify", places=places), part)
+    found = diff(replace(base, parts=parts), replace(now, parts=parts))
+    assert [one.about for one in judge(parse("RmsNorm<=1s"), found)] == ["decode: RmsNorm"]
+    with pytest.raises(UsageError, match="there is no brick 'Head'"):
+        judge(parse("Head<=1s"), found)
+
+
 def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them() -> None:
     base, now = made_run(1), made_run(2, all_longer=1.2)
     (note,) = [note for note in diff(base, now).notes if "every brick" in note]
