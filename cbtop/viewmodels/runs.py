@@ -178,7 +178,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         wall_us=wall,
         inside_us=recorded_us,
         places=found,
-        budgets=_budgets(totals) if is_counted else {},
+        budgets=_budgets(totals),
         typical_us=paced if paced and paced.mean > 0 else None,
     )
 

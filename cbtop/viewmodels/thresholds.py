@@ -40,6 +40,7 @@ _TOO_WIDE = (
     "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
 )
+_NO_TOKENS = "not every step says its tokens"
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
     category.display_name.casefold(): category for category in BrickCategory
@@ -147,6 +148,9 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
             )
         if not parts:
             raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
+    if name == RATE:
+        counted = {part.phase for part in parts if part.unit == "token"}
+        parts = tuple(part for part in parts if part.phase in counted) or parts
     judged = _in_parts(threshold, parts, found)
     if threshold.is_relative:
         alone = [one for one in _not_in_baseline(found, threshold.text) if phase in ("", one.about)]
@@ -190,6 +194,9 @@ def of_definitions(found: RunDiff) -> list[Judged]:
         for one in part.bricks:
             if one.brick and one.now and (budget_us := part.now.budgets.get(one.brick)) is not None:
                 text = f"{one.brick[0]}.per_token<={budget_us:g}us, its budget"
+                if part.unit != "token":
+                    judged.append(Judged(text, _about(part, one), Outcome.UNKNOWN, _NO_TOKENS))
+                    continue
                 threshold = Threshold(text, (one.brick[0],), None, "per_token", "<=", budget_us, "us")
                 judged.append(_of_place(threshold, part, one, 0.0))
     return judged
@@ -322,6 +329,9 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
     name, limit = threshold.names[-1], threshold.value
     if name == RATE:
         before, now = part.units_per_sec
+        if part.unit != "token" and not threshold.is_relative:
+            yield Judged(threshold.text, part.phase, Outcome.UNKNOWN, _NO_TOKENS, where=threshold.where)
+            return
         half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
         if threshold.is_relative:
             said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"

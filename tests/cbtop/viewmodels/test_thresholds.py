@@ -352,6 +352,19 @@ def test_a_rate_is_judged_as_it_is_and_times_the_baseline_with_the_interval_of_i
     assert judged_as(found, "tokens_per_sec>=1e6").guilty == ""
 
 
+def test_where_not_every_step_says_its_tokens_no_rate_and_no_budget_of_them_is_known() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    uncounted = replace(part, unit="step", tokens=None, budgets={("RmsNorm", BrickCategory.NORM): 1e6})
+    found = diff(replace(base, parts=(uncounted,)), replace(now, parts=(uncounted,)))
+    for one in (judged_as(found, "decode.tokens_per_sec>=1"), *of_definitions(found)):
+        assert (one.outcome, one.said) == (Outcome.UNKNOWN, "not every step says its tokens")
+    assert judged_as(found, "tokens_per_sec>=0.9x").outcome is Outcome.HOLDS
+    encode = replace(uncounted, phase="encode")
+    both = diff(replace(base, parts=(part, encode)), replace(now, parts=(part, encode)))
+    assert judged_as(both, "tokens_per_sec>=1").about == "decode"
+
+
 def test_what_is_unattributed_is_the_share_of_a_step_in_no_brick_and_in_no_gap_of_a_layer() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
