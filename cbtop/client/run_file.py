@@ -178,6 +178,7 @@ def _decoded(document: object) -> Run:
 def _part_in(document: object) -> Part:
     said = _mapping(document, "a part")
     tokens, sequences = _row(said.get("work"), "work", 2)
+    said = {"failed": 0, **said}  # older files do not say it
     plain = {name: check(said.get(name), name) for name, check in _PART.items()}
     places: dict[Place, PlaceTimes] = {}
     for one in _list(said.get("places"), "places", MAX_PLACES):
@@ -302,6 +303,7 @@ _PART: dict[str, Callable[[object, str], Any]] = {
     "unit": _text,
     "steps": _whole,
     "warm_up": _whole,
+    "failed": _whole,
     "tokens": _or_none(_positive),
     "sequences": _or_none(_positive),
     "cached": _or_none(_positive),

@@ -158,6 +158,11 @@ class PartDiff:
         return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
+    def more_failed_percent(self) -> float:
+        """By how much the share of steps that failed has grown."""
+        return 100 * (self.now.failed / self.now.steps - self.before.failed / self.before.steps)
+
+    @property
     def is_longer_in_the_mean(self) -> bool:
         """Whether a unit takes longer beyond chance, though the typical step does not: a few steps became longer."""
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
@@ -260,6 +265,9 @@ def diff(
             notes += _part_notes(befores[key], afters[key], (base.runs, now.runs))
     for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
         notes += [f"only {whose} has {_work(mine[key])}: left out" for key in mine if key not in others]
+    notes += [
+        note for whose, run in (("the baseline", base), ("the new run", now)) for note in _short(whose, run, phase)
+    ]
     if parts:
         order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
         compared_phases = {part.phase for part in parts}
@@ -547,6 +555,9 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 def _part_notes(before: Part, now: Part, runs: tuple[int, int]) -> Iterator[str]:
     if before.warm_up or now.warm_up:
         yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
+    if now.failed or before.failed:
+        failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
+        yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
     then, is_now = before.steps // runs[0], now.steps // runs[1]  # of a run: there a cache begins anew
     if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -558,6 +569,15 @@ def _work(part: Part) -> str:
     what = [counted(part.steps, "step"), *([f"of about {counted(tokens, 'token')}"] if tokens else [])]
     what += [f"on {counted(sequences, 'sequence')}"] if sequences is not None else []
     return f"{part.phase} ({' '.join(what)})"
+
+
+def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
+    """The phases of which there are too few steps to be compared."""
+    compared = {part.phase for part in run.parts}
+    for one in run.too_short:
+        if one.phase not in compared and phase in (None, one.phase):
+            compared.add(one.phase)
+            yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
 
 
 def _too_little(base: Run, now: Run, phase: str | None) -> str:

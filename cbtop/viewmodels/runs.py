@@ -68,6 +68,7 @@ class Part:
     budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs for a token, where definitions have one
     # As `wall_us`, where each step takes as long as the median one and no pause comes before it; None: not known.
     typical_us: Figure | None = None
+    failed: int = 0  # steps that an exception ended, or that were cancelled
 
     @property
     def amount(self) -> float:
@@ -130,7 +131,9 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     stats.count(Growth.of([block.growth for block in blocks]))
     totals = PhaseTotals.below(table[step], table, stats)
     growths = [block.growth for block in blocks]
-    count, total_ns, elements = (_of(growths, name, step) for name in ("count", "total_ns", "elements"))
+    count, total_ns, elements, failed = (
+        _of(growths, name, step) for name in ("count", "total_ns", "elements", "failed")
+    )
     plain, plain_tokens, plain_ns = (_rare(growths, at, step) for at in (_PLAIN, _PLAIN_TOKENS, _PLAIN_NS))
     inside = count - plain
     ran = np.flatnonzero(inside > 0)
@@ -180,6 +183,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
         places=found,
         budgets=_budgets(totals),
         typical_us=paced if paced and paced.mean > 0 else None,
+        failed=int(failed.sum()),
     )
 
 
@@ -277,6 +281,7 @@ def _together(parts: Sequence[Part]) -> Part:
     return replace(
         first,
         steps=sum(part.steps for part in parts),
+        failed=sum(part.failed for part in parts),
         tokens=_mean_of([part.tokens for part in parts]),
         cached=_mean_of([part.cached for part in parts]),
         cached_least=min((part.cached_least for part in parts if part.cached_least is not None), default=None),

@@ -23,7 +23,7 @@ from math import inf
 
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.units import duration, number, percent
+from cbtop.units import count, counted, duration, number, percent
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
@@ -220,6 +220,8 @@ def default_gate(found: RunDiff) -> list[Judged]:
     lies before it, and no token. Where a change would not have been found, that is said instead."""
     judged = []
     for part in found.parts:
+        if part.more_failed_percent > part.wall.least_percent:
+            judged.append(_more_failed(part))
         is_slower = part.slower or part.is_slower or part.is_typically_slower
         if found.base.runs == 1 and part.is_shared and is_slower:
             judged.append(_machine_is_no_slower(part))
@@ -292,6 +294,14 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
     if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
         return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     return Judged(rule, part.phase, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
+def _more_failed(part: PartDiff) -> Judged:
+    """What an exception keeps from running takes no time: such a run is as fast as it fails."""
+    now, before = part.now, part.before
+    failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
+    said = f"{failed}, {count(before.failed)} of {count(before.steps)} before: what they left undone took no time"
+    return Judged(f"{part.phase}: no more steps that fail", part.phase, Outcome.UNKNOWN, said)
 
 
 def _units_are_no_fewer(part: PartDiff) -> Judged:

@@ -39,6 +39,13 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         write_runs(tmp_path / "runs.json", runs)
 
 
+def test_a_file_that_does_not_say_how_many_steps_failed_is_read(document: dict[str, Any], tmp_path: Path) -> None:
+    (run,) = document["runs"]
+    del run["parts"][0]["failed"]
+    (tmp_path / "older.json").write_text(json.dumps({"schema": document["schema"], "runs": [run]}))
+    assert read_runs(tmp_path / "older.json")[0].parts[0].failed == 0
+
+
 def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     tried = 0

@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.client.step_blocks import StepBlock, StepBlocks, Work
 from cbtop.profiler.stats import NodeStats
-from cbtop.protocol.ring import FLAG_PLAIN, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.viewmodels.places import WHOLE_STEP
 from cbtop.viewmodels.runs import Part, part_of
 from tests.cbtop.viewmodels.made_runs import Noise, made_batch, made_run, made_table
@@ -25,6 +25,15 @@ def part_in(batch: Batch) -> Part | None:
     blocks.take(batch)
     ((work, found),) = blocks.blocks().items()
     return part_of(table, work, found)
+
+
+def test_steps_that_failed_are_counted() -> None:
+    batch = made_batch(1, STEADY, 40)
+    part = part_in(
+        replace(batch, flags=np.where((batch.node == 1) & (batch.end_ns % 2 == 0), FLAG_FAILED, batch.flags))
+    )
+    assert part is not None
+    assert part.failed == np.count_nonzero((batch.node == 1) & (batch.end_ns % 2 == 0)) > 5
 
 
 def test_times_are_for_a_token_where_every_step_says_how_many() -> None:

@@ -288,6 +288,30 @@ def test_what_needs_no_baseline_is_judged_of_all_that_the_new_run_did() -> None:
     assert [one.outcome for one in of_definitions(found)] == [Outcome.BROKEN]
 
 
+@pytest.mark.parametrize("runs", [1, 6])
+def test_a_run_of_which_more_steps_fail_is_no_pass_however_fast_it_is(runs: int) -> None:
+    bases, now = [made_run(seed, STEADY) for seed in range(runs)], made_run(7, STEADY)
+    (part,) = now.parts
+    few, many = part.steps * (3 if runs == 1 else 1) // 100, part.steps // 10
+    for failed, outcomes in ((few, []), (many, [Outcome.UNKNOWN])):
+        found = diff(together(bases), replace(now, parts=(replace(part, failed=failed),)))
+        judged = {one.rule: one for one in default_gate(found)}
+        rule = "decode: no more steps that fail"
+        assert [one.outcome for one in judged.values() if one.rule == rule] == outcomes
+        assert f"decode: failed: {failed} steps of 240, 0 of {240 * runs:,} before" in found.notes
+    assert judged[rule].said.startswith(f"24 of 240 steps failed, 0 of {240 * runs:,} before")
+    as_before = replace(part, failed=many)
+    both = diff(replace(bases[0], parts=(replace(bases[0].parts[0], failed=many),)), replace(now, parts=(as_before,)))
+    assert rule not in {one.rule for one in default_gate(both)}
+
+
+def test_a_phase_of_too_few_steps_is_said() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    now = replace(now, too_short=(TooShort("prefill", 3, 20), TooShort("prefill", 2, 20), TooShort("decode", 1, 20)))
+    notes = [note for note in diff(base, now).notes if "needed" in note]
+    assert notes == ["prefill: 3 steps in the new run, of 20 needed: left out"]
+
+
 def test_of_several_phases_a_threshold_is_on_those_that_have_what_it_names() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = base.parts
