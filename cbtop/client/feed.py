@@ -167,13 +167,12 @@ class Views:
             key = next((summary.key for summary in self.sources()), None)
         if key is None:
             return None
-        for other in seen.values():  # of what model they were is read with the rest
-            if _program(other.record) == _program(seen[key].record):
-                self.want(other.record.key)
+        self.read_alike(key)
         alike = [
             seen[other.key] for other in members_of(seen[key].record, (source.record for source in seen.values()))
         ]
         heard = [source for source in alike if source.stale_s is None] or alike
+        heard = [source for source in heard if not source.record.is_unread] or heard
         view = merged_view([source.record for source in heard], mode, phase, window=window)
         found = _slowest(seen, job_of(seen[key].record), view.phase)
         assert view.merged is not None
@@ -189,6 +188,16 @@ class Views:
         )
         view = with_parts(view, baseline=Later(partial(self._compared, seen[key], view)))
         return judged(view, self.silenced)
+
+    def read_alike(self, key: str) -> set[str]:
+        """Have read what processes of the program of `key` left, also of what model they were; gives those that are
+        not read yet."""
+        seen = self.seen()
+        program = _program(seen[key].record)
+        unread = {one.record.key for one in seen.values() if one.record.is_unread and _program(one.record) == program}
+        for other in unread:
+            self.want(other)
+        return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The last seconds of every process of which there are enough to be a baseline."""

@@ -186,6 +186,8 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         shown = _last_with_data(feed, records, options)
     views: Sequence[SourceView] = ()
     if shown:
+        if options.merge and (left := _wait_for_members(feed, shown, options.timeout)):
+            sys.stderr.write(f"cbtop: time is up, and what {left} that ended left is not read\n")
         window = shows_window(options, by_default=bool(live or options.duration))
         views = as_asked(feed, (record.key for record in shown), options, window=window)
         print_report(views, options)
@@ -224,6 +226,14 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
         if has_data(record, options.phase):
             return [record]
     return []
+
+
+def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
+    """Until all that may go together with those that are shown is read, or time is up; how many of it is not."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
+        feed.poll(POLL_MS)
+    return len(left)
 
 
 def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:

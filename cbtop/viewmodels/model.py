@@ -505,7 +505,7 @@ class MergedView:
     mode: MergeMode
     members: tuple[str, ...]  # `rank 3`, or `pid 7` for what is no rank
     keys: tuple[str, ...]
-    left_out: int  # sources of that model that nothing is heard of, or for which there was no room
+    left_out: int  # sources of that model that nothing is heard of, that are not read yet, or without room
     running: int = 0  # members that run and were watched: while there are any, the last seconds are theirs alone
     # Members that are gone, suspended or stalled beside the one whose state the view has; the worst first.
     troubled: tuple[TroubledMember, ...] = ()
