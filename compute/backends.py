@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.jit.compile import jit_parallel, prange, settings
+from cbtop.compute.jit.compile import is_kept, jit_parallel, prange, settings
 
 # How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
 # its screen runs on the same cores: with libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to
@@ -72,6 +72,11 @@ class Backend:
 def _launch(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
     for i in prange(counts.shape[0]):
         counts[i] += 1
+
+
+def is_first_run() -> bool:
+    """Whether not even what starts threads, which every run begins with, is in the cache of compiled kernels."""
+    return not is_kept(_launch)
 
 
 def available_threads() -> int:

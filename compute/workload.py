@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,26 +55,29 @@ def run(
     ModelError where the model cannot be run.
     """
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
+    from cbtop.compute.backends import is_first_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
+    from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.compute.places import place_of
     from cbtop.profiler.traces.base import TracerConfig
 
     if options.steps is not None and options.steps < 1:
         raise ComputeError(f"{options.steps} steps; give 1 or more")
+    path = options.model
+    if options.backend == "cpu" and is_first_run():
+        path = path or demo_model(progress)
+        compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
     place = place_of(options)
-    path = options.model or demo_model(progress)
+    path = path or demo_model(progress)
     tokenizer = None
     if options.prompt is not None:
         progress("reading the tokenizer", None)
         tokenizer = _tokenizer(path)
     progress("reading the model", None)
     model = place.model(path)
-    wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
-    context = min(wanted, model.context_length)
-    if context < SHORTEST_CONTEXT:
-        raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
+    context = _context(options, model)
     profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
     decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)
@@ -104,6 +109,29 @@ def run(
     if decoder.guard:
         decoder.guard.finish()
     return decoder
+
+
+def _compile(options: WorkloadOptions, path: Path) -> None:
+    """Compile what a run calls, by calling it, with nothing recorded."""
+    from cbtop.compute.places import place_of
+    from cbtop.profiler.profiler import BrickProfiler
+
+    silent = BrickProfiler(enabled=False)
+    place = place_of(replace(options, check_contracts=False))  # which would announce what it finds
+    model = place.model(path)
+    context = _context(options, model)
+    _warm_up(place.decoder(model, silent, context), _prompt(model, context), silent)
+    for _ in place.ceilings(model, lambda what, done: None):
+        pass
+
+
+def _context(options: WorkloadOptions, model: Model) -> int:
+    """Tokens of a sequence. ComputeError where they leave no room to decode."""
+    wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
+    context = min(wanted, model.context_length)
+    if context < SHORTEST_CONTEXT:
+        raise ComputeError(f"a context of {context} leaves no room to decode; give {SHORTEST_CONTEXT} or more")
+    return context
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:

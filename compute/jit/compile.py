@@ -46,6 +46,13 @@ def _compiled(function: Function, **options: Any) -> Function:
     return cast(Function, dispatcher)
 
 
+def is_kept(function: Any) -> bool:
+    """Whether what is compiled of a function under one of the decorators below is in the cache, for any types of
+    arguments; True where there is no cache."""
+    cache = function._cache
+    return not isinstance(cache, FunctionCache) or cache.is_kept()
+
+
 def jit(function: Function) -> Function:
     """Compile for one thread.
 

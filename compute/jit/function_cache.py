@@ -90,16 +90,26 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             replace_whole(path, _hash(pickled) + pickled)
             remove_unused_files(self._directory, time.time())
 
+    def is_kept(self) -> bool:
+        """Whether the function, as it is, is there for any types of arguments."""
+        try:
+            return any(self._directory.glob(f"{self._stem()}.*"))
+        except (ChangedError, OSError):
+            return False
+
     def flush(self) -> None:
         """Nothing: what is compiled anew has another name, or takes the place of what was."""
 
     def _path(self, key: tuple[Any, ...]) -> Path | None:
         try:
-            made_of = fingerprint(self._py_func, self._options)
+            return self._directory / f"{self._stem()}.{_hash(repr(key).encode()).hex()}{CODE}"
         except ChangedError:
             return None
+
+    def _stem(self) -> str:
+        """How the names of its files begin. ChangedError where there is none."""
         name = f"{self._py_func.__module__.rpartition('.')[2]}.{self._py_func.__qualname__}".replace("<locals>.", "")
-        return self._directory / f"{name}-{made_of}.{_PYTHON}.{_hash(repr(key).encode()).hex()}{CODE}"
+        return f"{name}-{fingerprint(self._py_func, self._options)}.{_PYTHON}"
 
 
 class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]

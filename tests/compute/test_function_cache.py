@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,19 @@ def kept(tmp_path: Path) -> Path:
     again = new(tmp_path)
     assert (again(1), hits(again)) == (2, 1)
     return file
+
+
+def test_it_is_said_whether_a_function_is_kept_for_any_types(tmp_path: Path) -> None:
+    def one_is_kept() -> bool:
+        return bool(new(tmp_path)._cache.is_kept())
+
+    assert not one_is_kept()
+    new(tmp_path, hashed).compile((numba.types.unicode_type,))
+    assert not one_is_kept()
+    new(tmp_path).compile(ONE)
+    assert one_is_kept()
+    shutil.rmtree(tmp_path)
+    assert not one_is_kept()
 
 
 def flipped(data: bytes, place: int) -> bytes:
