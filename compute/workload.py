@@ -113,11 +113,14 @@ def run(
 
 def _compile(options: WorkloadOptions, path: Path) -> None:
     """Compile what a run calls, by calling it, with nothing recorded."""
+    from cbtop.compute.backends import is_first_run
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
 
     silent = BrickProfiler(enabled=False)
     place = place_of(replace(options, check_contracts=False))  # which would announce what it finds
+    if is_first_run():  # the disk takes nothing: what is compiled here is lost
+        return
     model = place.model(path)
     context = _context(options, model)
     _warm_up(place.decoder(model, silent, context), _prompt(model, context), silent)

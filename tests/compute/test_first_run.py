@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cbtop.compute import backends, first_run
+from cbtop.compute.decoder import FAMILIES, int8
+from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.first_run import compile_in_fork
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.workload import run
@@ -73,27 +76,40 @@ def test_where_no_process_can_be_had_nothing_happens(monkeypatch: pytest.MonkeyP
     compile_in_fork(lambda: pytest.fail("it ran here"), lambda: None)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_run_forks_where_nothing_is_in_the_cache_and_only_there(
+@pytest.mark.parametrize(
+    ("is_kept", "read"),
+    [((True,), 1), ((False, True), 2), ((False, False), 1)],
+    ids=["not the first", "the first", "nothing can be kept"],
+)
+def test_a_run_forks_where_nothing_is_in_the_cache_and_reads_the_model_there_where_something_can_be(
     model_files: dict[str, Path],
     profiler: BrickProfiler,
     recorder: ListRecorder,
     monkeypatch: pytest.MonkeyPatch,
-    is_first: bool,
+    is_kept: tuple[bool, ...],
+    read: int,
 ) -> None:
-    forks: list[int] = []
+    recorded_in_forks: list[int] = []
+    models: list[Path] = []
 
-    def compile_here(compile_all: object, meanwhile: object) -> None:
-        assert callable(compile_all)
+    def compile_here(compile_all: Callable[[], object], meanwhile: object) -> None:
         compile_all()
-        forks.append(len(recorder.records) + len(recorder.messages))
+        recorded_in_forks.append(len(recorder.records) + len(recorder.messages))
 
-    monkeypatch.setattr(backends, "is_first_run", lambda: is_first)
+    def model_to_run(path: Path, *, is_exact: bool) -> Model:
+        models.append(path)
+        return read_model(path, FAMILIES)
+
+    answers = iter(is_kept)
+    monkeypatch.setattr(backends, "is_first_run", lambda: not next(answers))
     monkeypatch.setattr(first_run, "compile_in_fork", compile_here)
+    monkeypatch.setattr(int8, "model_to_run", model_to_run)
     options = WorkloadOptions(model=model_files["llama"], steps=2, threads=1, check_contracts=True)
     run(options, profiler, lambda: False, lambda text, fraction: None)
-    assert forks == [0] * is_first
+    assert recorded_in_forks == [0] * (not is_kept[0])
+    assert len(models) == read
     assert recorder.records
+    assert list(answers) == []
 
 
 ON_A_NEW_MACHINE = """
