@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -53,6 +54,22 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel that was built without
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
+    """Arrays of zeros side by side on huge pages, each from where a line of the cache begins. They take memory where
+    they are written to. MemoryError where the system does not give it.
+    """
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
+    begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
+    try:
+        memory = np.frombuffer(on_huge_pages(max(begins[-1], 1)), np.uint8)
+    except OSError as error:
+        raise MemoryError(f"{begins[-1]:,} bytes") from error
+    return [
+        memory[begin : begin + size].view(dtype).reshape(shape)
+        for shape, begin, size in zip(shapes, begins, sizes, strict=False)
+    ]
 
 
 def line_aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

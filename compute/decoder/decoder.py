@@ -144,15 +144,16 @@ class Decoder:
         angles = sliding_angles = machine.array(model.rope.table(context))
         if model.sliding_rope is not model.rope:
             sliding_angles = machine.array(model.sliding_rope.table(context))
+        caches = machine.caches(len(model.layers), model.kv_heads, context, model.head_dim, dtype)
         self._layers = tuple(
             _Layer(
                 bricks,
                 weights,
-                *machine.caches(model.kv_heads, context, model.head_dim, dtype),
+                *of_layer,
                 angles=sliding_angles if weights.slides else angles,
                 window=model.window if weights.slides else 0,
             )
-            for bricks, weights in zip(self.bricks.layers, model.layers, strict=True)
+            for bricks, weights, of_layer in zip(self.bricks.layers, model.layers, caches, strict=True)
         )
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         most = min(context, machine.most_together)

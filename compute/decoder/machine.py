@@ -33,8 +33,8 @@ class Machine(Protocol):
 
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
-    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
-        """Of one layer: keys and values, zeros."""
+    def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
+        """Of each layer: keys and values, zeros."""
 
     def attention_scratch(self, model: Model, context: int) -> Any: ...
 
@@ -79,9 +79,9 @@ class Host:
         """NumPy's."""
         return np.zeros(shape, dtype)
 
-    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
-        """As attention's `empty_caches` makes them."""
-        return attention.empty_caches(kv_heads, context, head_dim, dtype)
+    def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
+        """As attention has them."""
+        return attention.caches_of_layers(layers, kv_heads, context, head_dim, dtype)
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Of each thread."""

@@ -176,9 +176,9 @@ class GpuMachine:
         """On the device."""
         return self.gpu.zeros(shape, dtype)
 
-    def caches(self, kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
+    def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
         """Keys and values, plain."""
-        return attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros)
+        return [attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Parts of a split context, before they are one."""

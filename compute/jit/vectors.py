@@ -244,23 +244,27 @@ def bits_of(typing: Any, word: Any) -> tuple[Any, Codegen]:
     return _ints(types.uint32), generate
 
 
-def _prefetch(locality: int) -> Any:
-    def define(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            pointer = _address(context, builder, array, *values)
-            kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])  # for reading, data
-            return context.get_dummy_value()
+def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = _address(context, builder, array, *values)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])  # for reading, data
+        return context.get_dummy_value()
 
-        return types.void(array, types.uint64, types.uint64), generate
-
-    return _intrinsic(define)
+    return types.void(array, types.uint64, types.uint64), generate
 
 
-# (array, row, column): ask for the cache line of an element, which may lie beyond the end, into L1 or only into L2.
-prefetch = _prefetch(3)
-prefetch_into_l2 = _prefetch(2)
+@_intrinsic
+def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """Ask for the cache line of array[row, column], which may lie beyond the end, into L1."""
+    return _prefetched(array, 3)
+
+
+@_intrinsic
+def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """As `prefetch`, into L2."""
+    return _prefetched(array, 2)
 
 
 def _int_operation(name: str) -> Any:

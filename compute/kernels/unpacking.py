@@ -18,7 +18,7 @@ from cbtop.compute.jit.vectors import (
     load_words,
     multiply,
     prefetch,
-    prefetch_into_l2,
+    prefetch_to_l2,
     shift_right,
     splat,
     to_floats,
@@ -57,7 +57,7 @@ def _ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
     bandwidth unasked, at 0.39 asked into L1, and at 0.76 into L2."""
     for line in range(U(lines)):
         if LOOKS_AHEAD:
-            prefetch_into_l2(w, row, at + FAR_AHEAD + U(64) * line)
+            prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
         else:
             prefetch(w, row, at + AHEAD + U(64) * line)
 

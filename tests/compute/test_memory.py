@@ -12,7 +12,7 @@ import pytest
 from llvmlite import binding
 
 from cbtop.compute.jit.function_cache import LLVM
-from cbtop.compute.memory import available_bytes, give_back_code, on_huge_pages
+from cbtop.compute.memory import LINE_BYTES, available_bytes, give_back_code, on_huge_pages, zeros_on_huge_pages
 
 MEMINFO = "MemTotal:       16384 kB\nMemFree:         100 kB\nMemAvailable:    8000 kB\n"
 GIB = 1 << 30
@@ -89,6 +89,28 @@ def test_memory_is_zeros_of_this_process_alone_also_where_there_are_no_huge_page
             assert line.split()[1] == "rw-p"  # shared memory would hardly ever be on huge pages
             return
     raise AssertionError("it lies nowhere")
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_arrays_on_huge_pages_lie_in_one_piece_of_memory_each_on_lines_of_its_own(dtype: type) -> None:
+    shapes = [(3, 5), (2, 7, 9), (1,), (64, 32), ()]
+    arrays = zeros_on_huge_pages(shapes, dtype)
+    assert [(one.shape, one.dtype, int(one.sum())) for one in arrays] == [(shape, dtype, 0) for shape in shapes]
+    begins = [one.ctypes.data for one in arrays]
+    assert [begin % LINE_BYTES for begin in begins] == [0] * len(arrays)
+    after = [-(-(one.ctypes.data + one.nbytes) // LINE_BYTES) * LINE_BYTES for one in arrays]
+    assert begins[1:] == after[:-1]
+    for number, one in enumerate(arrays, 1):
+        one[...] = number
+    assert [float(one.mean()) for one in arrays] == [1, 2, 3, 4, 5]
+
+
+def test_memory_that_the_system_does_not_give_is_said_to_be_missing() -> None:
+    with (
+        mock.patch.object(mmap, "mmap", side_effect=OSError(12, "Cannot allocate memory")),
+        pytest.raises(MemoryError, match="4,096 bytes"),
+    ):
+        zeros_on_huge_pages([(1024,)], np.float32)
 
 
 def resident_code_kib(library: str) -> int:
