@@ -72,7 +72,7 @@ def _of_arrays() -> Iterator[Figure]:
         words = x.reshape(-1).view(np.int64)
         calls: Calls = {
             "own": lambda x=x: finite(x),  # type: ignore[misc]
-            "reading": lambda words=words: _read(words, sums),  # type: ignore[misc]
+            "reading": lambda words=words: _read(words, sums, 1, 0),  # type: ignore[misc]
             "NumPy": lambda x=x: np.isfinite(x).all(),  # type: ignore[misc]
         }
         taken = interleaved_cpu_ns(calls, max(min(ROUND_ELEMENTS // size, ROUND_CALLS), 1), ROUNDS)

@@ -64,7 +64,7 @@ def _shares(kernel: Kernel, arguments: Arguments, moved_bytes: int) -> list[floa
     shares = []
     for _ in range(ROUNDS + 1):  # the first compiles, and touches every page
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
-        shares.append(_cpu_ns(lambda: _read(words, sums)) * moved_bytes / largest.nbytes / taken_ns)
+        shares.append(_cpu_ns(lambda: _read(words, sums, 1, 0)) * moved_bytes / largest.nbytes / taken_ns)
     return shares[1:]
 
 
