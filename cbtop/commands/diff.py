@@ -22,7 +22,7 @@ examples:
   cbtop diff base.cbtop new.cbtop
   cbtop diff base.cbtop new.cbtop --format tree  layer → brick: what each costs more adds up
   cbtop diff base.cbtop 4711 --duration 20       with a process that runs now
-  cbtop diff base.cbtop --save base.json         a few hundred kB to keep beside the code
+  cbtop diff base.cbtop --save base.json         50 to 130 kB, to keep beside the code
   cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
   cbtop diff base.json new.cbtop --format folded | flamegraph.pl > diff.svg
   cbtop diff base.json new.cbtop --format speedscope > diff.speedscope.json    open it at speedscope.app

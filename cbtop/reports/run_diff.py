@@ -111,7 +111,7 @@ def sentence(part: PartDiff, place: PlaceDiff) -> str:
     calls = ""
     if place.p50:
         calls = f", median call {duration(place.p50.before)} → {duration(place.p50.now)}"
-    cost = f"{_signed(place.delta_us)} µs/{part.unit}"
+    cost = f"{_signed(place.delta_us)} µs/{part.unit}{place.moved_by}"
     own = place.change.own if place.change.is_told_by_others else None
     beside = f", {_ratio(own)} beside all others" if own else ""
     return f"{part.phase}: {place.name} is {_ratio(place.change)} of before{beside}{calls}, {cost}"

@@ -58,6 +58,12 @@ class PlaceDiff:
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
+    def moved_by(self) -> str:
+        """What to say behind `delta_us` where it goes the other way than what calls typically take; else empty."""
+        is_against = self.change is not None and self.change.delta * self.delta_us < 0
+        return " by the mean, which a few long calls move" if is_against else ""
+
+    @property
     def verdict(self) -> str:
         """`slower`, `faster`, `new`, `gone`, or empty: no change beyond noise, or none that the clock can tell."""
         if self.before is None or self.now is None:

@@ -277,6 +277,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     if findable > BLIND_PERCENT:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
         said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"
+        said += "; what tells is a machine with less beside it, and longer runs"
     return [Judged(rule, part.phase, outcome, said)]
 
 
@@ -458,7 +459,8 @@ def _told(part: PartDiff, place: PlaceDiff) -> str:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
     own = place.change.own if place.change.is_told_by_others else None
     beside = f", {_ratio(own)} beside all others" if own else ""
-    return f"{_ratio(place.change)}{beside}{_calls(place, 'p50')}, {place.delta_us:+.1f} µs/{part.unit}"
+    cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
+    return f"{_ratio(place.change)}{beside}{_calls(place, 'p50')}, {cost}"
 
 
 def _ratio(one: Change) -> str:

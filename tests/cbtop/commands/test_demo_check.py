@@ -61,7 +61,8 @@ def test_six_runs_tell_how_runs_scatter_and_the_seventh_is_judged(
     assert turns.read_text() == "x" * 7
     out, err = capfd.readouterr()
     assert said in err
-    assert ("all 2 hold" in out) == (code == 0)
+    assert ("or longer: cbtop demo --check --steps N" in err) == (code == 5)
+    assert ("all 3 hold" in out) == (code == 0)
 
 
 def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> None:

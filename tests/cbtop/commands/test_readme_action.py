@@ -120,5 +120,5 @@ def test_the_action_passes_what_is_as_fast_and_fails_with_the_brick_and_layer_wh
     annotations = [line for line in done.stdout.splitlines() if line.startswith("::")]
     assert (suite.get("failures") != "0", annotations[0].startswith("::error ")) == (is_slower, is_slower)
     for where in (done.stdout, annotations[0], summary.read_text()):
-        assert ("Attention in Layer 2" if is_slower else "all 2 hold") in where
+        assert ("Attention in Layer 2" if is_slower else "all 3 hold") in where
     assert list(home.iterdir()) == []

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cbtop.reports.run_diff import sentence
 from cbtop.viewmodels.noise import Change, figures
 from cbtop.viewmodels.places import shared_ratio
 from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import Run, TooShort, together
+from cbtop.viewmodels.thresholds import default_gate
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 STEADY = Noise(pauses=0)
@@ -32,6 +34,18 @@ def test_a_few_long_calls_move_the_mean_and_not_the_verdict() -> None:
     (part,) = diff(made_run(1, STEADY), made_run(2, Noise(pauses=0.003))).parts
     assert part.balance.wall[1] > 1.2 * part.balance.wall[0]
     assert part.slower == []
+
+
+def test_where_long_calls_hide_in_the_mean_that_a_brick_is_slower_it_is_said() -> None:
+    paused, slower = made_run(1, Noise(pauses=0.02)), made_run(2, STEADY, slower=1.2)
+    for base, said in ((paused, " by the mean, which a few long calls move"), (made_run(1, STEADY), "")):
+        (part,) = diff(base, slower).parts
+        (place,) = [one for one in part.slower if one.name == "DownProjection in Layer 4"]
+        assert (place.delta_us < 0) == bool(said)
+        assert sentence(part, place).endswith(f" µs/token{said}")
+        brick = default_gate(diff(base, slower))[0]
+        assert brick.guilty == place.name
+        assert brick.said.endswith(f" µs/token{said}")
 
 
 def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
