@@ -33,7 +33,7 @@ MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histogram
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
 MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each costs memory many times its one byte
-I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
+I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
 # Unicode's categories Cc, Cf, Cs, Zl and Zp, and what else no font draws: fillers, variation selectors, tags, and

@@ -414,6 +414,7 @@ TELLING = {  # of a call: node, start, end, elements; three nodes are known
     "back in time": ((1, 5, 4, 2), False),
     "as long as can be": ((1, 0, SANE - 1, 2), True),
     "longer": ((1, 0, SANE, 2), False),
+    "late by its clock": ((1, SANE - 5, SANE + 5, 2), True),
     "no elements": ((1, 5, 9, 0), True),
     "fewer than none": ((1, 5, 9, -1), False),
     "as many as can be": ((1, 5, 9, SANE - 1), True),

@@ -30,7 +30,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation == messages.Name:
         return st.text(min_size=1, max_size=300).map(codec.sanitise)
     if annotation is int:
-        return st.integers(codec.I64_MIN, codec.I64_MAX)
+        return st.integers(-(2**63), 2**63 - 1)
     if annotation is float:
         return st.floats(1e-9, 1e20)  # what every message with rules of its own takes
     if annotation is messages.Packed:
@@ -74,7 +74,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",
             "occupancy_percent",
         )  # fmt: skip
-        fields |= dict.fromkeys(sizes, st.none() | st.integers(0, codec.U64_MAX))
+        fields |= dict.fromkeys(sizes, st.none() | st.integers(0, 2**64 - 1))
     return st.builds(kind, **fields)
 
 
