@@ -21,6 +21,7 @@ from cbtop.viewmodels.thresholds import (
     Outcome,
     default_gate,
     judge,
+    known_to_scatter,
     of_contracts,
     of_definitions,
     parse,
@@ -35,6 +36,8 @@ from tests.cbtop.viewmodels.made_runs import Noise, made_run
         ("decode.tokens_per_sec>=40", ("decode", "tokens_per_sec"), None, "p50", ">=", 40, ""),
         ("RmsNorm.p99 <= 12 us", ("RmsNorm",), None, "p99", "<=", 12, "us"),
         ("RmsNorm<0.5ms", ("RmsNorm",), None, "p50", "<", 500, "ms"),
+        ("RmsNorm.p50>=250ns", ("RmsNorm",), None, "p50", ">=", 0.25, "ns"),
+        ("step.p50>2s", ("step",), None, "p50", ">", 2_000_000, "s"),
         ("loss==0", ("loss",), None, "p50", "==", 0, ""),
         ("unattributed<=1%", ("unattributed",), None, "p50", "<=", 1, "%"),
         ("Attention (fused)@3.p99<=1e3µs", ("Attention (fused)",), "3", "p99", "<=", 1000, "µs"),
@@ -472,3 +475,9 @@ def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contra
         ("DownProjection<=1.4x, by contract", Outcome.BROKEN, ("a.yaml", 3)),
         ("RmsNorm<=1.4x, by contract", Outcome.HOLDS, ("b.yaml", 4)),
     }
+
+
+@pytest.mark.parametrize(("base_runs", "outcome"), [(1, Outcome.UNKNOWN), (2, Outcome.UNKNOWN), (3, Outcome.BROKEN)])
+def test_only_what_three_base_runs_or_more_tell_breaks_a_default_gate(base_runs: int, outcome: Outcome) -> None:
+    judged = [Judged("rule", "decode", one, "said") for one in (Outcome.BROKEN, Outcome.HOLDS)]
+    assert [one.outcome for one in known_to_scatter(judged, base_runs)] == [outcome, Outcome.HOLDS]
