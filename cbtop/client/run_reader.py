@@ -20,8 +20,10 @@ from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.baseline import surroundings_of
+from cbtop.viewmodels.model import Standstill
 from cbtop.viewmodels.noise import MIN_BLOCKS
 from cbtop.viewmodels.runs import Part, Run, TooShort, kernels_of, part_of
+from cbtop.viewmodels.stall import stall_view
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 
@@ -121,6 +123,15 @@ def _usual(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def _stall(name: str, record: SourceRecord) -> str:
+    """That a process hung at the end of its recording, for a time that no figure of its steps holds; else empty."""
+    found = stall_view(record)
+    if found is None or found.word not in (Standstill.STALLED, Standstill.SUSPENDED):
+        return ""
+    place = f" in {' → '.join(found.place)}" if found.place else ""
+    return f"{name}: the process is {found.word} for {found.age_s:.0f} s{place}, which is in no figure of its steps"
+
+
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
     parts: list[Part] = []
@@ -151,7 +162,9 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         kernels=kernels_of(table),
         lost=lost,
         seen=lost + tally.taken,
-        untrusted=f"{name} is not to be trusted: {state.reason}" if faulty and state else damage,
+        untrusted=f"{name} is not to be trusted: {state.reason}"
+        if faulty and state
+        else damage or _stall(name, record),
         is_cut=is_cut,
         failed_checks=tuple(
             f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed

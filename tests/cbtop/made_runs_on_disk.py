@@ -12,9 +12,9 @@ import numpy as np
 from cbtop.daemon.source import Source
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.protocol.messages import CheckResult, HostHello, Manifest, SourceCatalog, WireMessage
+from cbtop.protocol.messages import CheckResult, HostHello, Manifest, Quiet, SourceCatalog, WireMessage
 from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from tests.cbtop.made_recordings import BEGIN_NS, HELLO, frame
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
@@ -43,9 +43,11 @@ def record(
     lose: bool = False,
     fails: bool = False,
     budget_us: float | None = None,
+    quiet: Quiet | None = None,
 ) -> Path:
     """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
-    batch of records is not in the file; `budget_us`: what each Attention may take for a token."""
+    batch of records is not in the file; `budget_us`: what each Attention may take for a token; `quiet`: how it stands
+    at its end, where it still runs."""
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -80,6 +82,9 @@ def record(
             _say(writer, source, number, host, lose=lose)
     profiler.close("done")
     _say(writer, source, steps, host)
+    if quiet:
+        state = replace(source.state_message(), state=SourceStatus.LIVE, quiet=quiet)
+        writer.append(frame(FrameKind.LIVE, steps / 10, state))
     writer.close()
     return path
 

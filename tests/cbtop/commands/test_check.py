@@ -14,6 +14,7 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands.check import FORMATS
+from cbtop.protocol.messages import Quiet
 from tests.cbtop.made_runs_on_disk import Recordings
 
 GUILTY = "DownProjection in Layer 2"
@@ -33,6 +34,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "short": {"steps": 15},
         "failed": {"seed": 7, "fails": True},
         "single": {"steps": 1},
+        "stalled": {"seed": 8, "quiet": Quiet(10_000_000_000, in_flight=3, is_watched=True)},
+        "suspended": {"seed": 9, "quiet": Quiet(10_000_000_000, is_suspended=True)},
+        "idle": {"seed": 10, "quiet": Quiet(10_000_000_000, is_watched=True)},
         "over its budget": {"seed": 3, "budget_us": 39.0},
         "within its budget": {"seed": 4, "budget_us": 45.0},
         "rms_norm": {"kernel": "rms_norm"},
@@ -66,6 +70,9 @@ def three(runs: dict[str, Path]) -> list[object]:
         ("same", ("tokens_per_sec>=5000",), 4, "tokens/s"),
         ("lossy", ("loss==0",), 4, "% were lost"),
         ("lossy", (), 5, "of the records were lost"),
+        ("stalled", ("tokens_per_sec>=1000",), 5, "the process is stalled for 10 s in decode → Layer 0 → RmsNorm"),
+        ("suspended", (), 5, "the process is suspended for 10 s"),
+        ("idle", ("tokens_per_sec>=1000",), 0, ""),
         ("short", (), 3, "15 decode steps of 20 needed"),
         ("failed", (), 4, "checks of bricks: broken [RmsNorm]"),
         ("same", ("prefill.tokens_per_sec>=1",), 2, "there is no phase 'prefill'"),
