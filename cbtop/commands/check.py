@@ -55,10 +55,12 @@ BASE and NEW are each {WHERE}. Budgets are TOML:
 A budget that a BrickDefinition gives its brick is always judged, beside the rest.
 
 A threshold is broken where all of the interval of what was measured is beyond it: within it, it is `unsure`, and
-passes. Several --baseline, three or more, or one of --learn, tell how runs scatter. A single one does not: without
-thresholds what looks slower beside it is named with exit code 5, never 4, below 3 % nothing is called a change, and
-what all bricks share is not called slower: a clock does that, too. Where a step seems to be longer by over 10 %, or
-a token by over 25 %, within an interval as wide, it is not judged: exit code 5.
+passes, unless that reaches zero, so that nothing could break it: exit code 5. Several --baseline, three or more, or
+one of --learn, tell how runs scatter. A single one does not: without thresholds what looks slower beside it is named
+with exit code 5, never 4, below 3 % nothing is called a change, and what all bricks share is not called slower: a
+clock does that, too. Where a step seems to be longer by over 10 %, or a token by over 25 %, within an interval as
+wide, where more steps fail, or the new run spends over 10 % of its time on steps that the baseline lacks, it is not
+judged: exit code 5.
 
 5 % on one brick of one layer are found 95 times in 100 from 240 steps of a phase on, 7 % from 120, 10 % from 60: see
 docs/gate.md. Each comparison says what it would have found.

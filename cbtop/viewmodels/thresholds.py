@@ -40,6 +40,7 @@ _TOO_WIDE = (
     "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
 )
+_REACHES_ZERO = "the interval reaches zero, so that nothing could break it: what tells are more runs or longer ones"
 _NO_TOKENS = "not every step says its tokens"
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
@@ -402,6 +403,8 @@ def _judged(
     least, most = value - half, value + half
     if holds(least, limit) and holds(most, limit):
         outcome = Outcome.HOLDS
+    elif threshold.sign in ("<", "<=") and least <= 0 and holds(least, limit):
+        outcome, said = Outcome.UNKNOWN, f"{said}; {_REACHES_ZERO}"
     elif holds(least, limit) or holds(most, limit):
         outcome = Outcome.UNSURE
     else:

@@ -13,7 +13,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import number
 from cbtop.viewmodels.noise import Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP
 from cbtop.viewmodels.run_diff import RunDiff, diff
 from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import (
@@ -114,15 +114,15 @@ def test_a_threshold_within_the_noise_is_unsure_and_one_beyond_it_broken() -> No
 
 
 def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
-    """Calls of 20 µs are 1.2 times as long as before, on a clock that tells 10 µs apart, and on one of 30 ns."""
+    """Calls of 20 µs are 1.2 times as long as before, on clocks that tell 10 µs apart, 1.5 µs, and 30 ns."""
     outcomes = []
-    for resolution_us in (10.0, 0.03):
+    for resolution_us in (10.0, 1.5, 0.03):
         base, now = (
             replace(made_run(seed, slower=1.2, in_layer=None), clock_resolution_us=resolution_us) for seed in (1, 2)
         )
         (judged,) = judge(parse("RmsNorm.p50<=18us"), diff(base, now))
         outcomes.append(judged.outcome)
-    assert outcomes == [Outcome.UNSURE, Outcome.BROKEN]
+    assert outcomes == [Outcome.UNKNOWN, Outcome.UNSURE, Outcome.BROKEN]
     base, now = (replace(run, clock_resolution_us=100.0) for run in (made_run(1), made_run(2, slower=1.5)))
     assert not diff(base, now).slower
 
@@ -377,6 +377,18 @@ def test_a_rate_is_judged_as_it_is_and_times_the_baseline_with_the_interval_of_i
     said = f"{ratio}× ± {off} ({number(before)} → {number(now)} tokens/s)"
     assert judged_as(found, "tokens_per_sec>=1x").said == said
     assert judged_as(found, "tokens_per_sec>=1e6").guilty == ""
+
+
+def test_a_threshold_that_nothing_could_break_is_no_pass() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    step = part.places[WHOLE_STEP]
+    assert step.p50
+    for error, outcome in ((0.05, Outcome.BROKEN), (1.0, Outcome.UNKNOWN)):
+        wide = replace(step, p50=replace(step.p50, error=error * step.p50.mean))
+        found = diff(base, replace(now, parts=(replace(part, places={**part.places, WHOLE_STEP: wide}),)))
+        assert judged_as(found, "decode.step<=1us").outcome is outcome
+        assert judged_as(found, "decode.step<=1s").outcome is Outcome.HOLDS
 
 
 def test_where_not_every_step_says_its_tokens_no_rate_and_no_budget_of_them_is_known() -> None:
