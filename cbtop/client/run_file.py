@@ -106,7 +106,7 @@ def _run(run: Run) -> dict[str, Any]:
         "gpu_clock_mhz": run.gpu_clock_mhz,
         "host_busy_percent": run.host_busy_percent,
         "failed_checks": list(run.failed_checks),
-        "too_short": [[one.phase, one.steps, one.needed] for one in run.too_short],
+        "too_short": [[one.phase, one.steps, one.needed, one.time_us] for one in run.too_short],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
     }
@@ -152,8 +152,10 @@ def _decoded(document: object) -> Run:
         )
     too_short = []
     for one in _list(said.get("too_short"), "too_short", MAX_LISTED):
-        phase, steps, needed = _row(one, "too_short", 3)
-        too_short.append(TooShort(_text(phase, "phase"), _whole(steps, "steps"), _whole(needed, "needed")))
+        row = _list(one, "too_short", 4)
+        phase, steps, needed, time_us = _row([*row, *[0.0] * (4 - len(row))], "too_short", 4)  # older: without a time
+        counts = _whole(steps, "steps"), _whole(needed, "needed")
+        too_short.append(TooShort(_text(phase, "phase"), *counts, _positive(time_us, "time_us")))
     return Run(
         name=_text(said.get("name"), "name"),
         key=_text(said.get("key"), "key"),

@@ -140,7 +140,8 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         part = part_of(table, work, blocks)
         if part is None:
             needed = LEAST_STEPS * max(1, record.sample_every)
-            too_short.append(TooShort(display_name(table[work.step]), source.blocks.count_of(work), needed))
+            steps, time_us = source.blocks.count_of(work), source.blocks.time_us_of(work)
+            too_short.append(TooShort(display_name(table[work.step]), steps, needed, time_us))
         else:
             parts.append(part)
     by_index = sorted({(one.index, one.uuid, one.name) for _, one in source.gpus})

@@ -91,6 +91,11 @@ class StepBlocks:
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
+    def time_us_of(self, work: Work) -> float:
+        """Wall-clock time of those, with what ran before each."""
+        pile = self._piles[work]
+        return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
+
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
         """Count the steps that have ended; gives what belongs to none of them yet."""
         step_of, _, _ = self._table.columns()

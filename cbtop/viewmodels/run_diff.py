@@ -19,7 +19,7 @@ from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, di
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
-from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, together
+from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, TooShort, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # so often a change is found that is called findable
@@ -224,12 +224,14 @@ class RunDiff:
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline of which no part was compared
     alone: tuple[PartDiff, ...] = ()  # parts that the new run alone has, each beside itself
+    alone_short: tuple[TooShort, ...] = ()  # what it has too few steps of, with the time it takes longer by for it
 
     @property
     def alone_percent(self) -> float:
         """How much of the time of the new run those take."""
-        whole_us = sum(part.time_us for part in self.now.parts)
-        return 100 * sum(one.now.time_us for one in self.alone) / whole_us if whole_us else 0.0
+        whole_us = time_us(self.now)
+        own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
+        return 100 * own_us / whole_us if whole_us else 0.0
 
     @property
     def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
@@ -288,6 +290,7 @@ def diff(
             parts=tuple(order),
             not_judged=tuple(left),
             alone=tuple(one for one in alone if isinstance(one, PartDiff)),
+            alone_short=tuple(_alone_short(base, now, phase)),
         )
     if not both and befores and afters:
         works = (", ".join(_work(part) for part in some.values()) for some in (befores, afters))
@@ -584,6 +587,22 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
         if one.phase not in compared and phase in (None, one.phase):
             compared.add(one.phase)
             yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
+
+
+def time_us(run: Run) -> float:
+    """Of all its steps, with what lies before each."""
+    return sum(part.time_us for part in run.parts) + sum(one.time_us for one in run.too_short)
+
+
+def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
+    """The phases of too few steps that take more of the new run's time than of the baseline's, by so much."""
+    for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
+        ours = [one for one in now.too_short if one.phase == name]
+        before_us = sum(one.time_us for one in base.too_short if one.phase == name)
+        share = before_us / time_us(base) if before_us else 0.0
+        grown_us = sum(one.time_us for one in ours) - share * time_us(now)
+        if grown_us > 0:
+            yield replace(ours[0], steps=sum(one.steps for one in ours), time_us=grown_us)
 
 
 def _too_little(base: Run, now: Run, phase: str | None) -> str:

@@ -93,6 +93,7 @@ class TooShort:
     phase: str
     steps: int
     needed: int
+    time_us: float = 0.0  # as Part.time_us; 0: not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,7 @@ def together(runs: Sequence[Run]) -> Run:
         name=f"{len(runs)} runs",
         covers_s=sum(run.covers_s for run in runs),
         parts=tuple(parts),
+        too_short=_too_short(runs),
         lost=sum(run.lost for run in runs),
         seen=sum(run.seen for run in runs),
         untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
@@ -243,6 +245,15 @@ def together(runs: Sequence[Run]) -> Run:
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
     )
+
+
+def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
+    """Of each phase those of the first that has some, with the time of all."""
+    found: dict[str, TooShort] = {}
+    for one in (one for run in runs for one in run.too_short):
+        known = found.get(one.phase)
+        found[one.phase] = one if known is None else replace(known, time_us=known.time_us + one.time_us)
+    return tuple(found.values())
 
 
 def _kind(part: Part) -> tuple[str, tuple[int | None, int | None], str]:

@@ -177,14 +177,13 @@ def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
     if found.alone_percent <= BLIND_PERCENT:
         return []
     said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
+    what = [(part.phase, f"only the new run has {part.work}") for part in found.alone]
+    what += [
+        (one.phase, f"too few {one.phase} steps to be compared, {one.steps} of {one.needed} needed")
+        for one in found.alone_short
+    ]
     return [
-        Judged(
-            rule or f"{part.phase}: is compared",
-            part.phase,
-            Outcome.UNKNOWN,
-            f"only the new run has {part.work}, {said}",
-        )
-        for part in found.alone
+        Judged(rule or f"{phase}: is compared", phase, Outcome.UNKNOWN, f"{text}, {said}") for phase, text in what
     ]
 
 

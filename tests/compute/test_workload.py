@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.compute import ceilings, workload
+from cbtop.compute import backends, ceilings, workload
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
@@ -39,6 +39,12 @@ def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 def steps_of(recorder: ListRecorder) -> Counter[str]:
     names = {m.id: m.name for m in recorder.messages if isinstance(m, Node) and m.parent is None}
     return Counter(names[tag] for tag, _ in recorder.records if tag in names)
+
+
+@pytest.fixture(autouse=True)
+def no_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which compiles in a fork, however much was compiled here before."""
+    monkeypatch.setattr(backends, "is_first_run", lambda: False)
 
 
 def test_it_says_what_it_runs_before_it_runs(

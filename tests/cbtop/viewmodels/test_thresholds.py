@@ -279,6 +279,22 @@ def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time(
     )
 
 
+def test_steps_that_are_too_few_to_be_compared_are_no_pass_where_they_take_much_of_its_time() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    for share, outcomes in ((0.05, []), (0.5, [Outcome.UNKNOWN])):
+        few = TooShort("compact", 10, 20, share * part.time_us)
+        judged = default_gate(diff(base, replace(now, too_short=(few,))))
+        assert [one.outcome for one in judged if one.about == "compact"] == outcomes
+    assert judged[-1].said == (
+        "too few compact steps to be compared, 10 of 20 needed, and what it alone has takes 33.3 % of its time"
+    )
+    for runs in (1, 6):
+        as_before = [replace(made_run(seed, STEADY), too_short=(replace(few, steps=9),)) for seed in range(runs)]
+        judged = default_gate(diff(together(as_before), replace(now, too_short=(few,))))
+        assert "compact" not in {one.about for one in judged}
+
+
 def test_what_needs_no_baseline_is_judged_of_all_that_the_new_run_did() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
