@@ -129,7 +129,7 @@ def _record(
 def _is_read(recorder: StreamRecorder) -> bool:
     """Whether the daemon has read to its end what every process left."""
     sources = recorder.store.sources.values()
-    return bool(sources) and all(one.has_ended for one in sources)
+    return bool(sources) and all(one.has_ended and not one.is_unread for one in sources)
 
 
 def _only(path: Path, source: str | None) -> Run:
