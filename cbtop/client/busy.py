@@ -1,4 +1,5 @@
-"""What a rank was busy with in its last two seconds, in slices: to compare it with the others."""
+"""What a rank was busy with of late, in slices: to compare it with the others. A daemon that updates four times a
+second gives twenty of them in five seconds."""
 
 from __future__ import annotations
 

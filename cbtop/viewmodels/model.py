@@ -376,7 +376,7 @@ class WindowView:
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer with a step than each of the others, over the last two seconds; derived."""
+    """The rank that is busy longer with a step than each of the others, over the last five seconds; derived."""
 
     key: str
     rank: int

@@ -40,7 +40,7 @@ STRAGGLER = Rule(
     fires=f"Outside of communication its median step takes over {100 * THRESHOLD:.0f} % longer than that of every "
     "other rank, beyond what pauses and noise explain, and the whole steps of all are about equally long: to within "
     f"{100 * WAIT_WITHIN:.0f} % of its own, and nearer to it than to what they would be without the wait; over the "
-    "last two seconds, whatever stretch is shown. Not of replicas, which wait for nobody.",
+    "last five seconds, whatever stretch is shown. Not of replicas, which wait for nobody.",
     advice="Look at its machine (clocks, neighbours, links) and at how work is divided among the ranks.",
     find=_find,
 )
