@@ -47,7 +47,7 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
     if row.excess is None:
         percent = 100 * (row.to_median - 1)
-        text = f"  no layer stands out: the slowest, {clean(row.name)}, takes {percent:.0f} % more than the median"
+        text = f"  no layer stands out: {clean(row.name)} takes {percent:.0f} % more than the median of its like"
         return fit_line(((text, "dim"),), width)
     name, us = row.excess
     line: Line = (
