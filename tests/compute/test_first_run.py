@@ -51,6 +51,23 @@ def test_what_goes_wrong_there_is_said_by_who_meets_it_again(capfd: pytest.Captu
 
 
 @linux
+def test_a_fork_that_hangs_is_ended_and_this_process_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(first_run, "MOST_S", 0.5)
+    told: list[int] = []
+
+    def hang() -> None:
+        (tmp_path / "part").write_text(str(os.getpid()))
+        (tmp_path / "part").rename(tmp_path / "pid")
+        time.sleep(60)
+
+    monkeypatch.setattr(time, "monotonic", lambda: float((tmp_path / "pid").exists()))
+    compile_in_fork(hang, lambda: told.append(1))
+    assert told
+    monkeypatch.undo()
+    assert not is_there(int((tmp_path / "pid").read_text()))
+
+
+@linux
 def test_who_is_told_to_stop_meanwhile_leaves_no_fork_behind(tmp_path: Path) -> None:
     whole = tmp_path / "pid"
 
