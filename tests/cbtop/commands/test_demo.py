@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.compute import workload
 from cbtop.compute.errors import GuardError
+from cbtop.profiler.profiler import BrickProfiler
 
 
 @pytest.fixture
@@ -38,3 +40,37 @@ def test_the_guard_logs_unless_told_otherwise(asked: list[str | None]) -> None:
     for option in ([], ["--guard", "fallback"], ["--guard", "off"]):
         main(["demo", "--serve-only", *option])
     assert asked == ["log", "fallback", None]
+
+
+def test_what_gpus_share_out_is_said_only_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--split", "heads", "--headless"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("--split heads: it says what --gpus N shares out; give --gpus 2 or more")
+
+
+def test_goodbye_is_said_before_a_gpu_takes_back_what_the_model_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    class Held:
+        """What a model has of a GPU."""
+
+    ended: list[str] = []
+
+    def ran(*given: Any) -> Held:
+        held = Held()
+        weakref.finalize(held, ended.append, "given back")
+        return held
+
+    close = BrickProfiler.close
+
+    def closed(profiler: BrickProfiler, reason: str = "") -> None:
+        ended.append(reason)
+        close(profiler, reason)
+
+    monkeypatch.setattr(workload, "run", ran)
+    monkeypatch.setattr(BrickProfiler, "close", closed)
+    assert main(["demo", "--serve-only"]) == 0
+    assert ended == ["done", "given back"]
