@@ -16,6 +16,12 @@ def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
     return cbtop("ls", *PATIENTLY, *arguments)
 
 
+def sources(*arguments: str) -> list[dict[str, Any]]:
+    """Those that `cbtop ls --format json` lists: none where it prints nothing."""
+    listed: list[dict[str, Any]] = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": []}')["sources"]
+    return listed
+
+
 def test_it_lists_what_runs_and_text_and_json_agree() -> None:
     with daemon(), host() as first, host() as second:
         eventually(lambda: ls().stdout.count("LIVE") == 2)
@@ -37,8 +43,7 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
 
 def test_rates_are_of_the_last_seconds_where_the_daemon_remembers_them_and_else_of_all_that_was_seen() -> None:
     def only(*arguments: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": [{}]}')
-        return next(iter(found["sources"]), {})
+        return next(iter(sources(*arguments)), {})
 
     with daemon(), host():
         source = eventually(lambda: (seen := only()).get("window_covers_s") and seen)
@@ -53,10 +58,11 @@ def test_rates_are_of_the_last_seconds_where_the_daemon_remembers_them_and_else_
 def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        everything = json.loads(ls("--format", "json", *links).stdout)["sources"]
+        # One may have begun before the other.
+        everything = eventually(lambda: len(seen := sources(*links)) == 2 and seen)
         key = next(source["key"] for source in everything if source["pid"] == one.pid)
         for which, pid in ((str(two.pid), two.pid), ("rank=1", two.pid), (key, one.pid)):
-            (source,) = json.loads(ls("--format", "json", "--source", which, *links).stdout)["sources"]
+            (source,) = sources("--source", which, *links)
             assert source["pid"] == pid
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--timeout", "0.5", "--source", "rank=7", *links)

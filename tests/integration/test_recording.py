@@ -22,7 +22,7 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, pack, tally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
-from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, daemon, eventually, host
+from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, daemon, eventually, host, snapshot
 
 
 def read(path: Path) -> tuple[RecordingReader, dict[str, RecordTally], list[RecordBatch]]:
@@ -110,6 +110,7 @@ def test_killed_with_9_at_any_moment_it_leaves_a_file_that_opens_and_lacks_at_mo
 ) -> None:
     chance = random.Random(kills)
     with daemon(), host():
+        snapshot()  # there is something to record
         for number in range(kills):
             path = tmp_path / f"{number}.cbtop"
             with subprocess.Popen([*CBTOP, "record", "-o", str(path)], stderr=subprocess.DEVNULL) as process:

@@ -41,12 +41,12 @@ def test_text_and_json_list_what_runs_with_its_devices_and_how_far_behind_it_we_
 
 def test_the_viewer_and_the_daemon_say_each_what_it_costs() -> None:
     with daemon() as serving, host(), Feed() as feed:
-        found = eventually(lambda: costs(feed))
+        # What a process took is counted in hundredths of a second: at first it may be none.
+        found = eventually(lambda: (seen := costs(feed)) and all(cost.cpu_percent for cost in seen.values()) and seen)
         viewer, other = found.values()
     assert viewer.name == "this viewer"
     assert other.name.startswith(f"daemon {serving.pid}@")
     for cost in (viewer, other):
-        assert cost.cpu_percent > 0
         assert cost.resident_bytes > 1 << 20
 
 
