@@ -18,8 +18,9 @@ def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def sources(*arguments: str) -> list[dict[str, Any]]:
     """Those that `cbtop ls --format json` lists: none where it prints nothing."""
-    listed: list[dict[str, Any]] = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": []}')["sources"]
-    return listed
+    listed = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": []}')
+    found: list[dict[str, Any]] = listed["sources"]
+    return found
 
 
 def test_it_lists_what_runs_and_text_and_json_agree() -> None:
