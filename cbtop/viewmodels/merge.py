@@ -43,7 +43,7 @@ from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
-from cbtop.viewmodels.stretch import since_s
+from cbtop.viewmodels.stretch import since_s, stretch_of
 
 KEYS_JOINED_BY = "+"  # the key of a sum is that of its members
 
@@ -239,7 +239,8 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         found = [record.window.statistics(record.stats) for record in watched]
         place_of = {record.key: place for record, place in zip(taken, places, strict=True)}
         their_places = [place_of[record.key] for record in watched]
-        covered_ns = min(stretch.end_ns - stretch.begin_ns for _, stretch in found)
+        stretches = [stretch_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)]
+        covered_ns = min(stretch.end_ns - stretch.begin_ns for stretch in stretches)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
 
     first = taken[0]

@@ -21,17 +21,19 @@ OF_HOST_WITHIN_NS = 10_000_000_000
 def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     """The time that the `window`, or else all that was seen, is of; None where no step has been seen.
 
-    It begins with the first step and ends now, or with the last step of what has ended.
+    It begins with the first step, if the window does not begin later, and ends now, or with the last step of what has
+    ended: what a process does before its first step is no time between steps.
     """
     steps = _steps(record)
     if not steps:
         return None
-    last_ns = _last_ns(record, steps)
+    first_ns, last_ns = _first_ns(record, steps), _last_ns(record, steps)
     if window is not None:
+        if window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns):
+            window = Stretch(first_ns, window.end_ns, {})
         if not (record.has_ended and _is_of_host(record, last_ns)):
             return window
         return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
-    first_ns = min(record.stats.rare("first_ns", (step.id,)) for step in steps)
     is_ended = record.has_ended or not _is_of_host(record, last_ns)
     return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), {})
 
@@ -93,7 +95,7 @@ def since_s(record: SourceRecord) -> float | None:
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.rare_value("first_ns", ANY_STEP)
     if steps:
-        first_ns = min(record.stats.rare("first_ns", (step.id,)) for step in steps)
+        first_ns = _first_ns(record, steps)
     if first_ns is None or hello is None or not _is_of_host(record, first_ns):
         return None
     return (hello.realtime_ns + first_ns - hello.monotonic_ns) / 1e9
@@ -103,6 +105,10 @@ def _steps(record: SourceRecord) -> list[Node]:
     """The phases of which any step has ended."""
     known = record.stats.nodes_with("first_ns")
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
+
+
+def _first_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
+    return min(record.stats.rare("first_ns", (step.id,)) for step in steps)
 
 
 def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:

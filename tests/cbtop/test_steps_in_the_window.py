@@ -21,12 +21,13 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
+from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
 from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, StretchView
 from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import source_row
 from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000
@@ -39,13 +40,18 @@ class Host:
     """A process that records steps of two phases as the test says, and its daemon, which reads when the test says."""
 
     def __init__(self, directory: Path) -> None:
-        self.recorder = RingRecorder(directory, 1 << 20)
-        self.profiler = BrickProfiler(clock_ns=Clock(0), recorder=self.recorder)
-        for phase in PHASES:
-            with self.profiler.step(phase, 1):
-                pass  # of no length: it announces the phase
+        self.recorder, self._clock = RingRecorder(directory, 1 << 20), Clock(0)
+        self.profiler = BrickProfiler(clock_ns=self._clock, recorder=self.recorder)
+        self.profiler.announce(Activity("loading"))
         self.source = source_of(directory)
         self.spans: list[Span] = []
+
+    def begins(self, at_ns: int = 0) -> None:
+        """The first steps, of no length: they announce the phases."""
+        self._clock.now_ns = at_ns
+        for phase in PHASES:
+            with self.profiler.step(phase, 1):
+                pass
 
     def ran(self, *spans: Span) -> None:
         for node, begin_ns, end_ns in spans:
@@ -122,9 +128,11 @@ def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
 
 
 @contextmanager
-def a_host() -> Iterator[Host]:
+def a_host(*, has_begun: bool = True) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as directory:
         made = Host(Path(directory))
+        if has_begun:
+            made.begins()
         try:
             yield made
         finally:
@@ -145,6 +153,39 @@ def test_of_a_prefill_that_ended_after_the_attach_only_the_part_in_the_window_co
         assert found.in_steps_us == 1e6 + 1.5e6
         assert {phase.name: phase.us for phase in found.by_phase} == {"prefill": 1e6, "decode": 1.5e6}
         assert (found.between_us, found.since_last_us) == (4.45e6, 0.05e6)
+
+
+def waited_for_its_first_step(viewer: Viewer) -> None:
+    """Attached at 1 s, the first step at 7 s, then half of the time in steps of 50 ms, until 10 s."""
+    viewer.hears(viewer.host.said(SECOND, whole=True))
+    for second in range(2, 7):
+        viewer.hears([viewer.host.heartbeat(second * SECOND)])
+    viewer.host.begins(7 * SECOND)
+    for second in range(8, 11):
+        begins = range((second - 1) * SECOND, second * SECOND, 100 * MS)
+        viewer.host.ran(*((2, begin, begin + 50 * MS) for begin in begins))
+        viewer.hears(viewer.host.said(second * SECOND))
+
+
+def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
+    with a_host(has_begun=False) as host:
+        viewer = Viewer(host, Store(10.0))
+        waited_for_its_first_step(viewer)
+        found = viewer.stretch
+        assert (found.wall_us, found.in_steps_us, found.between_us) == (3e6, 1.5e6, 1.45e6)
+        (record,) = viewer.store.sources.values()
+        view, row = source_view(record, window=True), source_row(record, window=True)
+        assert view.window is not None
+        assert (view.window.covers_s, view.window.is_short) == (3, True)  # and so it is said of what time rates are
+        assert view.steps is not None
+        assert view.steps.tokens_per_sec == pytest.approx(31 / 3)
+        assert row.steps_per_sec == pytest.approx(31 / 3)
+        merged = merged_view([record, replace(record, key="other")], MergeMode.SUM, window=True)
+        assert merged.window is not None
+        assert merged.window.covers_s == 3
+        for second in range(11, 18):
+            viewer.hears([host.heartbeat(second * SECOND)])
+        assert viewer.stretch.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
 
 
 # What happens next: so long later a step, which ran so long and ended so long ago, is told, or the daemon reads, or
