@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +15,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Device, DeviceSample, RecordBatch
+from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch, SourceState
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
@@ -31,7 +31,7 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 @dataclass(slots=True)
 class _Read:
     """A process whose records are read; of each sample of a device that it was on, or of the host's processors, when
-    it was taken and what it said."""
+    it was taken and what it said; and how it stood when it was last said to run."""
 
     seen: Seen
     blocks: StepBlocks
@@ -40,6 +40,7 @@ class _Read:
     last_ns: int = 0
     gpus: list[tuple[int, Device]] = field(default_factory=list)
     host: list[tuple[int, Device]] = field(default_factory=list)
+    ran: tuple[int, SourceState] | None = None
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
         """Those taken while steps were recorded: an idle device has another clock."""
@@ -88,6 +89,10 @@ def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
                 elif isinstance(message, DeviceSample):
                     for each in read.values():
                         _take_sample(each, message)
+                elif isinstance(message, Heartbeat):
+                    for state in message.sources:
+                        if state.state is SourceStatus.LIVE and (source := read.get(state.source)):
+                            source.ran = message.monotonic_ns, state
         except DecodeError:
             refused += 1
     return refused
@@ -123,13 +128,21 @@ def _usual(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _stall(name: str, record: SourceRecord) -> str:
-    """That a process hung at the end of its recording, for a time that no figure of its steps holds; else empty."""
+def _stall(name: str, source: _Read) -> str:
+    """That a process hung at the end of its recording, or until it was gone, for a time that no figure of its steps
+    holds; else empty."""
+    record, how = source.record, "is"
+    if record.state is None or record.state.state is not SourceStatus.LIVE:
+        if source.ran is None or source.last_ns >= source.ran[0]:  # it went on before it ended
+            return ""
+        record, how = replace(record, state=source.ran[1]), "was gone when it had been"
     found = stall_view(record)
     if found is None or found.word not in (Standstill.STALLED, Standstill.SUSPENDED):
         return ""
     place = f" in {' → '.join(found.place)}" if found.place else ""
-    return f"{name}: the process is {found.word} for {found.age_s:.0f} s{place}, which is in no figure of its steps"
+    return (
+        f"{name}: the process {how} {found.word} for {found.age_s:.0f} s{place}, which is in no figure of its steps"
+    )
 
 
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
@@ -165,7 +178,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         seen=lost + tally.taken,
         untrusted=f"{name} is not to be trusted: {state.reason}"
         if faulty and state
-        else damage or _stall(name, record),
+        else damage or _stall(name, source),
         is_cut=is_cut,
         failed_checks=tuple(
             f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed

@@ -12,8 +12,9 @@ import numpy as np
 from cbtop.daemon.source import Source
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.protocol.messages import CheckResult, HostHello, Manifest, Quiet, SourceCatalog, WireMessage
-from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter
+from cbtop.protocol import codec
+from cbtop.protocol.messages import CheckResult, Heartbeat, HostHello, Manifest, Quiet, SourceCatalog, WireMessage
+from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from tests.cbtop.made_recordings import BEGIN_NS, HELLO, frame
 from tests.cbtop.recorded import Clock, profiler_in, source_of
@@ -44,10 +45,11 @@ def record(
     fails: bool = False,
     budget_us: float | None = None,
     quiet: Quiet | None = None,
+    gone_after_s: float | None = None,
 ) -> Path:
     """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
     batch of records is not in the file; `budget_us`: what each Attention may take for a token; `quiet`: how it stands
-    at its end, where it still runs."""
+    at its end, where it still runs, or is gone so long after its last record."""
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -84,7 +86,13 @@ def record(
     _say(writer, source, steps, host)
     if quiet:
         state = replace(source.state_message(), state=SourceStatus.LIVE, quiet=quiet)
-        writer.append(frame(FrameKind.LIVE, steps / 10, state))
+        if gone_after_s is None:
+            writer.append(frame(FrameKind.LIVE, steps / 10, state))
+        else:
+            said_ns = clock() + round(gone_after_s * 1e9)
+            gone = replace(state, state=SourceStatus.GONE, quiet=None)
+            said = [codec.encode(Heartbeat(said_ns, (each,))) for each in (state, gone)]
+            writer.append(encode_frame(FrameKind.LIVE, BEGIN_NS + steps * 100_000_000, said))
     writer.close()
     return path
 
