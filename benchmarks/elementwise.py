@@ -21,6 +21,7 @@ from cbtop.compute.kernels.activation import swiglu
 from cbtop.compute.kernels.attention import POSITIONS, _weigh, empty_caches
 from cbtop.compute.kernels.kv_write import kv_write
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
+from cbtop.compute.kernels.layer_norm import layer_norm
 from cbtop.compute.kernels.residual_add import residual_add
 from cbtop.compute.kernels.rms_norm import rms_norm
 from cbtop.compute.kernels.rope import angle_table, rope
@@ -64,6 +65,20 @@ def _norms(size: int, torch: Any) -> Calls:
     if torch is not None:
         a, b = torch.from_numpy(x), torch.from_numpy(weight)
         calls["torch"] = lambda: torch.nn.functional.rms_norm(a, (size,), b, EPSILON)
+    return calls
+
+
+def _layer_norms(size: int, torch: Any) -> Calls:
+    x, weight, bias, out = _row(size), _row(size)[0], _row(size)[0], np.zeros((1, size), np.float32)
+
+    def norm() -> Any:
+        apart = x - x.mean(axis=1, keepdims=True)
+        return apart / np.sqrt((apart * apart).mean(axis=1, keepdims=True) + np.float32(EPSILON)) * weight + bias
+
+    calls: Calls = {"own": lambda: layer_norm(x, weight, bias, EPSILON, out), "NumPy": norm}
+    if torch is not None:
+        a, b, c = (torch.from_numpy(one) for one in (x, weight, bias))
+        calls["torch"] = lambda: torch.nn.functional.layer_norm(a, (size,), b, c, EPSILON)
     return calls
 
 
@@ -161,6 +176,7 @@ def _additions(size: int, torch: Any) -> Calls:
 
 CASES: dict[str, Callable[[int, Any], Calls]] = {
     "RMSNorm": _norms,
+    "LayerNorm": _layer_norms,
     "SwiGLU": _gates,
     "RoPE": _rotations,
     "Softmax": _softmaxes,

@@ -21,6 +21,7 @@ from cbtop.compute.kernels import (
     activation,
     attention,
     kv_write,
+    layer_norm,
     linear,
     linear_int8,
     quantize_rows,
@@ -108,6 +109,11 @@ def _rms_norm() -> Case:
     return rms_norm.RMS_NORM, (x, x[0].copy(), 1e-6, out), x.nbytes + out.nbytes
 
 
+def _layer_norm() -> Case:
+    x, out = _rows(), np.zeros((TOKENS, HIDDEN), np.float32)
+    return layer_norm.LAYER_NORM, (x, x[0].copy(), x[1].copy(), 1e-5, out), x.nbytes + out.nbytes
+
+
 def _residual_add() -> Case:
     x, delta = _rows(), _rows()  # pages of zeros that nobody wrote would be one page, in cache
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes
@@ -155,6 +161,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention": _attention,
     "geglu": _gate(activation.GEGLU),
     "kv_write": _kv_write,
+    "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_int8": _linear_int8,
     "quantize_rows": _quantize_rows,

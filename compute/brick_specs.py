@@ -29,6 +29,7 @@ class BrickSpec:
 
 EMBEDDING = BrickSpec.of(BrickId.EMBEDDING, Finite(), ELEMENTWISE)
 RMS_NORM = BrickSpec.of(BrickId.RMS_NORM, Finite(), ELEMENTWISE)
+LAYER_NORM = BrickSpec.of(BrickId.LAYER_NORM, Finite(), ELEMENTWISE)
 QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, Finite(), PRODUCT)
 ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, Finite(), ELEMENTWISE)
 KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
@@ -57,6 +58,7 @@ ALL_REDUCE = BrickSpec("AllReduce", BrickCategory.COMMUNICATION, ())
 BRICKS: tuple[BrickSpec, ...] = (
     EMBEDDING,
     RMS_NORM,
+    LAYER_NORM,
     QKV_PROJECTION,
     ROPE_EMBEDDING,
     KV_WRITE,

@@ -56,6 +56,7 @@ PRODUCTS = (
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
+    "layer_norm": (brick_specs.LAYER_NORM,),
     "qkv": (brick_specs.QKV_PROJECTION,),
     "rope": (brick_specs.ROPE_EMBEDDING,),
     "kv_write": (brick_specs.KV_WRITE,),

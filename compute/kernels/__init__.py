@@ -19,6 +19,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.expert_linear import EXPERT_LINEAR, EXPERT_LINEAR_INT8
     from cbtop.compute.kernels.gated import GATED, GATED_INT8
     from cbtop.compute.kernels.kv_write import KV_WRITE
+    from cbtop.compute.kernels.layer_norm import LAYER_NORM
     from cbtop.compute.kernels.linear import LINEAR
     from cbtop.compute.kernels.linear_bf16 import LINEAR_BF16
     from cbtop.compute.kernels.linear_int8 import LINEAR_INT8
@@ -36,6 +37,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         EMBEDDING,
         INTERLEAVED_EMBEDDING,
         RMS_NORM,
+        LAYER_NORM,
         *LINEAR.values(),
         QUANTIZE_ROWS,
         *LINEAR_INT8.values(),
