@@ -47,6 +47,7 @@ class Shape:
     rope_base: float = 10_000.0
     window: int = 0  # positions that a token sees where a window slides; 0: all
     window_period: int = 0  # of so many layers the last sees all; 0: as the architecture has it
+    rotated: int = 0  # dimensions of a head; 0: all
 
     @property
     def head_dim(self) -> int:
@@ -61,6 +62,7 @@ TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
 TINY_QWEN3MOE = replace(TINY, architecture="qwen3moe", feed_forward=256, experts=5, experts_used=2)
 TINY_GEMMA2 = replace(TINY, architecture="gemma2", kv_heads=1, key_length=128, window=24)
 TINY_GEMMA3 = replace(TINY_GEMMA2, architecture="gemma3", rope_base=1e6, window_period=2)
+TINY_STABLELM = replace(TINY, architecture="stablelm", tied=False, rotated=16)
 TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 
@@ -144,7 +146,8 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
         f"{prefix}.attention.key_length": shape.key_length,
         f"{prefix}.attention.value_length": shape.key_length,
     }
-    windows = {
+    parts = {
+        f"{prefix}.rope.dimension_count": shape.rotated,
         f"{prefix}.attention.sliding_window": shape.window,
         f"{prefix}.attention.sliding_window_pattern": shape.window_period,
     }
@@ -158,9 +161,9 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
         f"{prefix}.attention.head_count": shape.heads,
         f"{prefix}.attention.head_count_kv": shape.kv_heads,
         f"{prefix}.rope.freq_base": shape.rope_base,
-        f"{prefix}.attention.layer_norm_rms_epsilon": 1e-6,
+        f"{prefix}.attention.{'layer_norm' if prefix == 'stablelm' else 'layer_norm_rms'}_epsilon": 1e-6,
         **(mixture if shape.experts else {}),
-        **{key: value for key, value in (heads | windows).items() if value},
+        **{key: value for key, value in (heads | parts).items() if value},
     }
 
 
@@ -175,7 +178,7 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
     for index in range(shape.layers):
         rich = Q6_K if index % 2 == 0 else Q4_K
         layer = f"blk.{index}"
-        yield _Tensor(f"{layer}.attn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+        yield from _norm(f"{layer}.attn_norm", shape)
         is_fused = shape.architecture == "phi3"
         if is_fused:
             yield _Tensor(f"{layer}.attn_qkv.weight", (query_rows + 2 * kv_rows, hidden), rich, spread)
@@ -183,7 +186,7 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
             yield _Tensor(f"{layer}.attn_q.weight", (query_rows, hidden), Q4_K, spread)
             yield _Tensor(f"{layer}.attn_k.weight", (kv_rows, hidden), Q4_K, spread)
             yield _Tensor(f"{layer}.attn_v.weight", (kv_rows, hidden), rich, spread)
-        if shape.architecture == "qwen2":
+        if shape.architecture in ("qwen2", "stablelm"):
             yield _Tensor(f"{layer}.attn_q.bias", (query_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_k.bias", (kv_rows,), F32, BIAS_DEVIATION)
             yield _Tensor(f"{layer}.attn_v.bias", (kv_rows,), F32, BIAS_DEVIATION)
@@ -194,7 +197,7 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         is_gemma = shape.architecture in ("gemma2", "gemma3")
         if is_gemma:
             yield _Tensor(f"{layer}.post_attention_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
-        yield _Tensor(f"{layer}.ffn_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+        yield from _norm(f"{layer}.ffn_norm", shape)
         of_all = (shape.experts,) if shape.experts else ()
         end = "_exps.weight" if shape.experts else ".weight"
         if shape.experts:
@@ -207,6 +210,12 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield _Tensor(f"{layer}.ffn_down{end}", (*of_all, hidden, shape.feed_forward), rich, ffn_spread)
         if is_gemma:
             yield _Tensor(f"{layer}.post_ffw_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
-    yield _Tensor("output_norm.weight", (hidden,), F32, NORM_DEVIATION, 1.0)
+    yield from _norm("output_norm", shape)
     if not shape.tied:
         yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)
+
+
+def _norm(name: str, shape: Shape) -> Iterator[_Tensor]:
+    yield _Tensor(f"{name}.weight", (shape.hidden,), F32, NORM_DEVIATION, 1.0)
+    if shape.architecture == "stablelm":
+        yield _Tensor(f"{name}.bias", (shape.hidden,), F32, BIAS_DEVIATION)

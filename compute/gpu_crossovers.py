@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.crossovers import Rung, Times, crossover, timed
-from cbtop.compute.decoder.base import MAX_EXPERTS, LayerWeights, Model, Projection, Rope
+from cbtop.compute.decoder.base import MAX_EXPERTS, LayerWeights, Model, Norm, Projection, Rope
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.on_gpu import GpuDecoder, model_on
@@ -86,7 +86,7 @@ def _model(hidden: int) -> Model:
     """Random weights of Q4_K, in the proportions of a small qwen2."""
     heads = hidden // HEAD_DIM
     kv_heads, feed_forward = heads // 4, 4 * hidden
-    no_bias, ones = np.zeros(0, np.float32), np.ones(hidden, np.float32)
+    no_bias, ones = np.zeros(0, np.float32), Norm(np.ones(hidden, np.float32))
     rope = Rope("neox", HEAD_DIM, 1e6, 1.0, 1.0, None, None, 1, 0.0, (32.0, 1.0))
 
     def product(rows: int, columns: int) -> Projection:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection, Rope
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.quantization.base import BlockFormat
@@ -38,7 +38,7 @@ def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: 
     several `ranks` that share every layer what one of them has."""
     own_heads, own_kv_heads, inner = HEADS // ranks, KV_HEADS // ranks, FEED_FORWARD // ranks
     no_bias = gpu.array(np.zeros(0, np.float32))
-    ones = gpu.array(np.ones(HIDDEN, np.float32))
+    ones = Norm(gpu.array(np.ones(HIDDEN, np.float32)))
 
     def product(rows: int, columns: int, block_format: BlockFormat, bias: Any = no_bias) -> Projection:
         return Projection(matrix(gpu, rows, columns, block_format, takes_int8=takes_int8), bias)  # type: ignore[arg-type]

@@ -29,12 +29,12 @@ MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 # Keys of an architecture that change nothing that a decoder computes: what is said of a model beside its sizes, and
-# what counts only beside others that are refused or off (how many experts of none). So do those that begin as
-# OF_IMAGES: they speak of tensors in another file.
+# what counts only beside others that are refused or off (how many experts of none), and what tensors say (whether the
+# halves of a layer are parallel). So do those that begin as OF_IMAGES: they speak of tensors in another file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
-        "attention.sliding_window_pattern", "expert_used_count",
+        "attention.sliding_window_pattern", "expert_used_count", "use_parallel_residual",
     }
 )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Family:
     """An architecture family: what its GGUF files call `general.architecture`, and where it differs.
 
     `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
+    `layer_norm`: norms are LayerNorms with biases; RMSNorms where it is not set.
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     `experts`: the feed-forward network may be a mixture of experts.
     `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up of another (`ffn_up`).
@@ -70,6 +71,7 @@ class Family:
     architecture: str
     rope_layout: RopeLayout
     qkv_bias: bool
+    layer_norm: bool = False
     qk_norm: bool = False
     experts: bool = False
     fused: bool = False
@@ -93,6 +95,18 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """The weights of an RMSNorm, float32 (columns,), or with a bias those of a LayerNorm."""
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """How a mixture of experts mixes: of `count` experts each token takes the `used` of the largest router logits,
     weighted by the softmax over these (`normalised`) or over all, times `scale`."""
@@ -108,20 +122,20 @@ class LayerWeights:
     """One transformer layer. In a mixture of experts `gate`, `up` and `down` are those of all experts, one after the
     other: the rows of the first expert, those of the second, and so on."""
 
-    attention_norm: NDArray[np.float32]
+    attention_norm: Norm
     q: Projection
     k: Projection
     v: Projection
-    q_norm: NDArray[np.float32] | None  # (head_dim,); None where queries and keys are not normalised
-    k_norm: NDArray[np.float32] | None
+    q_norm: Norm | None  # of head_dim; None where queries and keys are not normalised
+    k_norm: Norm | None
     output: Projection
-    attention_post_norm: NDArray[np.float32] | None  # (hidden,); None where what is added is not normalised
-    ffn_norm: NDArray[np.float32]
+    attention_post_norm: Norm | None  # None where what is added is not normalised
+    ffn_norm: Norm
     gate: Projection
     up: Projection
     down: Projection
     router: Projection | None  # (experts, hidden); None where there are no experts
-    ffn_post_norm: NDArray[np.float32] | None
+    ffn_post_norm: Norm | None
     slides: bool  # a token sees the model's window of positions here, not all
 
 
@@ -194,7 +208,7 @@ class Model:
     experts: Experts | None
     embedding: Matrix
     layers: tuple[LayerWeights, ...]
-    final_norm: NDArray[np.float32]
+    final_norm: Norm
     lm_head: Matrix
     parameters: int
     weights_bytes: int
@@ -240,7 +254,8 @@ class _FamilyReader:
             self._feed_forward = file.integer_of_all(
                 f"{prefix}.expert_feed_forward_length", MAX_HIDDEN, layers, default=self._feed_forward
             )
-        self._epsilon = file.number(f"{prefix}.attention.layer_norm_rms_epsilon")
+        norm = "layer_norm" if family.layer_norm else "layer_norm_rms"
+        self._epsilon = file.number(f"{prefix}.attention.{norm}_epsilon")
         self._context_length = self._trained_context = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
         key, least = f"{prefix}.attention.sliding_window", min(family.window, 1)
         self._window = window = file.integer(key, MAX_CONTEXT, default=family.window, least=least)
@@ -284,7 +299,7 @@ class _FamilyReader:
             experts=self._experts,
             embedding=embedding,
             layers=tuple(self._layer(index) for index in range(self._layers)),
-            final_norm=file.vector("output_norm.weight", hidden),
+            final_norm=self._norm("output_norm", hidden),
             lm_head=embedding if tied else file.matrix("output.weight", vocabulary, hidden),
             parameters=file.elements(),
             weights_bytes=file.size_bytes(),
@@ -319,6 +334,11 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {causal} = false: each token sees those after it, too, which is not supported; "
                 "give a model that generates text"
+            )
+        if not file.has_tensor(norm := "blk.0.ffn_norm.weight") and self._family.layer_norm:
+            raise ModelError(
+                f"{file.path} has no {norm!r}: both halves of its layers read the same input, as those of StableLM 2 "
+                f"12B, which is not supported; give a {prefix} model whose halves follow each other"
             )
         for key, value in file.unasked_keys(f"{prefix}.").items():
             name = key.removeprefix(f"{prefix}.")
@@ -456,15 +476,15 @@ class _FamilyReader:
             gate = self._of_experts(f"blk.{index}.ffn_gate", feed_forward, hidden)
             up = self._of_experts(f"blk.{index}.ffn_up", feed_forward, hidden)
         return LayerWeights(
-            attention_norm=self._file.vector(f"blk.{index}.attn_norm.weight", hidden),
+            attention_norm=self._norm(f"blk.{index}.attn_norm", hidden),
             q=q,
             k=k,
             v=v,
-            q_norm=self._head_norm(f"blk.{index}.attn_q_norm.weight"),
-            k_norm=self._head_norm(f"blk.{index}.attn_k_norm.weight"),
+            q_norm=self._head_norm(f"blk.{index}.attn_q_norm"),
+            k_norm=self._head_norm(f"blk.{index}.attn_k_norm"),
             output=self._projection(f"blk.{index}.attn_output", hidden, query_rows),
-            attention_post_norm=self._post_norm(f"blk.{index}.post_attention_norm.weight"),
-            ffn_norm=self._file.vector(f"blk.{index}.ffn_norm.weight", hidden),
+            attention_post_norm=self._post_norm(f"blk.{index}.post_attention_norm"),
+            ffn_norm=self._norm(f"blk.{index}.ffn_norm", hidden),
             gate=gate,
             up=up,
             down=self._of_experts(f"blk.{index}.ffn_down", hidden, feed_forward),
@@ -473,7 +493,7 @@ class _FamilyReader:
                 if self._experts is None
                 else self._projection(f"blk.{index}.ffn_gate_inp", self._experts.count, hidden)
             ),
-            ffn_post_norm=self._post_norm(f"blk.{index}.post_ffw_norm.weight"),
+            ffn_post_norm=self._post_norm(f"blk.{index}.post_ffw_norm"),
             slides=self._slides[index],
         )
 
@@ -484,11 +504,15 @@ class _FamilyReader:
         weight = self._file.matrices(f"{name}_exps.weight", self._experts.count, rows, columns)
         return Projection(weight, np.zeros(0, np.float32))
 
-    def _head_norm(self, name: str) -> NDArray[np.float32] | None:
-        return self._file.vector(name, self._head_dim) if self._family.qk_norm else None
+    def _norm(self, name: str, columns: int) -> Norm:
+        bias = self._file.vector(f"{name}.bias", columns) if self._family.layer_norm else None
+        return Norm(self._file.vector(f"{name}.weight", columns), bias)
 
-    def _post_norm(self, name: str) -> NDArray[np.float32] | None:
-        return self._file.vector(name, self._hidden) if self._family.post_norms else None
+    def _head_norm(self, name: str) -> Norm | None:
+        return self._norm(name, self._head_dim) if self._family.qk_norm else None
+
+    def _post_norm(self, name: str) -> Norm | None:
+        return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
         """Products by the rows of one tensor, where they lie: first so many, then so many."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.experts import of_expert
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
@@ -20,6 +20,7 @@ from cbtop.compute.kernels import (
     expert_linear,
     gated,
     kv_write,
+    layer_norm,
     linear,
     linear_int8,
     qkv,
@@ -31,7 +32,7 @@ from cbtop.compute.kernels import (
     soft_cap,
     take_rows,
 )
-from cbtop.compute.kernels.base import Kernel, KernelWork
+from cbtop.compute.kernels.base import Kernel
 from cbtop.compute.kernels.linear_int8 import can_share
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, Matrix
 from cbtop.compute.settings import crossovers
@@ -131,7 +132,7 @@ class BrickMaker:
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(weights) for weights in model.layers),
-            final_norm=self._norm(),
+            final_norm=self._norm(model.final_norm),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
             soft_cap=self._brick(brick_specs.SOFT_CAP, held) if model.logit_cap else None,
             sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
@@ -147,23 +148,23 @@ class BrickMaker:
         is_gated = is_dense and self._can_gate(weights)
         is_apart = is_dense and not is_gated
         return LayerBricks(
-            attention_norm=self._norm(),
+            attention_norm=self._norm(weights.attention_norm),
             qkv=self._qkv(weights),
-            qk_norm=None if weights.q_norm is None else self._brick(brick_specs.RMS_NORM, *self._qk_norm()),
+            qk_norm=self._qk_norm(weights),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
             kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
             attention=self._brick(brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
-            attention_post_norm=None if weights.attention_post_norm is None else self._norm(),
+            attention_post_norm=self._post_norm(weights.attention_post_norm),
             attention_add=self._add(),
-            ffn_norm=self._norm(),
+            ffn_norm=self._norm(weights.ffn_norm),
             gated=self._brick(brick_specs.GATED, _gated(weights.gate, weights.up)) if is_gated else None,
             gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_apart else None,
             up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_apart else None,
             activation=self._brick(brick_specs.ACTIVATION, Launch(activated, activated.work())) if is_apart else None,
             down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
             experts=self._experts(weights),
-            ffn_post_norm=None if weights.ffn_post_norm is None else self._norm(),
+            ffn_post_norm=self._post_norm(weights.ffn_post_norm),
             ffn_add=self._add(),
         )
 
@@ -218,18 +219,27 @@ class BrickMaker:
             bfloat16_tokens=crossovers().bf16_tokens if has_tiles else None,
         )
 
-    def _norm(self) -> ComputeBrick:
-        return self._brick(brick_specs.RMS_NORM, Launch(rms_norm.RMS_NORM, self._norm_work(self._model.hidden)))
+    def _norm(self, norm: Norm) -> ComputeBrick:
+        return self._brick(_norm_spec(norm), self._normed(norm))
 
-    def _norm_work(self, hidden: int) -> KernelWork:
-        return rms_norm.work(hidden, is_on_gpu=self._names_launches)
+    def _post_norm(self, norm: Norm | None) -> ComputeBrick | None:
+        return None if norm is None else self._norm(norm)
+
+    def _normed(self, norm: Norm, rows: float = 1.0) -> Launch:
+        """Of a norm that has so many rows a token."""
+        hidden = norm.weight.size
+        if norm.bias is None:
+            return Launch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=self._names_launches), rows)
+        return Launch(layer_norm.LAYER_NORM, layer_norm.work(hidden, has_bias=norm.bias.size > 0), rows)
 
     def _add(self) -> ComputeBrick:
         return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
 
-    def _qk_norm(self) -> Sequence[Launch]:
-        work = self._norm_work(self._model.head_dim)
-        return [Launch(rms_norm.RMS_NORM, work, heads) for heads in (self._model.heads, self._model.kv_heads)]
+    def _qk_norm(self, weights: LayerWeights) -> ComputeBrick | None:
+        if weights.q_norm is None or weights.k_norm is None:
+            return None
+        queries, keys = (weights.q_norm, self._model.heads), (weights.k_norm, self._model.kv_heads)
+        return self._brick(_norm_spec(weights.q_norm), self._normed(*queries), self._normed(*keys))
 
     def _rope(self) -> Sequence[Launch]:
         kernel = rope.ROPE_NEOX if self._model.rope.layout == "neox" else rope.ROPE_NORMAL
@@ -237,6 +247,10 @@ class BrickMaker:
 
     def _projections(self, spec: BrickSpec, *projections: Projection) -> ComputeBrick:
         return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
+
+
+def _norm_spec(norm: Norm) -> BrickSpec:
+    return brick_specs.RMS_NORM if norm.bias is None else brick_specs.LAYER_NORM
 
 
 def _gated(gate: Projection, up: Projection) -> Launch:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
 from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
 from cbtop.compute.decoder.machine import Host, Machine
@@ -285,7 +285,7 @@ class Decoder:
 
     def _choose(self, space: Workspace, run: Run) -> None:
         model, head, bricks = self.model, self.model.lm_head, self.bricks
-        run(bricks.final_norm, model.hidden, (space.last, model.final_norm, model.epsilon, space.last_normed))
+        run(bricks.final_norm, model.hidden, self._norm(space.last, model.final_norm, space.last_normed))
         run(
             bricks.lm_head,
             head.rows,
@@ -332,7 +332,7 @@ class Decoder:
         run(
             bricks.attention_norm,
             space.x.size,
-            (space.x, weights.attention_norm, model.epsilon, space.normed),
+            self._norm(space.x, weights.attention_norm, space.normed),
         )
         run(
             bricks.qkv,
@@ -344,10 +344,7 @@ class Decoder:
             run(
                 bricks.qk_norm,
                 space.q.size + space.k.size,
-                *(
-                    (x.reshape(-1, head_dim), norm, model.epsilon, out.reshape(-1, head_dim))
-                    for x, norm, out in products
-                ),
+                *(self._norm(x.reshape(-1, head_dim), norm, out.reshape(-1, head_dim)) for x, norm, out in products),
             )
         run(
             bricks.rope,
@@ -362,13 +359,13 @@ class Decoder:
         run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta_product))
         self._add_up(space, run)
         if bricks.attention_post_norm is not None:
-            norm = weights.attention_post_norm
-            run(bricks.attention_post_norm, space.x.size, (space.delta_product, norm, model.epsilon, space.delta))
+            normed = self._norm(space.delta_product, weights.attention_post_norm, space.delta)
+            run(bricks.attention_post_norm, space.x.size, normed)
         run(bricks.attention_add, space.x.size, (space.x, space.delta))
 
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
-        run(bricks.ffn_norm, space.x.size, (space.x, weights.ffn_norm, self.model.epsilon, space.normed))
+        run(bricks.ffn_norm, space.x.size, self._norm(space.x, weights.ffn_norm, space.normed))
         if bricks.experts is not None:
             self._mix(layer, bricks.experts, space, count, run)
         else:
@@ -382,8 +379,8 @@ class Decoder:
             run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
         self._add_up(space, run)
         if bricks.ffn_post_norm is not None:
-            norm, epsilon = weights.ffn_post_norm, self.model.epsilon
-            run(bricks.ffn_post_norm, space.x.size, (space.delta_product, norm, epsilon, space.delta))
+            normed = self._norm(space.delta_product, weights.ffn_post_norm, space.delta)
+            run(bricks.ffn_post_norm, space.x.size, normed)
         run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _add_up(self, space: Workspace, run: Run) -> None:
@@ -463,6 +460,11 @@ class Decoder:
         if len(brick.kernels) > 1:
             return tuple(self._product(one, x, out) for one, out in zip((q, k, v), outs, strict=True))
         return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight)),)
+
+    def _norm(self, x: Floats, norm: Norm | None, out: Floats) -> Arguments:
+        assert norm is not None  # its brick would not be there
+        of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
+        return x, *of_both, self.model.epsilon, out
 
     def _gated(self, gate: Projection, up: Projection, x: Floats, *outs: Floats) -> Arguments:
         return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight))

@@ -24,7 +24,7 @@ from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.cuda.turns import shape_of
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.int8 import OF_EXPERTS
 from cbtop.compute.decoder.ranks import ALONE, Rank
@@ -69,7 +69,10 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if isinstance(one, Projection):
             experts = model.experts.count if model.experts is not None and name in OF_EXPERTS else None
             return Projection(matrix(one.weight, takes_int8=not is_exact, experts=experts), gpu.array(one.bias))
-        return gpu.array(one) if isinstance(one, np.ndarray) else one
+        return norm(one) if isinstance(one, Norm) else one
+
+    def norm(one: Norm) -> Norm:
+        return Norm(gpu.array(one.weight), None if one.bias is None else gpu.array(one.bias))
 
     def matrix(one: Any, *, takes_int8: bool, experts: int | None = None) -> Any:
         assert isinstance(one, QuantizedMatrix)
@@ -90,7 +93,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
     if rank.embeds:
         is_tied = rank.chooses and model.embedding is model.lm_head
         embedding = head if is_tied else matrix(model.embedding, takes_int8=False)
-    return replace(model, layers=layers, final_norm=gpu.array(model.final_norm), lm_head=head, embedding=embedding)
+    return replace(model, layers=layers, final_norm=norm(model.final_norm), lm_head=head, embedding=embedding)
 
 
 def host_matrices(model: Model) -> Matrices:

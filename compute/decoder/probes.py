@@ -13,7 +13,7 @@ import numpy as np
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
-from cbtop.compute.kernels import attention, rms_norm, soft_cap
+from cbtop.compute.kernels import attention, soft_cap
 from cbtop.compute.kernels.base import Arguments, Part
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
@@ -63,7 +63,7 @@ class ActivationProbe:
             yield bricks.ffn_add, partial(self._left, layer)
 
     def _entered(self, calls: Calls) -> int:
-        x, _, _, normed = calls[0]
+        x, *_, normed = calls[0]
         self._measured = [tensor_stats(x), tensor_stats(normed)]
         return int(x.size + normed.size)
 
@@ -73,7 +73,7 @@ class ActivationProbe:
         return int(delta.size)
 
     def _normed_or_combined(self, calls: Calls) -> int:
-        delta = calls[0][3]
+        delta = calls[0][-1]
         self._measured.append(tensor_stats(delta))
         return int(delta.size)
 
@@ -154,11 +154,10 @@ class LogitProbe:
     def _lens(self) -> Iterator[Floats]:
         """Each layer's logits, float32 (vocabulary,), in one buffer."""
         code, weights, bias, normed_last, logits_last, scratch = self._head
-        _, norm_weight, epsilon, _ = self._norm
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
-        (product,) = self._bricks.lm_head.kernels
+        (norm,), (product,) = self._bricks.final_norm.kernels, self._bricks.lm_head.kernels
         for output in self._outputs:
-            rms_norm.RMS_NORM.implementation(output, norm_weight, epsilon, normed)
+            norm.implementation(output, *self._norm[1:-1], normed)
             product.implementation(code, weights, bias, normed, logits, scratch)
             if self._cap:
                 soft_cap.SOFT_CAP.implementation(logits, self._cap[1], logits)

@@ -24,7 +24,7 @@ from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import ALL_REDUCE, BROADCAST, RECV, SEND, BrickSpec
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel, LibraryCall
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.errors import ModelError
 from cbtop.compute.kernels.base import FLOAT_BYTES, Kernel, KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -113,7 +113,7 @@ def part_of(model: Model, rank: Rank) -> Model:
         part = replace(model, layers=model.layers[own.start : own.stop], first_layer=own.start)
     size_bytes = sum(_bytes_of(layer) for layer in part.layers)
     if rank.chooses:
-        size_bytes += model.lm_head.size_bytes + model.final_norm.nbytes
+        size_bytes += model.lm_head.size_bytes + model.final_norm.size_bytes
     if rank.embeds and not (rank.chooses and model.embedding is model.lm_head):
         size_bytes += model.embedding.size_bytes
     return replace(part, weights_bytes=size_bytes)
@@ -180,7 +180,7 @@ def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
 def _bytes_of(layer: LayerWeights) -> int:
     parts = [getattr(layer, field.name) for field in fields(layer)]
     projections = sum(one.weight.size_bytes + one.bias.nbytes for one in parts if isinstance(one, Projection))
-    return projections + sum(one.nbytes for one in parts if isinstance(one, np.ndarray))
+    return projections + sum(one.size_bytes for one in parts if isinstance(one, Norm))
 
 
 class Exchanges:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute.decoder.base import LayerWeights, Model, Projection, Rope
+from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection, Rope
 from cbtop.compute.quantization.interleaved import Matrix
 
 Wide = NDArray[np.float64]
@@ -31,8 +31,8 @@ def forward_reference(model: Model, tokens: Sequence[int], context: int | None =
     return _held(_times(normed, Projection(model.lm_head, np.zeros(0, np.float32))), model.logit_cap)
 
 
-def _post(model: Model, x: Wide, weight: NDArray[np.float32] | None) -> Wide:
-    return x if weight is None else _norm(x, weight, model.epsilon)
+def _post(model: Model, x: Wide, norm: Norm | None) -> Wide:
+    return x if norm is None else _norm(x, norm, model.epsilon)
 
 
 def _held(x: Wide, cap: float) -> Wide:
@@ -59,9 +59,11 @@ def _product(x: Wide, matrix: Matrix, first: int, end: int) -> Wide:
     return np.concatenate([x @ matrix.dequantized(rows).astype(np.float64).T for rows in parts], axis=-1)
 
 
-def _norm(x: Wide, weight: NDArray[np.float32], epsilon: float) -> Wide:
-    normed: Wide = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon) * weight
-    return normed
+def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
+    if norm.bias is not None:
+        x = x - x.mean(axis=-1, keepdims=True)
+    normed: Wide = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon) * norm.weight
+    return normed if norm.bias is None else normed + norm.bias
 
 
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:

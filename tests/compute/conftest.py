@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ from cbtop.compute.demo_model import (
     TINY_PHI3,
     TINY_QWEN3,
     TINY_QWEN3MOE,
+    TINY_STABLELM,
     write_model,
 )
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.kernels import layer_norm, rms_norm
+from cbtop.compute.kernels.base import Kernel
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS
 
-SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3, TINY_GEMMA2, TINY_GEMMA3)
+SHAPES = (TINY, TINY_QWEN3, TINY_QWEN3MOE, TINY_LLAMA, TINY_PHI3, TINY_GEMMA2, TINY_GEMMA3, TINY_STABLELM)
 
 
 @dataclass
@@ -95,6 +98,29 @@ def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator
         ],
         indirect=["model"],
     )
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What a model normalises by: a brick, whose kernel has that name in that module."""
+
+    brick: str
+    module: Any
+    name: str
+
+    @classmethod
+    def of(cls, model: Model) -> Norms:
+        is_centred = model.final_norm.bias is not None
+        return cls("LayerNorm", layer_norm, "LAYER_NORM") if is_centred else cls("RmsNorm", rms_norm, "RMS_NORM")
+
+    @property
+    def kernel(self) -> Kernel:
+        kernel: Kernel = getattr(self.module, self.name)
+        return kernel
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch, implementation: Callable[..., None]) -> None:
+        """In place of the kernel's own."""
+        monkeypatch.setattr(self.module, self.name, replace(self.kernel, implementation=implementation))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
 
-from .conftest import ListRecorder
+from .conftest import ListRecorder, Norms
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 DRAWN = Sampling(temperature=0.8, seed=3)
@@ -66,26 +66,24 @@ def test_without_checks_no_condition_is_evaluated(
         decoded(model, profiler, GREEDY, check=True)
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
-    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=wrong))
-
-
 def test_a_condition_that_comes_not_to_hold_is_announced_once(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
+    norms, calls = Norms.of(model), 0
+    right = norms.kernel.implementation
 
-    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+    def wrong(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
-        rms_norm.rms_norm(x, weight, epsilon, out)
+        right(*arguments)
         if calls in (5, 8, 9):
-            out[0, 0] = 1e6
+            arguments[-1][0, 0] = 1e6
 
-    plant(monkeypatch, wrong)
+    norms.plant(monkeypatch, wrong)
     decoded(model, profiler, GREEDY, check=True)
-    condition = "postcondition all(abs(out) <= sqrt(columns(x)) * abs(weight) * (1 + 1e-5))"
-    of_norms = [result for result in results(recorder) if (result.brick, result.assertion) == ("RmsNorm", condition)]
+    condition = norms.kernel.contract.postconditions[-1].name
+    assert "<= sqrt(columns(x)) * abs(weight)" in condition
+    of_norms = [one for one in results(recorder) if (one.brick, one.assertion) == (norms.brick, condition)]
     assert [result.passed for result in of_norms] == [True, False]
     assert calls > 9
 
@@ -96,11 +94,12 @@ def test_a_precondition_that_does_not_hold_is_announced_before_the_kernel_runs(
     def ends(*_: Any) -> None:
         raise RuntimeError("killed")
 
-    plant(monkeypatch, ends)
+    norms = Norms.of(model)
+    norms.plant(monkeypatch, ends)
     with pytest.raises(RuntimeError, match="killed"):
         decoded(replace(model, epsilon=-1.0), profiler, GREEDY, check=True)
     failed = [(result.brick, result.assertion) for result in results(recorder) if not result.passed]
-    assert failed == [("RmsNorm", "precondition epsilon > 0")]
+    assert failed == [(norms.brick, "precondition epsilon > 0")]
 
 
 def test_a_violation_in_a_later_step_of_the_workload_is_announced(
@@ -119,7 +118,7 @@ def test_a_violation_in_a_later_step_of_the_workload_is_announced(
         if calls == 42:  # those before are of the warm-up and of the checks before the first step
             out[:] = np.nan
 
-    plant(monkeypatch, wrong)
+    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=wrong))
     options = WorkloadOptions(model=model_files["qwen2"], steps=8, threads=1, check_contracts=True)
     run(options, profiler, lambda: False, lambda text, fraction: None)
     failed = {(result.brick, result.assertion) for result in results(recorder) if not result.passed}

@@ -15,13 +15,13 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.kernels import gated, linear, qkv, rms_norm
+from cbtop.compute.kernels import gated, linear, qkv
 from cbtop.compute.kernels.attention import CACHE_TYPES
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
-from .conftest import ListRecorder, in_every_family
+from .conftest import ListRecorder, Norms, in_every_family
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -112,6 +112,7 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     assert [layer.parent for layer in layers] == [step.id] * len(model.layers)
     in_layer = [node.name for node in ran if node.parent == layers[0].id]
     qk_norm = ["RmsNorm"] if model.layers[0].q_norm is not None else []
+    norm = Norms.of(model).brick
     post_norm = ["RmsNorm"] if model.layers[0].ffn_post_norm is not None else []
     is_fused = model.activation == "silu"
     gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
@@ -119,11 +120,11 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     if model.experts is not None:
         feed_forward = ["MoeRouter", *["MoeExperts"] * in_layer.count("MoeExperts"), "MoeCombine"]
     assert in_layer == [
-        "RmsNorm", "QkvProjection", *qk_norm, "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
-        *post_norm, "ResidualAdd", "RmsNorm", *feed_forward, *post_norm, "ResidualAdd",
+        norm, "QkvProjection", *qk_norm, "RopeEmbedding", "KvWrite", "Attention (fused)", "OutputProjection",
+        *post_norm, "ResidualAdd", norm, *feed_forward, *post_norm, "ResidualAdd",
     ]  # fmt: skip
     directly = [node.name for node in ran if node.parent == step.id and node.kind is NodeKind.BRICK]
-    assert directly == ["Embedding", "RmsNorm", "LmHead", *["SoftCap"] * (model.logit_cap > 0), "Sampling"]
+    assert directly == ["Embedding", norm, "LmHead", *["SoftCap"] * (model.logit_cap > 0), "Sampling"]
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
@@ -161,14 +162,15 @@ def test_all_bricks_hold_their_assertions(model: Model, decoder_for: MakeDecoder
 def test_a_wrong_kernel_fails_its_check(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-        rms_norm.reference(x, weight, epsilon, out)
-        out[-1, -1] *= 1.01
+    norms = Norms.of(model)
 
-    planted = replace(rms_norm.RMS_NORM, implementation=wrong)
-    monkeypatch.setattr(rms_norm, "RMS_NORM", planted)
+    def wrong(*arguments: Any) -> None:
+        norms.kernel.reference(*arguments)
+        arguments[-1][-1, -1] *= 1.01
+
+    norms.plant(monkeypatch, wrong)
     failed = [result for result in decoder_for(model, 1).verify(PROMPT) if not result.passed]
-    assert [(result.brick, result.assertion) for result in failed] == [("RmsNorm", "equals reference")]
+    assert [(result.brick, result.assertion) for result in failed] == [(norms.brick, "equals reference")]
     assert failed[0].max_error is not None
     assert failed[0].tolerance is not None
     assert failed[0].max_error > failed[0].tolerance

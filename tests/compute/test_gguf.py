@@ -98,7 +98,7 @@ def test_damage_is_told(tmp_path: Path, content: bytes, wanted: str) -> None:
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", architecture="mamba")
-    assert "'mamba'; supported are qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3:" in message_of(path)
+    assert "'mamba'; supported are qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3, stablelm:" in message_of(path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reac
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult, Node
 
-from .conftest import ListRecorder, in_every_family
+from .conftest import ListRecorder, Norms, in_every_family
 
 PROMPT = [3, 141, 59, 26]
 LAYER = 1
@@ -47,9 +47,9 @@ def plant(brick: ComputeBrick, value: float) -> None:
     """From now on the brick's first output has `value` added to the first number."""
     right: Callable[..., None] = brick.kernels[0].implementation
 
-    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-        right(x, weight, epsilon, out)
-        out[0, 0] += value
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[-1][0, 0] += value
 
     brick._implementations = (wrong,)
 
@@ -63,7 +63,8 @@ def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
     decoder, token = broken(model, profiler, Reaction.STOP, fault)
-    with pytest.raises(GuardError, match=r"^RmsNorm in layer 1 computed .* at position 4; the guard stopped"):
+    norm = Norms.of(model).brick
+    with pytest.raises(GuardError, match=rf"^{norm} in layer 1 computed .* at position 4; the guard stopped"):
         decoder.decode(token)
     assert [result.note for result in of_guard(recorder)] == [f"{fault.value} in layer 1, position 4; met 1 time"]
 
@@ -73,10 +74,11 @@ def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
     decoder, token = broken(model, profiler, Reaction.LOG, fault)
+    norm = Norms.of(model).brick
     decoder.decode(token)
     first = of_guard(recorder)[0]
     assert (first.brick, first.passed, first.note) == (
-        "RmsNorm",
+        norm,
         False,
         f"{fault.value} in layer 1, position 4; met 1 time",
     )
@@ -84,7 +86,7 @@ def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
         if decoder.position == decoder.context:
             decoder.restart()
         decoder.decode(token)
-    assert {result.brick for result in of_guard(recorder)} == {"RmsNorm"}
+    assert {result.brick for result in of_guard(recorder)} == {norm}
     assert of_guard(recorder)[2].note.endswith("met 3 times")
 
 
@@ -108,14 +110,14 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
-    norm = model.layers[LAYER].ffn_norm
-    kept = norm.copy()
-    norm[0] = np.nan
+    weight, norm = model.layers[LAYER].ffn_norm.weight, Norms.of(model).brick
+    kept = weight.copy()
+    weight[0] = np.nan
     try:
-        with pytest.raises(GuardError, match=r"^RmsNorm in layer 1 computed a NaN at position 0"):
+        with pytest.raises(GuardError, match=rf"^{norm} in layer 1 computed a NaN at position 0"):
             decoder.prefill(PROMPT)
     finally:
-        norm[:] = kept
+        weight[:] = kept
 
 
 def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(

@@ -43,7 +43,10 @@ LAYERS = 5
 def deeper(model: Model, layers: int = LAYERS) -> Model:
     """A tiny model with more layers, no two of them alike."""
     own = [model.layers[at % len(model.layers)] for at in range(layers)]
-    varied = (replace(one, attention_norm=one.attention_norm * (1 + at / 8)) for at, one in enumerate(own))
+    varied = (
+        replace(one, attention_norm=replace(one.attention_norm, weight=one.attention_norm.weight * (1 + at / 8)))
+        for at, one in enumerate(own)
+    )
     return replace(model, layers=tuple(varied))
 
 
@@ -183,8 +186,8 @@ def test_shares_of_every_layer_hold_each_weight_once_and_weigh_what_they_hold(ti
         for found, name in zip(biases, ("q", "k", "v"), strict=True):
             np.testing.assert_array_equal(found, getattr(whole, name).bias)
     assert model.embedding is model.lm_head
-    norms = sum(one.attention_norm.nbytes + one.ffn_norm.nbytes for one in model.layers)
-    in_each = norms + model.lm_head.size_bytes + model.final_norm.nbytes
+    norms = sum(one.attention_norm.size_bytes + one.ffn_norm.size_bytes for one in model.layers)
+    in_each = norms + model.lm_head.size_bytes + model.final_norm.size_bytes
     of_layers = sum(_bytes_of(one) for one in model.layers) - norms
     assert sum(one.weights_bytes for one in shares) == of_layers + 2 * in_each
 

@@ -33,7 +33,7 @@ from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantizatio
 from cbtop.protocol.messages import Node, TraceSummary
 from cbtop.protocol.vocabulary import BrickCategory
 
-from .conftest import ListRecorder
+from .conftest import ListRecorder, Norms
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -139,8 +139,10 @@ def violations(model: Model, traced: Traced) -> set[str]:
     """The traces whose figures of a pass cannot be where the contracts of its kernels hold."""
     forward, found = traced.forward, set()
     for trace, weights in zip(forward.activations, model.layers, strict=True):
-        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight)
-        bound = np.sqrt(model.hidden) * np.abs(weights.attention_norm).max() * (1 + contract("rms_norm").tolerance)
+        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight); layer_norm: abs(out - bias), or so much more
+        norm, tolerance = weights.attention_norm, Norms.of(model).kernel.contract.tolerance
+        bound = np.sqrt(model.hidden) * np.abs(norm.weight).max() * (1 + tolerance)
+        bound += 0 if norm.bias is None else np.abs(norm.bias).max()
         assert trace.post_norm.max is not None
         assert trace.post_norm.min is not None
         if max(trace.post_norm.max, -trace.post_norm.min) > bound:
@@ -332,10 +334,11 @@ def test_a_long_run_says_less_and_less_often(
 
 def with_norm(model: Model, layer: int, value: float) -> Model:
     """The model with one value of one layer's attention norm replaced."""
-    weight = model.layers[layer].attention_norm.copy()
+    norm = model.layers[layer].attention_norm
+    weight = norm.weight.copy()
     weight[17] = value
     layers = list(model.layers)
-    layers[layer] = replace(layers[layer], attention_norm=weight)
+    layers[layer] = replace(layers[layer], attention_norm=replace(norm, weight=weight))
     return replace(model, layers=tuple(layers))
 
 
@@ -379,7 +382,7 @@ def test_one_wrong_norm_weight_is_found_in_its_layer(model: Model, decoder_for: 
     wrong = fingerprints_of(decoder_for(with_norm(model, layer=1, value=3.0), 1))
     found = wrong.find_divergence(reference)
     assert found is not None
-    assert (found.brick, found.layer, found.position) == ("RmsNorm", 1, 0)
+    assert (found.brick, found.layer, found.position) == (Norms.of(model).brick, 1, 0)
     assert found.expected != found.actual
 
 
@@ -400,8 +403,10 @@ def test_other_threads_and_other_kernels_of_the_same_meaning_are_no_divergence(
     reference = fingerprints_of(decoder_for(model, 1))
     assert fingerprints_of(decoder_for(model, 2)).find_divergence(reference) is None
 
-    def other_order(*arguments: Any) -> None:
-        rms_norm.reference(*arguments)
+    norms = Norms.of(model)
 
-    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=other_order))
+    def other_order(*arguments: Any) -> None:
+        norms.kernel.reference(*arguments)
+
+    norms.plant(monkeypatch, other_order)
     assert fingerprints_of(decoder_for(model, 1)).find_divergence(reference) is None

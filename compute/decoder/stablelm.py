@@ -1,0 +1,11 @@
+"""StableLM and StableLM 2: as Llama with LayerNorms in place of RMSNorms, and RoPE over a part of each head.
+
+Source: Stable LM 2 1.6B technical report (2024); keys, tensor names, biases and the RoPE layout as llama.cpp's
+LLM_ARCH_STABLELM. The 12B model's parallel halves and norms of heads are refused.
+"""
+
+from __future__ import annotations
+
+from cbtop.compute.decoder.base import Family
+
+STABLELM = Family(architecture="stablelm", rope_layout="neox", qkv_bias=False, layer_norm=True)
