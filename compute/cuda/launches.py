@@ -8,6 +8,7 @@ from typing import Any
 
 EACH = 256  # threads of a block where each has a number of its own
 WARP = 32  # threads that run one instruction (CUDA C++ Programming Guide, "SIMT architecture")
+IN_REGISTERS = 2  # fours of a row that a thread keeps at most
 
 Dimensions = tuple[int, int, int]
 
@@ -80,3 +81,13 @@ def of_fours(numbers: int) -> tuple[Dimensions, Dimensions]:
 def whole_warps(threads: int, most: int = 1024) -> int:
     """`threads`, up to a whole number of warps, and at most `most`."""
     return min(-(-threads // WARP) * WARP, most)
+
+
+def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
+    """A block for each row; its threads have four numbers each, or of a long row fours in turn."""
+    return line(rows, whole_warps(-(-columns // 4)))
+
+
+def stays_in_registers(columns: int) -> bool:
+    """Whether the threads of `of_rows` can keep a row, of whole fours, of which each has IN_REGISTERS at most."""
+    return columns % 4 == 0 and columns <= 4 * IN_REGISTERS * whole_warps(columns // 4)

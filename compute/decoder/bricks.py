@@ -227,10 +227,11 @@ class BrickMaker:
 
     def _normed(self, norm: Norm, rows: float = 1.0) -> Launch:
         """Of a norm that has so many rows a token."""
-        hidden = norm.weight.size
+        hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
-            return Launch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=self._names_launches), rows)
-        return Launch(layer_norm.LAYER_NORM, layer_norm.work(hidden, has_bias=norm.bias.size > 0), rows)
+            return Launch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)
+        work = layer_norm.work(hidden, has_bias=norm.bias.size > 0, is_on_gpu=is_on_gpu)
+        return Launch(layer_norm.LAYER_NORM, work, rows)
 
     def _add(self) -> ComputeBrick:
         return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))

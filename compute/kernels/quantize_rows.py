@@ -78,7 +78,8 @@ def _rounded(value: Any) -> Any:
     return np.int32(np.rint(value))
 
 
-# Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them.
+# Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them. For sources whose
+# threads have four numbers of a row, of which eight have a block, what writes them and their codes: whole warps come.
 SCALES = r"""
 struct Scale {
     bool is_finite;
@@ -98,6 +99,31 @@ __device__ __forceinline__ Scale scale_of(int largest)
         found.inverse = __fdiv_rn(1.0f, found.scale);
     }
     return found;
+}
+__device__ __forceinline__ void write_coded(
+    const float (&v)[4], int at, int fours, float* out, uint32_t* codes, float4* factors)
+{
+    int largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
+    for (int apart = 4; apart; apart /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, apart));
+    const Scale scale = scale_of(largest);
+    uint32_t packed = 0;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int code = scale.is_finite ? __float2int_rn(v[i] * scale.inverse) : 0;
+        packed |= (uint32_t)(code & 255) << 8 * i;
+        sum += code;
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int other = __shfl_xor_sync(~0u, sum, 4);
+    if (at < fours) {
+        ((float4*)out)[at] = make_float4(v[0], v[1], v[2], v[3]);
+        codes[at] = packed;
+        if (at % 8 == 0) factors[at / 8] = scale.factors(sum, other);
+    }
 }
 """
 

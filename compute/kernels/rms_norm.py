@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.contracts import contract
-from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, line, whole_warps
+from cbtop.compute.cuda.launches import (
+    IN_REGISTERS,
+    CudaKernel,
+    CudaLaunch,
+    CudaModule,
+    of_rows,
+    stays_in_registers,
+)
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
@@ -37,8 +44,6 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
         for i in range(hidden):
             out[t, i] = x[t, i] * scale * weight[i]
 
-
-IN_REGISTERS = 2  # of four numbers, in each thread
 
 CUDA = CudaModule(
     "rms_norm",
@@ -133,27 +138,7 @@ KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* 
         const int at = threadIdx.x + n * blockDim.x;
         const float v[4] = {own[n].x * norm * by[n].x, own[n].y * norm * by[n].y, own[n].z * norm * by[n].z,
                             own[n].w * norm * by[n].w};
-        int largest = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
-        for (int apart = 4; apart; apart /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, apart));
-        const Scale scale = scale_of(largest);
-        uint32_t packed = 0;
-        int sum = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int code = scale.is_finite ? __float2int_rn(v[i] * scale.inverse) : 0;
-            packed |= (uint32_t)(code & 255) << 8 * i;
-            sum += code;
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const int other = __shfl_xor_sync(~0u, sum, 4);
-        if (at < fours) {
-            ((float4*)out)[at] = make_float4(v[0], v[1], v[2], v[3]);
-            codes[at] = packed;
-            if (at % 8 == 0) factors[at / 8] = scale.factors(sum, other);
-        }
+        write_coded(v, at, fours, out, codes, factors);
     }
     LEAVE
 }
@@ -165,11 +150,7 @@ def _by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: An
     """A block for each row."""
     rows, hidden = x.shape
     arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), *more
-    return CudaLaunch(CUDA, entry, *line(rows, whole_warps(-(-hidden // 4))), arguments)
-
-
-def _stays_in_registers(hidden: int) -> bool:
-    return hidden % 4 == 0 and hidden <= 4 * IN_REGISTERS * whole_warps(-(-hidden // 4))
+    return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
 
 
 def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
@@ -186,7 +167,7 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
     """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
     blocks of 32 that fit into registers."""
     hidden = x.shape[1]
-    if hidden % BLOCK or not _stays_in_registers(hidden):
+    if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
     return (_by_row("rms_norm_int8", x, weight, epsilon, out, codes, factors),)
 
@@ -194,7 +175,7 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
     """Elements are outputs. Square, add, two multiplications; x is read twice, as written; on a GPU once, where its
     registers hold the row."""
-    readings = 1.0 if is_on_gpu and _stays_in_registers(hidden) else 2.0
+    readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 2.0
     moved = (readings + 1.0) * FLOAT_BYTES
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=moved)
 

@@ -27,9 +27,10 @@ from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.kernels.activation import GEGLU, SWIGLU
 from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
+from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
-from cbtop.compute.kernels.rms_norm import RMS_NORM, with_codes
+from cbtop.compute.kernels.rms_norm import RMS_NORM
 from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
 from cbtop.compute.kernels.sampling import DRAWN
 from cbtop.compute.quantization.base import BlockFormat
@@ -42,11 +43,11 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
 from tests.compute.test_cuda_kernels import error_of_product
-from tests.compute.test_on_gpu import MIXTURES, PROMPT, of_family, off
+from tests.compute.test_on_gpu import MIXTURES, NORMS, PROMPT, of_family, off, weights_of
 
 SIZES = (7, 32)
-QUICK = ("combine", "embedding", "greedy", "drawn", "kv_write", "quantize_rows", "residual_add", "rms_norm",
-    "rope_neox", "rope_normal", "route", "soft_cap", "swiglu", "take_rows")  # fmt: skip
+QUICK = ("combine", "embedding", "greedy", "drawn", "kv_write", "layer_norm", "quantize_rows", "residual_add",
+    "rms_norm", "rope_neox", "rope_normal", "route", "soft_cap", "swiglu", "take_rows")  # fmt: skip
 QUICK_PRODUCTS = ("q4_k_linear_int8", "q6_k_linear_int8", "q8_0_linear_int8", "q4_k_q6_k_gated_int8",
     "q4_k_q6_k_qkv_int8", "q4_k_linear", "q4_k_expert_gated", "q4_k_expert_linear", "q4_k_expert_linear_int8",
     "q4_k_q6_k_expert_gated_int8")  # fmt: skip
@@ -125,64 +126,96 @@ def test_products_of_rows_that_several_warps_share_agree_with_their_reference(
     assert error_of_product(name, formats, columns, tokens, is_int8, gpu) <= 1
 
 
-# Numbers one by one, in fours that registers hold, with threads that have none, and more than registers hold.
-@pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
-def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(hidden: int, gpu: CpuAsGpu) -> None:
+def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool = True) -> float:
+    """Of the tolerance."""
     rng = np.random.default_rng(hidden)
-    arguments = floats(rng, 2, hidden), floats(rng, hidden), 1e-6, np.zeros((2, hidden), np.float32)
-    expected = with_copies(arguments, RMS_NORM.outputs)
-    RMS_NORM.reference(*expected)
-    run_on(gpu, RMS_NORM, arguments)
-    assert np.abs(arguments[3] - expected[3]).max() <= RMS_NORM.contract.tolerance * np.abs(expected[3]).max()
+    x, weights = floats(rng, 2, hidden) + np.float32(1), weights_of(kernel, rng, hidden)
+    if not has_bias:
+        weights = *weights[:-1], np.zeros(0, np.float32)
+    arguments = x, *weights, 1e-6, np.zeros_like(x)
+    expected = with_copies(arguments, kernel.outputs)
+    kernel.reference(*expected)
+    run_on(gpu, kernel, arguments)
+    error = np.abs(arguments[-1] - expected[-1]).max() / np.abs(expected[-1]).max()
+    return float(error / kernel.contract.tolerance)
 
 
-def codes_of_norm(hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
+# Numbers one by one, in fours that registers hold, with threads that have none, and more than registers hold.
+@NORMS
+@pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
+def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(
+    kernel: Kernel, hidden: int, gpu: CpuAsGpu
+) -> None:
+    assert error_of_norm(kernel, hidden, gpu) <= 1
+
+
+@pytest.mark.parametrize("hidden", [7, 40])
+def test_a_layer_norm_without_a_bias_agrees_with_its_reference(hidden: int, gpu: CpuAsGpu) -> None:
+    assert error_of_norm(LAYER_NORM, hidden, gpu, has_bias=False) <= 1
+
+
+def with_codes(kernel: Kernel, *arguments: Any) -> Sequence[CudaLaunch]:
+    assert kernel.cuda is not None
+    assert kernel.cuda.with_codes is not None
+    return kernel.cuda.with_codes(*arguments)
+
+
+def codes_of_norm(kernel: Kernel, hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
     """The output, codes and factors that a norm makes with it, and what a norm and quantize_rows do."""
     rng = np.random.default_rng(hidden)
-    weight = floats(rng, hidden)
-    weight[:32], weight[37] = 0, 1e-42
-    x, by = gpu.array(floats(rng, rows, hidden)), gpu.array(weight)
+    weights = weights_of(kernel, rng, hidden)
+    for one in weights:
+        one[:32], one[37] = 0, 1e-42
+    x, *by = (gpu.array(one) for one in (floats(rng, rows, hidden), *weights))
     found, expected = (
         [gpu.zeros((rows, hidden), np.float32), gpu.zeros((rows, hidden), "u1"), gpu.zeros((rows, hidden // 8), "f4")]
         for _ in range(2)
     )
-    for one in with_codes(x, by, 1e-6, *found):
+    for one in with_codes(kernel, x, *by, 1e-6, *found):
         gpu.launch(one)
-    gpu.run(RMS_NORM, x, by, 1e-6, expected[0])
+    gpu.run(kernel, x, *by, 1e-6, expected[0])
     gpu.run(QUANTIZE_ROWS, *expected)
     return found, expected
 
 
+@NORMS
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("hidden", [64, 768, 3584, 8192, 8256])
-def test_codes_that_a_norm_makes_are_to_the_bit_those_of_its_output(hidden: int, rows: int, gpu: CpuAsGpu) -> None:
-    for one, other in zip(*codes_of_norm(hidden, rows, gpu), strict=True):
+def test_codes_that_a_norm_makes_are_to_the_bit_those_of_its_output(
+    kernel: Kernel, hidden: int, rows: int, gpu: CpuAsGpu
+) -> None:
+    for one, other in zip(*codes_of_norm(kernel, hidden, rows, gpu), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
+@NORMS
 @pytest.mark.parametrize("weird", [np.nan, np.inf, 3e38])
-def test_a_norm_marks_blocks_that_are_not_finite_as_quantize_rows_does(weird: float, gpu: CpuAsGpu) -> None:
-    x, weight = np.ones((1, 128), np.float32), np.full(128, 2, np.float32)
-    x[0, 5], weight[70] = 40, weird
+def test_a_norm_marks_blocks_that_are_not_finite_as_quantize_rows_does(
+    kernel: Kernel, weird: float, gpu: CpuAsGpu
+) -> None:
+    x, weights = np.ones((1, 128), np.float32), weights_of(kernel, np.random.default_rng(1), 128)
+    x[0, 5], weights[0][70] = 40, weird
+    given, by = gpu.array(x), [gpu.array(one) for one in weights]
     codes, factors = (gpu.array(one) for one in empty_codes(1, 128))
-    for one in with_codes(gpu.array(x), gpu.array(weight), 1e-6, gpu.zeros((1, 128), np.float32), codes, factors):
+    for one in with_codes(kernel, given, *by, 1e-6, gpu.zeros((1, 128), np.float32), codes, factors):
         gpu.launch(one)
     out, expected = np.zeros((1, 128), np.float32), empty_codes(1, 128)
-    run_on(gpu, RMS_NORM, (x, weight, 1e-6, out))
+    run_on(gpu, kernel, (x, *weights, 1e-6, out))
     QUANTIZE_ROWS.implementation(out, *expected)
     np.testing.assert_array_equal(codes, expected[0])
     np.testing.assert_array_equal(factors, expected[1])
 
 
 @pytest.mark.parametrize("hidden", [64, 3584, 8256])
-@pytest.mark.parametrize("kernel", [RMS_NORM, SWIGLU, GEGLU], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [RMS_NORM, LAYER_NORM, SWIGLU, GEGLU], ids=lambda kernel: kernel.name)
 def test_what_is_rounded_with_what_it_is_made_of_is_to_the_bit_its_output_rounded(
     kernel: Kernel, hidden: int, gpu: CpuAsGpu
 ) -> None:
     rng = np.random.default_rng(hidden)
     x, out = floats(rng, 13, hidden), np.zeros((13, hidden), np.float32)
     x[3, 5], x[4, :8] = np.nan, 3e38
-    given = (x, floats(rng, hidden), 1e-6, out) if kernel is RMS_NORM else (x, floats(rng, 13, hidden), out)
+    weights = weights_of(kernel, rng, hidden)
+    given = (x, *weights, 1e-6, out) if weights else (x, floats(rng, 13, hidden), out)
     moved = [gpu.array(one) if isinstance(one, np.ndarray) else one for one in given]
     rounded, expected = (gpu.zeros((x.size,), np.uint16) for _ in range(2))
     assert kernel.cuda is not None
@@ -234,8 +267,9 @@ def error_of_rotation(kernel: Any, tokens: int, gpu: CpuAsGpu) -> float:
 def test_threads_that_run_backwards_make_the_same(gpu: CpuAsGpu) -> None:
     backwards = CpuAsGpu(is_reversed=True)
     assert error_of_product("linear", (Q4_K,), 9216, 1, True, backwards) <= 1
-    for one, other in zip(codes_of_norm(3584, 3, backwards)[0], codes_of_norm(3584, 3, gpu)[0], strict=True):
-        np.testing.assert_array_equal(one, other)
+    for kernel in (RMS_NORM, LAYER_NORM):
+        for one, other in zip(*(codes_of_norm(kernel, 3584, 3, on)[0] for on in (backwards, gpu)), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 # --- a pass of a decoder --------------------------------------------------------------------------------------------
@@ -301,12 +335,15 @@ def test_a_token_of_a_mixture_launches_what_the_plan_says(
     assert names.count("route") == names.count("expert_gated_in_turn") == names.count("combine") > 0
 
 
-def test_a_pass_launches_what_the_plan_says(model_files: dict[str, Path], gpu: CpuAsGpu) -> None:
-    decoder = decoder_on(gpu, model_files["qwen2"], is_exact=False)
+@pytest.mark.parametrize(("family", "norm"), [("qwen2", "rms_norm_int8"), ("stablelm", "layer_norm_int8")])
+def test_a_pass_launches_what_the_plan_says(
+    family: str, norm: str, model_files: dict[str, Path], gpu: CpuAsGpu
+) -> None:
+    decoder = decoder_on(gpu, model_files[family], is_exact=False)
     names, layers = pass_of(gpu, decoder, [1]), len(decoder.model.layers)
-    plan = planned(model_files["qwen2"], "cuda")
+    plan = planned(model_files[family], "cuda")
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
-    assert names.count("rms_norm_int8") == 2 * layers + 1
+    assert names.count(norm) == 2 * layers + 1
     assert names.count("quantize_rows") == 2 * layers  # of what attention and the gated activations left
 
 
@@ -375,8 +412,24 @@ def faulty(gpu: CpuAsGpu) -> type[Faulty]:
     ids=["distance", "exchange", "row", "factors"],
 )
 def test_a_norm_whose_codes_are_wrong_is_found(old: str, new: str, faulty: type[Faulty]) -> None:
-    found, expected = codes_of_norm(64, 3, faulty(old, new))
+    found, expected = codes_of_norm(RMS_NORM, 64, 3, faulty(old, new))
     assert not all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("own[n].w - mean);", "own[n].w);"),
+        ("if (threadIdx.x + n * blockDim.x < fours)\n", ""),
+        ("sum += own[n].x + own[n].y", "sum += own[n].y"),
+        ("+ more[n].z;", ";"),
+        ("(x[i] - mean) * (x[i] - mean)", "x[i] * x[i]"),
+        ("+ (bias ? bias[i] : 0.0f)", ""),
+    ],
+    ids=["mean", "behind the row", "sum", "bias", "mean of a long row", "bias of a long row"],
+)
+def test_a_layer_norm_that_is_wrong_is_found(old: str, new: str, faulty: type[Faulty]) -> None:
+    assert max(error_of_norm(LAYER_NORM, hidden, faulty(old, new)) for hidden in (40, 8256)) > 100
 
 
 @pytest.mark.parametrize(

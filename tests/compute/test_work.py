@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,17 @@ import pytest
 from cbtop.compute.brick import ComputeBrick, Launch, combined_work
 from cbtop.compute.brick_specs import LM_HEAD
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
-from cbtop.compute.kernels import activation, attention, expert_gated, expert_linear, gated, linear, qkv, rms_norm
+from cbtop.compute.kernels import (
+    activation,
+    attention,
+    expert_gated,
+    expert_linear,
+    gated,
+    layer_norm,
+    linear,
+    qkv,
+    rms_norm,
+)
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
@@ -57,12 +69,20 @@ def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them(
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
 
 
-@pytest.mark.parametrize(("hidden", "readings"), [(64, 1), (8192, 1), (8448, 2), (70, 2)])
-def test_a_norm_reads_a_row_once_where_the_registers_of_a_gpu_hold_it_and_else_twice(
-    hidden: int, readings: int
+@pytest.mark.parametrize(("hidden", "is_held"), [(64, True), (8192, True), (8448, False), (70, False)])
+def test_a_norm_reads_a_row_once_where_the_registers_of_a_gpu_hold_it_and_else_in_each_pass(
+    hidden: int, is_held: bool
 ) -> None:
-    assert rms_norm.work(hidden, is_on_gpu=True).bytes_per_element == 4 * (readings + 1)
-    assert rms_norm.work(hidden).bytes_per_element == 4 * (2 + 1)
+    kernels: list[tuple[Any, int]] = [(rms_norm.work, 2), (partial(layer_norm.work, has_bias=True), 3)]
+    for work, passes in kernels:
+        assert work(hidden, is_on_gpu=True).bytes_per_element == 4 * ((1 if is_held else passes) + 1)
+        assert work(hidden).bytes_per_element == 4 * (passes + 1)
+
+
+def test_a_bias_of_a_norm_is_read_once_and_added_to_each_number() -> None:
+    plain, biased = (layer_norm.work(64, has_bias=has_bias) for has_bias in (False, True))
+    assert biased.bytes_per_call - plain.bytes_per_call == plain.bytes_per_call == 4 * 64
+    assert biased.flops_per_element - plain.flops_per_element == 1
 
 
 def matrix_of(kind: type[QuantizedMatrix | InterleavedMatrix]) -> QuantizedMatrix | InterleavedMatrix:
