@@ -31,12 +31,14 @@ _LLAMA3 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
 # What `tokenizer.ggml.pre` names: the patterns that cut a text into words, one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
     "llama-bpe": (_LLAMA3,),
-    "qwen2": (_LLAMA3.replace("{1,3}", ""),),
+    "qwen2": (_QWEN2,),
+    "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
 BEGINS = frozenset({"llama-bpe"})  # what begins with a token of its own where the file does not say
