@@ -26,6 +26,14 @@ def rows_of(columns: int) -> tuple[Any, Any, Any]:
     return x, floats(rng, columns), floats(rng, columns)
 
 
+def test_a_layer_norm_without_a_bias_agrees_with_its_reference() -> None:
+    x, weight, _ = rows_of(515)
+    expected = np.zeros_like(x)
+    LAYER_NORM.reference(x, weight, NO_BIAS, 1e-5, expected)
+    np.testing.assert_allclose(normed(x, weight, NO_BIAS), expected, atol=1e-5)
+
+
+@pytest.mark.slow  # torch takes two seconds to load
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("columns", [2, 64, 515])
 def test_a_layer_norm_is_torchs(columns: int, has_bias: bool) -> None:
