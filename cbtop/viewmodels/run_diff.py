@@ -229,7 +229,7 @@ class RunDiff:
     @property
     def alone_percent(self) -> float:
         """How much of the time of the new run those take."""
-        whole_us = time_us(self.now)
+        whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
 
@@ -589,18 +589,13 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
             yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
 
 
-def time_us(run: Run) -> float:
-    """Of all its steps, with what lies before each."""
-    return sum(part.time_us for part in run.parts) + sum(one.time_us for one in run.too_short)
-
-
 def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
     """The phases of too few steps that take more of the new run's time than of the baseline's, by so much."""
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         ours = [one for one in now.too_short if one.phase == name]
         before_us = sum(one.time_us for one in base.too_short if one.phase == name)
-        share = before_us / time_us(base) if before_us else 0.0
-        grown_us = sum(one.time_us for one in ours) - share * time_us(now)
+        share = before_us / base.time_us if before_us else 0.0
+        grown_us = sum(one.time_us for one in ours) - share * now.time_us
         if grown_us > 0:
             yield replace(ours[0], steps=sum(one.steps for one in ours), time_us=grown_us)
 

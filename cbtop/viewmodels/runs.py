@@ -121,6 +121,11 @@ class Run:
     def lost_percent(self) -> float:
         return 100 * self.lost / self.seen if self.seen else 0.0
 
+    @property
+    def time_us(self) -> float:
+        """Of all its steps, with what lies before each."""
+        return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
+
 
 def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part | None:
     """The part of a run that these blocks are; None where they are too few, or hold no recorded step."""
