@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, pi, sqrt
+from math import expm1, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -278,7 +278,8 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
     """How many standard errors a mean is off at most, either way (G. W. Hill, "Algorithm 396: Student's
-    t-quantiles", Communications of the ACM 13, 1970)."""
+    t-quantiles", Communications of the ACM 13, 1970), but for what it says of fewer than five degrees of freedom at a
+    confidence below ours."""
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)
     b = 48 / a**2
@@ -289,12 +290,9 @@ def _student(freedom: float, compared: int) -> float:
     if y > 0.05 + a:
         x = NormalDist().inv_cdf(p / 2)
         y = x * x
-        if n < 5:
-            c += 0.3 * (n - 4.5) * (x + 0.6)
         c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
         y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
-        y = a * y * y
-        y = exp(y) - 1 if y > 0.002 else 0.5 * y * y + y
+        y = expm1(a * y * y)
     else:
         y = ((1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1) * (n + 1) / (
             n + 2

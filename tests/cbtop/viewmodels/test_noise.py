@@ -8,9 +8,21 @@ from math import lgamma
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cbtop.viewmodels.comparison import compare
-from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, Change, Figure, change, figures, learned
+from cbtop.viewmodels.noise import (
+    CONFIDENCE,
+    LEAST_LEARNED_PERCENT,
+    LEAST_PERCENT,
+    Change,
+    Figure,
+    change,
+    figures,
+    learned,
+)
 from tests.cbtop.viewmodels.made_snapshots import DOWN, Noise, made
 
 COMPARISONS = 200
@@ -79,35 +91,204 @@ def beyond(t: float, freedom: float) -> float:
 
 
 @pytest.mark.parametrize("compared", [1, 3, 40, 2_000])
-@pytest.mark.parametrize("blocks", [5, 6, 10, 30, 200])
+@pytest.mark.parametrize("blocks", [5, 6, 7, 10, 30, 200])
 def test_the_quantile_is_students_for_few_blocks_and_many_and_however_many_are_compared(
     blocks: int, compared: int
 ) -> None:
     half = change(Figure(100.0, 0.0, blocks), Figure(100.0, 1.0, blocks), compared).half
-    assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=5e-5)
+    assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=2e-5)
 
 
-def test_two_means_have_welchs_degrees_of_freedom_rounded_down_to_a_quarter() -> None:
-    found = change(Figure(100.0, 1.0, 10), Figure(104.0, 2.0, 20), 1)
-    freedom = 5.0**2 / (1.0 / 9 + 4.0**2 / 19)  # 26.2
+@pytest.mark.parametrize(
+    ("error", "blocks", "freedom"), [(2.0, 20, 26.0), (1.0, 20, 24.25), (4.0, 5, 4.5), (2.7, 5, 5.0), (2.4, 5, 5.25)]
+)
+def test_two_means_have_welchs_degrees_of_freedom_rounded_down_to_a_quarter(
+    error: float, blocks: int, freedom: float
+) -> None:
+    found = change(Figure(100.0, 1.0, 10), Figure(104.0, error, blocks), 1)
+    variance = 1 + error**2
+    assert freedom == int(4 * variance**2 / (1 / 9 + error**4 / (blocks - 1))) / 4
     assert (found.before, found.now) == (100.0, 104.0)
-    assert beyond(found.half / 5.0**0.5, int(freedom * 4) / 4) == pytest.approx(1 - CONFIDENCE, rel=5e-5)
+    assert beyond(found.half / variance**0.5, freedom) == pytest.approx(1 - CONFIDENCE, rel=2e-5)
 
 
-def test_the_error_of_a_ratio_is_that_of_block_means_that_are_worth_fewer_where_neighbours_are_alike() -> None:
-    """Of one column by hand: residuals d = amount - mean * weight, correlation r of neighbours less its bias."""
-    amount, weight = np.array([11.0, 24.0, 30.0, 41.0, 49.0, 63.0]), np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    mean = 218.0 / 21.0
-    d = [a - mean * w for a, w in zip(amount, weight, strict=True)]
-    squares = sum(one * one for one in d)
-    r = sum(one * next_one for one, next_one in pairwise(d)) / squares
-    r += (1 + 4 * r) / 6
-    r = min(max(r, 0.0), 0.9)
-    worth = max(2.0, 6 * (1 - r) / (1 + r))
-    (found,) = figures(amount[:, np.newaxis], weight)
-    assert found.mean == pytest.approx(mean)
-    assert found.error == pytest.approx((squares / (6 * (1 - 1 / worth)) / worth) ** 0.5 / 3.5)
-    assert figures(np.zeros((6, 0)), weight) == []
+def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[np.float64]:
+    """Noise of which each block has a part of the one before, in some columns more of it than in others."""
+    rng = np.random.default_rng(seed)
+    memory = rng.uniform(-0.5, 0.9)
+    found = rng.standard_normal((blocks, columns))
+    for at in range(1, blocks):
+        found[at] += memory * found[at - 1]
+    return found * rng.uniform(0.5, 2.0, columns)
+
+
+@given(st.integers(0, 2**32), st.integers(5, 19), st.booleans())
+def test_the_error_of_a_ratio_is_that_of_block_means_that_are_worth_fewer_where_neighbours_are_alike(
+    seed: int, blocks: int, is_line: bool
+) -> None:
+    """By hand: residuals d off the mean, or off a line, and r, how alike neighbours are less its bias."""
+    rng = np.random.default_rng(seed)
+    weight = rng.uniform(1.0, 6.0, blocks)
+    along = rng.uniform(0.0, 100.0, blocks)
+    amount = weight[:, None] * (100.0 + along[:, None] * [0.5, 0.0, 2.0]) + alike_their_neighbours(seed, blocks)
+    middle = sum(weight * along) / sum(weight)
+    spread = sum(weight * (along - middle) ** 2)
+    fitted, r, squares = 1 + is_line, [], []
+    means = [sum(column) / sum(weight) for column in amount.T]
+    slopes = [sum((along - middle) * column) / spread if is_line else 0.0 for column in amount.T]
+    for column, mean, slope in zip(amount.T, means, slopes, strict=True):
+        d = (column - weight * (mean + slope * (along - middle))).tolist()
+        squares.append(sum(one * one for one in d))
+        alike = sum(one * next_one for one, next_one in pairwise(d)) / squares[-1]
+        r.append(alike + fitted * (1 + 4 * alike) / blocks)
+    usual = min(max(sorted(r)[1], 0.0), 0.9)
+    worth = max(2.0, blocks * (1 - usual) / (1 + usual))
+    errors = [
+        (one / (blocks * max(1 - fitted / worth, 0.5)) / worth) ** 0.5 / float(np.mean(weight)) for one in squares
+    ]
+    least = sorted(error / mean for error, mean in zip(errors, means, strict=True))[1]
+    found = figures(amount, weight, along if is_line else None)
+    assert [one.mean for one in found] == pytest.approx(means)
+    assert [one.slope for one in found] == pytest.approx(slopes)
+    expected = [max(error, least * mean) for error, mean in zip(errors, means, strict=True)]
+    assert [one.error for one in found] == pytest.approx(expected)
+    assert {one.blocks for one in found} == {blocks + 1 - fitted}  # a degree of freedom more than there are
+    of_slope = blocks**0.5 * float(np.mean(weight)) * sum((along - middle) ** 2) ** 0.5 / spread if is_line else 0.0
+    assert [one.slope_error for one in found] == pytest.approx([error * of_slope for error in expected])
+
+
+def test_of_no_columns_there_are_no_figures_and_of_nothing_nothing() -> None:
+    assert figures(np.zeros((6, 0)), np.ones(6)) == []
+    assert figures(np.zeros((20, 2)), np.ones(20)) == [Figure(0.0, 0.0, 20)] * 2
+
+
+def test_a_line_has_the_error_that_textbooks_give_it_where_blocks_are_not_alike() -> None:
+    """Of ordinary least squares: s, of n - 2 degrees of freedom, over the root of the sum of squares."""
+    along = np.arange(10.0)
+    amount = 50.0 + 3.0 * along + [1, -1, 1, -1, 1, -1, 1, -1, 1, -1]
+    slope, height = np.polyfit(along, amount, 1)
+    s = (((amount - height - slope * along) ** 2).sum() / 8) ** 0.5
+    (found,) = figures(4 * amount[:, None], np.full(10, 4.0), along)
+    assert (found.mean, found.slope) == (pytest.approx(amount.mean()), pytest.approx(slope))
+    assert found.error == pytest.approx(s / 10**0.5)
+    assert found.slope_error == pytest.approx(s / ((along - 4.5) ** 2).sum() ** 0.5)
+
+
+@given(st.integers(0, 2**32), st.integers(20, 45))
+def test_a_mean_is_no_surer_than_blocks_twice_as_long_say_and_what_is_left_over_is_of_the_last(
+    seed: int, blocks: int
+) -> None:
+    weight = np.random.default_rng(seed).uniform(1.0, 2.0, blocks)
+    amount = 100.0 * weight[:, None] + alike_their_neighbours(seed, blocks, 1)
+
+    def twice_as_long(each: NDArray[np.float64]) -> NDArray[np.float64]:
+        pairs = [each[at : at + 2].sum(axis=0) for at in range(0, len(each) - 1, 2)]
+        if len(each) % 2:
+            pairs[-1] = each[-3:].sum(axis=0)
+        return np.array(pairs)
+
+    (short,), (long,) = figures(amount, weight), figures(twice_as_long(amount), twice_as_long(weight))
+    assert short.mean == pytest.approx(long.mean)
+    assert short.error >= long.error * (1 - 1e-9)
+    # As many blocks as its error is of.
+    assert short.blocks == blocks or (short.error, short.blocks) == (pytest.approx(long.error), long.blocks)
+
+
+def test_twenty_blocks_that_are_not_alike_tell_by_themselves_how_they_scatter_and_nineteen_do_not() -> None:
+    for blocks, is_as_others in ((19, True), (20, False)):
+        sign = np.resize([1.0, -1.0], blocks)
+        loud, louder, steady = (one.error for one in figures(100 + np.outer(sign, [1.0, 3.0, 0.0]), np.ones(blocks)))
+        assert (steady == pytest.approx(loud, rel=0.01)) is is_as_others
+        assert louder == pytest.approx(3 * loud, rel=0.01)
+
+
+@given(st.integers(0, 2**32), st.integers(5, 45), st.sampled_from([1e-6, 1e-3, 1e3]))
+def test_whatever_the_unit_figures_and_changes_are_the_same(seed: int, blocks: int, unit: float) -> None:
+    rng = np.random.default_rng(seed)
+    weight, along, pace = rng.uniform(1.0, 2.0, blocks), rng.uniform(0.0, 9.0, blocks), rng.uniform(0.9, 1.1, blocks)
+    amount = (20.0 + along[:, None] + alike_their_neighbours(seed, blocks)) * pace[:, None]
+    one, other = (figures(each, weight, along, pace) for each in (amount, unit * amount))
+    for name in ("mean", "error", "slope", "slope_error", "own_error"):
+        assert [getattr(each, name) for each in other] == pytest.approx([unit * getattr(each, name) for each in one])
+    (before, *runs), (same_before, *same_runs) = (learned([each] * 2 + [each[::-1]]) for each in (one, other))
+    for figure, same in zip((before, *runs), (same_before, *same_runs), strict=True):
+        assert (same.error, same.scatter) == (
+            pytest.approx(unit * figure.error),
+            pytest.approx(unit * figure.scatter),
+        )
+    found, as_well = change(before, one[0], 7, 1.1), change(same_before, other[0], 7, 1.1)
+    assert as_well.percent == pytest.approx(found.percent)
+    assert as_well.noise_percent == pytest.approx(found.noise_percent)
+    assert as_well.is_beyond_noise is found.is_beyond_noise
+
+
+def test_what_is_told_by_others_alone_is_what_is_beyond_noise_beside_them_and_not_as_it_is() -> None:
+    own = Change(100.0, 110.0, 1.0)
+    for one, is_told in (
+        (Change(100.0, 110.0, 20.0, own=own), True),
+        (Change(100.0, 110.0, 1.0, own=own), False),  # the clock tells it as well
+        (Change(100.0, 110.0, 20.0), False),
+        (Change(100.0, 110.0, 1.0), False),
+        (Change(100.0, 90.0, 20.0, own=own), False),
+        (Change(100.0, 110.0, 20.0, own=Change(100.0, 110.0, 20.0)), False),
+    ):
+        assert one.is_told_by_others is is_told
+    # What is called a change is less where it was learned how runs scatter.
+    small = Change(100.0, 102.0, 20.0, own=Change(100.0, 110.0, 1.0))
+    assert (small.is_beyond_others, replace(small, least_percent=1.0).is_beyond_others) == (False, True)
+    assert not replace(small, now=103.0).is_beyond_others
+
+
+def test_a_change_is_of_median_calls_where_both_sides_know_theirs() -> None:
+    known, unknown = Figure(100.0, 1.0, 10, median_us=5.0), Figure(100.0, 1.0, 10)
+    assert change(known, replace(known, median_us=6.0), 1).medians_us == (5.0, 6.0)
+    for before, now in ((known, unknown), (unknown, known), (unknown, unknown)):
+        assert change(before, now, 1).medians_us is None
+
+
+def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little_of_that() -> None:
+    """Of six runs there are five degrees of freedom: 4.773 at 99.5 %, for there are bricks, and bricks in a layer; of
+    three, two: 14.089. What is looked at twice has half of that chance each time."""
+    now = Figure(100.0, 0.1, 1_000)
+    for runs, error, quantile in ((6, 1.0, 4.773), (6, 2.0, 4.773), (3, 1.0, 14.089)):
+        found = change(Figure(100.0, 0.0, 1_000, scatter=error, runs=runs), now, 1)
+        assert found.half == pytest.approx(quantile * error, rel=1e-3)
+        assert found.error == error
+        assert found.least_percent == LEAST_LEARNED_PERCENT
+    assert change(Figure(100.0, 0.0, 1_000, scatter=0.01, runs=6), now, 1).error == 0.1
+    before = Figure(100.0, 0.0, 1_000, scatter=1.0, runs=6, own_error=0.0, own_scatter=0.5)
+    beside = change(before, replace(now, own_error=0.1), 1, 1.0)
+    assert beyond(beside.half, 5) == pytest.approx((1 - CONFIDENCE) / 4, rel=2e-5)
+    assert beside.own is not None
+    assert beside.own.half == pytest.approx(beside.half / 2)
+    # Where a thousand are compared, and a run is known by few blocks, that is what is told less.
+    assert change(replace(before, blocks=5), replace(now, error=1.0, blocks=5), 1_000).half > 15
+    (one,) = learned([[now, now]])
+    assert change(one, now, 1).least_percent == LEAST_LEARNED_PERCENT
+    assert change(now, now, 1).least_percent == LEAST_PERCENT
+
+
+def test_of_several_runs_is_learned_their_mean_how_sure_it_is_and_how_they_scatter() -> None:
+    """Means 2 apart scatter by 2, so their mean by 2 over the root of 3; it is no surer than the runs are."""
+    rows = [
+        [Figure(mean, error, 10, 5.0 + mean, 2.0 + mean, error) for mean in (98.0, 100.0, 102.0)] for error in (1, 9)
+    ]
+    sure, unsure = learned(rows)
+    for one, error, slope_error in ((sure, 2 / 3**0.5, 1 / 3**0.5), (unsure, 9 / 3**0.5, 9 / 3**0.5)):
+        assert (one.mean, one.blocks, one.runs, one.median_us, one.slope) == (100.0, 30, 3, 105.0, 102.0)
+        assert (one.scatter, one.error) == (pytest.approx(2.0), pytest.approx(error))
+        assert (one.slope_error, one.own_error) == (pytest.approx(slope_error), None)
+    (forgotten,) = learned([[*rows[0][:2], replace(rows[0][2], median_us=None)]])
+    assert forgotten.median_us is None
+
+
+def test_no_place_passes_for_one_that_scatters_less_from_run_to_run_than_half_of_those_beside_it_do() -> None:
+    off = ((0.0, 0.0, 0.0), (-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0))
+    rows = [[Figure(10.0 * (100 + by) / 100, 0.0, 10) for by in each] for each in off]
+    nothing = [Figure(0.0, 0.0, 10)] * 3
+    found = learned([*rows, nothing])
+    assert [one.scatter for one in found] == [pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.2), 0.0]
+    assert learned([nothing]) == [replace(nothing[0], blocks=30, runs=3)]
 
 
 def test_changes_are_given_in_percent_of_what_was_and_of_nothing_there_are_none() -> None:
@@ -212,3 +393,41 @@ def test_of_runs_that_a_machine_moves_alike_is_learned_how_they_scatter_beside_e
     assert [one.own_error for one in learned(figures_of)] == [None] * 3
     figures_of[1][2] = replace(figures_of[1][2], own_error=None)
     assert [one.own_error is None for one in learned(figures_of, paces)] == [False, True, False]
+
+
+def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
+    """Every place takes 1 % longer from block to block, one of them another 1 %, and that is what the cache costs."""
+    along = np.arange(40.0)
+    pace = 1 + along / 100
+    amount = np.stack([100 * pace, 100 * pace * (1 + along / 100)], axis=1)
+    steady, growing = figures(amount, np.ones(40), along, pace)
+    assert (steady.slope, steady.own_error) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
+    assert (growing.slope, growing.own_error) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    assert min(steady.error, growing.error) > 5  # of the drift, which is as likely to be another one in another run
+    (alone,) = figures(amount[:, :1], np.ones(40), along)
+    assert (alone.slope, alone.own_error) == (pytest.approx(1), None)
+
+
+def test_a_line_through_blocks_is_found_with_its_error_and_explains_what_it_does() -> None:
+    rng = np.random.default_rng(0)
+    along = np.arange(40.0)
+    slopes, errors = [], []
+    for _ in range(200):
+        amount = 100 + 2 * along + rng.standard_normal(40)
+        (found,) = figures(amount[:, None], np.ones(40), along)
+        slopes.append((found.slope - 2) / found.slope_error)
+        assert found.mean == pytest.approx(amount.mean())
+        errors.append(found.error)
+    assert np.median(errors) < 0.4  # 1 / 40 ** 0.5; without the line it would be ten times that
+    assert 0.7 < np.std(slopes) < 1.3
+
+
+def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
+    """White noise beside a wave of thirty blocks: neighbours are hardly alike, blocks of eight are."""
+    rng = np.random.default_rng(1)
+    wave = np.sin(np.arange(60) * 2 * np.pi / 30)
+    noise = rng.standard_normal(60)
+    (with_wave,) = figures((100 + noise + wave)[:, None], np.ones(60))
+    shuffled = rng.permutation(wave)
+    (without,) = figures((100 + noise + shuffled)[:, None], np.ones(60))
+    assert with_wave.error > 1.5 * without.error

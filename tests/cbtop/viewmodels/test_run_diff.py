@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbtop.reports.run_diff import sentence
-from cbtop.viewmodels.noise import Change, figures
+from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.places import shared_ratio
 from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import Run, TooShort, together
@@ -80,19 +80,6 @@ def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
     assert part.step.p50.percent == pytest.approx(0, abs=3)
 
 
-def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
-    """Every place takes 1 % longer from block to block, one of them another 1 %, and that is what the cache costs."""
-    along = np.arange(40.0)
-    pace = 1 + along / 100
-    amount = np.stack([100 * pace, 100 * pace * (1 + along / 100)], axis=1)
-    steady, growing = figures(amount, np.ones(40), along, pace)
-    assert (steady.slope, steady.own_error) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
-    assert (growing.slope, growing.own_error) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
-    assert min(steady.error, growing.error) > 5  # of the drift, which is as likely to be another one in another run
-    (alone,) = figures(amount[:, :1], np.ones(40), along)
-    assert (alone.slope, alone.own_error) == (pytest.approx(1), None)
-
-
 def test_what_lies_between_bricks_is_judged_by_calls_at_one_length_too() -> None:
     """Its median call is that of the step, which is longer where more is cached."""
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
@@ -136,31 +123,6 @@ def test_several_runs_are_one_that_knows_how_they_scatter() -> None:
     assert part.wall_us.mean == pytest.approx(np.mean(means))
     assert part.wall_us.scatter == pytest.approx(np.std(means, ddof=1))
     assert together(runs[:2]) is runs[0]
-
-
-def test_a_line_through_blocks_is_found_with_its_error_and_explains_what_it_does() -> None:
-    rng = np.random.default_rng(0)
-    along = np.arange(40.0)
-    slopes, errors = [], []
-    for _ in range(200):
-        amount = 100 + 2 * along + rng.standard_normal(40)
-        (found,) = figures(amount[:, None], np.ones(40), along)
-        slopes.append((found.slope - 2) / found.slope_error)
-        assert found.mean == pytest.approx(amount.mean())
-        errors.append(found.error)
-    assert np.median(errors) < 0.4  # 1 / 40 ** 0.5; without the line it would be ten times that
-    assert 0.7 < np.std(slopes) < 1.3
-
-
-def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
-    """White noise beside a wave of thirty blocks: neighbours are hardly alike, blocks of eight are."""
-    rng = np.random.default_rng(1)
-    wave = np.sin(np.arange(60) * 2 * np.pi / 30)
-    noise = rng.standard_normal(60)
-    (with_wave,) = figures((100 + noise + wave)[:, None], np.ones(60))
-    shuffled = rng.permutation(wave)
-    (without,) = figures((100 + noise + shuffled)[:, None], np.ones(60))
-    assert with_wave.error > 1.5 * without.error
 
 
 def test_another_gpu_clock_is_another_machine_where_recordings_carry_it() -> None:
