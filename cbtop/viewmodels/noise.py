@@ -142,11 +142,14 @@ def figures(
     beside = None if pace is None else figures(amount / pace[:, None], weight, along)
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
-    slope, slope_error, fitted = np.zeros_like(mean), np.zeros_like(mean), 1  # figures that were fitted to the blocks
-    along = np.zeros(len(weight)) if along is None else along - np.average(along, weights=weight)
-    spread = float((weight * along**2).sum())
-    if spread > 0:
+    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # fitted: figures that were, to the blocks
+    # Where all blocks lie at one place, what the mean of that is rounded by makes no line.
+    if along is not None and np.ptp(along) > 0:
+        along = along - np.average(along, weights=weight)
+        spread = (weight * along**2).sum()
         slope, fitted = along @ amount / spread, 2
+        # Blocks are off the line as they are off the mean.
+        of_slope = weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
         if beside is not None:
             slope = np.array([one.slope for one in beside])
         off -= np.outer(weight * along, slope)
@@ -161,10 +164,7 @@ def figures(
             error, blocks, worth = found
     if known.any() and worth < ENOUGH_BLOCKS:
         error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
-    if fitted > 1:
-        # Blocks are off the line as they are off the mean.
-        slope_error = error * weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
-    columns = (column.tolist() for column in (mean, error, slope, slope_error))
+    columns = (column.tolist() for column in (mean, error, slope, error * of_slope))
     each = [
         Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
         for one, off_by, grows, by in zip(*columns, strict=True)

@@ -174,6 +174,14 @@ def test_a_line_has_the_error_that_textbooks_give_it_where_blocks_are_not_alike(
     assert found.slope_error == pytest.approx(s / ((along - 4.5) ** 2).sum() ** 0.5)
 
 
+def test_where_blocks_all_lie_at_one_place_there_is_no_line_through_them() -> None:
+    """As many positions are cached in each block, on average: a number that is rounded."""
+    for thirds in range(1, 100):
+        amount = 100.0 + alike_their_neighbours(thirds, 12)
+        weight = np.random.default_rng(thirds).integers(1, 30, 12).astype(float)
+        assert figures(amount, weight, np.full(12, thirds / 3)) == figures(amount, weight)
+
+
 @given(st.integers(0, 2**32), st.integers(20, 45))
 def test_a_mean_is_no_surer_than_blocks_twice_as_long_say_and_what_is_left_over_is_of_the_last(
     seed: int, blocks: int
