@@ -115,9 +115,9 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
         raise UsageError(f"threshold {shown!r}: {found['value']!r} is no number; write it as 1.05 or 12") from None
     if not 0 <= value < inf:
         raise UsageError(f"threshold {shown!r}: a number from 0 on is wanted")
-    named, at, layer = found["what"].partition("@")
+    named, _, layer = found["what"].partition("@")
     names = named.split(".")
-    if at and "." in layer:
+    if "." in layer:
         layer, _, figure = layer.rpartition(".")
         names.append(figure)
     figure = names.pop() if names[-1] in FIGURES else ""
@@ -198,7 +198,7 @@ def of_definitions(found: RunDiff) -> list[Judged]:
                     judged.append(Judged(text, _about(part, one), Outcome.UNKNOWN, _NO_TOKENS))
                     continue
                 threshold = Threshold(text, (one.brick[0],), None, "per_token", "<=", budget_us, "us")
-                judged.append(_of_place(threshold, part, one, 0.0))
+                judged.append(_of_place(threshold, part, one, found))
     return judged
 
 
@@ -211,7 +211,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
                 limit, where = bounds[one.brick]
                 text = f"{one.brick[0]}<={limit:g}x, by contract"
                 threshold = Threshold(text, (one.brick[0],), None, FIGURES[0], "<=", limit, "x", where)
-                judged.append(_of_place(threshold, part, one, _resolution_us(found)))
+                judged.append(_of_place(threshold, part, one, found))
     return judged
 
 
@@ -273,7 +273,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
         return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")]
     said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
     if part.slower:
-        said = f"no brick is by more than all are, {part.shared or 1.0:.2f} times as long"
+        said = f"no brick is by more than all are, {number(part.shared)} times as long"
     if findable > BLIND_PERCENT:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
         said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"
@@ -312,7 +312,8 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
     between_us = part.balance.between_steps[1] - part.balance.between_steps[0]
     if part.is_slower:
         return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, part.wall.delta, between_us))
-    is_far = (part.wall.percent or 0.0) > FAR_PERCENT
+    longer_percent = part.wall.percent or 0.0
+    is_far = longer_percent > FAR_PERCENT
     if part.is_longer_in_the_mean:
         cause = _cause(part, part.wall.delta, between_us)
         said += f"; but the typical step takes as long: fewer than half became longer ({cause})"
@@ -323,7 +324,7 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
         return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     findable = findable_percent(part.wall)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
-    is_unsure = is_blind or (part.wall.percent or 0.0) > part.wall.least_percent
+    is_unsure = is_blind or longer_percent > part.wall.least_percent
     return Judged(rule, part.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
 
 
@@ -348,7 +349,7 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"
             yield _judged(threshold, part.phase, now / before, half, limit, said)
         else:
-            half = _half(part.now.wall_us, limit) / part.now.wall_us.mean * now
+            half = _half(part.now.wall_us) / part.now.wall_us.mean * now
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
         return
     if name == UNATTRIBUTED:
@@ -356,19 +357,15 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
         known, whole = part.now.places, part.now.inside_us.mean
         named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
         between = known[BETWEEN_BRICKS, None].time
-        share, half = 100 * (between.mean - named) / whole, 100 * _half(between, 0.0) / whole
+        share, half = 100 * (between.mean - named) / whole, 100 * _half(between) / whole
         yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
         return
     places = [part.step] if name == STEP else _places(threshold, part)
     for place in places:
-        yield _of_place(threshold, part, place, _resolution_us(found))
+        yield _of_place(threshold, part, place, found)
 
 
-def _resolution_us(found: RunDiff) -> float:
-    return max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
-
-
-def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, resolution_us: float) -> Judged:
+def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: RunDiff) -> Judged:
     about = _about(part, place)
     side, limit = place.now, threshold.value
     figure = (
@@ -379,18 +376,18 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, resolution
     if figure is None:
         why = "there are too few calls to tell it"
         return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
+    resolution_us = max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
     off_us = 0.0 if threshold.figure == "per_token" else READINGS_OFF * resolution_us
     if threshold.is_relative:
         one = _change_of(threshold, place)
         if one is None or one.before <= 0:
             why = "it is new: the baseline lacks it" if place.before is None else "the baseline has too few calls"
             return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
-        base = place.p50.before if place.p50 and threshold.figure != "per_token" else 0.0
-        half = one.half / one.before + (off_us / base if base else 0.0)
+        half = one.half / one.before + (off_us / place.p50.before if place.p50 and place.p50.before else 0.0)
         said = f"{number(one.now / one.before)}× ± {number(half)}"
         said += _calls(place, threshold.figure)
         return _judged(threshold, about, one.now / one.before, half, limit, said, _guilty(part, place))
-    half = _half(figure, limit) + off_us
+    half = _half(figure) + off_us
     said = f"{duration(figure.mean)} ± {duration(half)}"
     return _judged(threshold, about, figure.mean, half, limit, said, _guilty(part, place))
 
@@ -408,13 +405,12 @@ def _judged(
         outcome = Outcome.UNSURE
     else:
         outcome = Outcome.BROKEN
-    guilty = (guilty or about.partition(": ")[2]) if outcome is Outcome.BROKEN else ""
-    return Judged(threshold.text, about, outcome, said, guilty, threshold.where)
+    return Judged(threshold.text, about, outcome, said, guilty if outcome is Outcome.BROKEN else "", threshold.where)
 
 
-def _half(figure: Figure, limit: float) -> float:
+def _half(figure: Figure) -> float:
     """How far chance may have moved one figure, either way."""
-    return change(Figure(limit, 0.0, figure.blocks), figure, 1).half
+    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
 
 
 def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
@@ -433,18 +429,18 @@ def _calls(place: PlaceDiff, figure: str) -> str:
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
     """The place and, of a brick in all layers, the layer where it costs most more."""
-    if place.brick is None or place.layer is not None:
+    if place.layer is not None:
         return place.name
-    cells = [one for one in part.cells if one.brick == place.brick and one.change and one.verdict == "slower"]
-    worst = max(cells, key=lambda one: one.change.delta if one.change else 0.0, default=None)
-    return place.name if worst is None else f"{place.name}, most in {worst.layer}"
+    cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
+    grown = {one.layer: one.change.delta for one in cells if one.change}
+    return f"{place.name}, most in {max(grown, key=lambda layer: grown[layer])}" if grown else place.name
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
     """What most of it is that a unit takes so much longer, so much of it between steps."""
     balance = part.balance
     grown = {
-        **{one.name: one.delta_us for one in [*part.slower[:1], *part.new[:1]]},
+        **{one.name: one.delta_us for one in [*part.slower, *part.new]},
         "between steps": between_steps_us,
         "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
         "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
@@ -487,18 +483,16 @@ def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
         raise _no_such(threshold, "brick", threshold.names[-1], sorted(name for name, _ in bricks))
     if threshold.layer is None:
         return [one for one in part.bricks if one.brick in named]
-    layers = {one.layer for one in part.cells}
-    layer = next(
-        (one for one in layers if one and _bare(one) in (_bare(threshold.layer), f"layer{threshold.layer}")), None
-    )
+    layers = sorted({one.layer for one in part.cells if one.layer})
+    layer = next((one for one in layers if _bare(one) in (_bare(threshold.layer), f"layer{threshold.layer}")), None)
     if layer is None:
-        raise _no_such(threshold, "layer", threshold.layer, sorted(one for one in layers if one))
+        raise _no_such(threshold, "layer", threshold.layer, layers)
     return [one for one in part.cells if one.brick in named and one.layer == layer]
 
 
 def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -> UsageError:
-    nearest = get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    nearest = next(iter(get_close_matches(name, known)), "")
+    hint = f"did you mean {nearest}? " if nearest else ""
     there = ", ".join(dict.fromkeys(known)) or "none"
     return UsageError(f"threshold {threshold.text!r}: there is no {what} {name!r}; {hint}there are {there}")
 
