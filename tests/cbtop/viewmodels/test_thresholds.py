@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.units import number
-from cbtop.viewmodels.noise import Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP
-from cbtop.viewmodels.run_diff import RunDiff, diff
+from cbtop.units import duration, number
+from cbtop.viewmodels.noise import Change, Figure, change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
+from cbtop.viewmodels.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff
 from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import (
     Judged,
@@ -69,6 +70,17 @@ def test_a_threshold_is_read(
         ("Attention<=1e400us", "a number from 0 on is wanted"),
         ("loss<=5", "write loss==0 or loss<=0.1%"),
         ("step@2<=1us", "step is of all layers: leave out @2"),
+        ("loss@2==0", "loss is of all layers"),
+        ("unattributed@2<=1%", "unattributed is of all layers"),
+        ("loss.p50==0", "write loss==0 or loss<=0.1%"),
+        ("loss<=5us", "write loss==0 or loss<=0.1%"),
+        ("unattributed.p50<=1%", "write unattributed<=1%"),
+        ("unattributed==1%", "nothing that is timed is equal"),
+        ("tokens_per_sec.p50>=40", "write tokens_per_sec>=40"),
+        ("attn<=5%", "a time is wanted"),
+        (".attn<=1x", "of what?"),
+        ("decode..p99<=1x", "of what?"),
+        ("@2<=1us", "of what?"),
         ("tokens_per_sec@2>=1", "tokens_per_sec is of all layers"),
     ],
 )
@@ -79,14 +91,48 @@ def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
     assert len(str(error.value)) < 600
 
 
+def test_a_threshold_may_be_two_hundred_characters_long_and_of_one_that_is_longer_the_beginning_is_shown() -> None:
+    longest = "a" * 195 + "<=1us"
+    assert parse(longest).names == ("a" * 195,)
+    for text, shown in (("a" + longest, ("a" + longest)[:200] + "…"), (longest[:-2] + "um", longest[:-2] + "um")):
+        with pytest.raises(UsageError) as error:
+            parse(text)
+        assert f"threshold {shown!r}: " in str(error.value)
+
+
+def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
+    for text in (
+        "loss==0",
+        "tokens_per_sec>=1",
+        "tokens_per_sec>=1x",
+        "unattributed<=1%",
+        "RmsNorm<=1s",
+        "RmsNorm<=9x",
+    ):
+        assert [one.where for one in judge(parse(text, ("gate.txt", 7)), steady())] == [("gate.txt", 7)]
+        assert [one.where for one in judge(parse(text), steady())] == [("", 1)]
+
+
 def test_a_threshold_of_several_lines_is_said_in_one() -> None:
     assert parse("RmsNorm \n<=\r\n1us").text == "RmsNorm <= 1us"
 
 
 def test_a_figure_that_there_is_not_is_no_phase() -> None:
     found = diff(made_run(1), made_run(2))
-    with pytest.raises(UsageError, match="'p90' is no figure of Attention; there are p50, p99, per_token"):
-        judge(parse("Attention.p90<=1us"), found)
+    for text, said in (
+        ("Attention.p90<=1us", "'p90' is no figure of Attention; there are p50, p99, per_token"),
+        ("decod.step<=1us", "there is no phase 'decod'; did you mean decode? there are decode"),
+        ("RmsNorn<=1us", "there is no brick 'RmsNorn'; did you mean RmsNorm? there are Attention, "),
+        ("RmsNorm@9<=1us", "there is no layer '9'; there are Layer 0, Layer 1, Layer 2, Layer 3, Layer 4, Layer 5"),
+        ("other<=1us", "there is no brick 'other'; there are Attention, "),
+    ):
+        with pytest.raises(UsageError) as error:
+            judge(parse(text), found)
+        assert said in str(error.value)
+    (part,) = found.parts
+    without = replace(part, places=tuple(one for one in part.places if one.layer is None))
+    with pytest.raises(UsageError, match="there is no layer '1'; there are none"):
+        judge(parse("RmsNorm@1<=1us"), replace(found, parts=(without,)))
 
 
 @given(st.text(max_size=40) | st.text("attnp50.<>=@x%us 1e-", max_size=40))
@@ -148,6 +194,173 @@ PLANTED = "DownProjection in Layer 4"
 STEADY = Noise(pauses=0)
 BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"
 STEP = "decode: no longer step beyond noise"
+
+
+@cache
+def steady() -> RunDiff:
+    """Two runs of the same."""
+    return diff(made_run(1, STEADY), made_run(2, STEADY))
+
+
+def gate_of(**changed: object) -> dict[str, Judged]:
+    """What the default gate says of `steady`, by its rules, where these of its figures are others."""
+    (part,) = steady().parts
+    changed_part = replace(part, **changed)  # type: ignore[arg-type]
+    return {one.rule: one for one in default_gate(replace(steady(), parts=(changed_part,)))}
+
+
+def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
+    """Those of `steady`, each changed as `one_change` says."""
+    (part,) = steady().parts
+    return tuple(replace(one, change=one_change, **changed) for one in part.places)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("half", "outcome"),
+    [(10.0, Outcome.HOLDS), (10.1, Outcome.UNSURE), (50.0, Outcome.UNSURE), (50.1, Outcome.UNKNOWN)],
+)
+def test_where_bricks_could_be_a_tenth_slower_unseen_nothing_is_sure_and_where_by_a_half_nothing_known(
+    half: float, outcome: Outcome
+) -> None:
+    judged = gate_of(places=places_as(Change(100.0, 100.0, half)))[BRICKS]
+    assert judged.outcome is outcome
+    assert (f"only a change of {half} % would have been found" in judged.said) is (outcome is not Outcome.HOLDS)
+
+
+def test_bricks_are_as_well_judged_where_no_call_was_timed_and_not_where_no_clock_tells_their_calls() -> None:
+    sure = Change(100.0, 100.0, 1.0)
+    assert gate_of(places=places_as(sure, p50=None))[BRICKS].outcome is Outcome.HOLDS
+    assert gate_of(places=places_as(None))[BRICKS].outcome is Outcome.UNKNOWN
+    too_short = tuple(replace(one, is_below_resolution=one.p50 is not None) for one in places_as(sure))
+    judged = gate_of(places=too_short)[BRICKS]
+    assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")
+
+
+@pytest.mark.parametrize(
+    ("now", "half", "outcome"),
+    [
+        (100.0, 10.0, Outcome.HOLDS),
+        (100.0, 10.1, Outcome.UNSURE),
+        (110.0, 20.0, Outcome.UNSURE),
+        (110.1, 20.0, Outcome.UNKNOWN),
+        (100.0, 100.0, Outcome.UNSURE),
+        (100.0, 100.1, Outcome.UNKNOWN),
+        (90.0, 9.0, Outcome.HOLDS),
+    ],
+)
+def test_a_typical_step_holds_where_a_tenth_would_be_found_and_is_unknown_where_it_may_be_that_or_twice_as_long(
+    now: float, half: float, outcome: Outcome
+) -> None:
+    assert gate_of(typical=Change(100.0, now, half))[STEP].outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("now", "half", "outcome", "outcome_alone"),
+    [
+        (100.0, 50.0, Outcome.HOLDS, Outcome.HOLDS),
+        (100.0, 50.1, Outcome.UNSURE, Outcome.UNSURE),
+        (103.0, 10.0, Outcome.HOLDS, Outcome.HOLDS),
+        (103.1, 10.0, Outcome.UNSURE, Outcome.UNSURE),
+        (90.0, 10.0, Outcome.HOLDS, Outcome.HOLDS),
+        (125.0, 30.0, Outcome.UNSURE, Outcome.UNSURE),
+        (125.1, 30.0, Outcome.UNKNOWN, Outcome.UNKNOWN),
+        (100.0, 100.0, Outcome.UNSURE, Outcome.UNSURE),
+        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),  # where no typical step is known, nothing else tells
+    ],
+)
+def test_tokens_a_second_hold_where_twice_as_long_a_token_would_be_found(
+    now: float, half: float, outcome: Outcome, outcome_alone: Outcome
+) -> None:
+    wall = Change(100.0, now, half)
+    assert gate_of(wall=wall)[RATE].outcome is outcome
+    alone = gate_of(wall=wall, typical=None)
+    assert (alone[RATE].outcome, STEP in alone) == (outcome_alone, False)
+
+
+def test_a_few_steps_that_became_longer_are_said_with_their_cause_and_by_a_quarter_nothing_is_known() -> None:
+    for now, outcome in ((125.0, Outcome.UNSURE), (126.0, Outcome.UNKNOWN)):
+        judged = gate_of(wall=Change(100.0, now, 5.0, (50.0, 50.0)))[RATE]
+        assert (judged.outcome, judged.guilty) == (outcome, "")
+        assert "; but the typical step takes as long: fewer than half became longer (" in judged.said
+
+
+def test_steps_that_fail_are_more_where_three_in_a_hundred_more_do() -> None:
+    (part,) = steady().parts
+    for failed, is_said in ((3, False), (4, True)):
+        judged = gate_of(now=replace(part.now, steps=100, failed=failed))
+        assert ("decode: no more steps that fail" in judged) is is_said
+
+
+def test_what_all_share_is_said_once_of_its_part_whatever_of_it_shows_and_other_parts_are_judged() -> None:
+    (part,) = steady().parts
+    rule = "decode: nothing slower beyond noise"
+    for shared, outcome in ((1.0995, Outcome.UNSURE), (1.125, Outcome.UNKNOWN)):
+        all_alike = Change(1000.0, 1000.0 * shared, 10.0)
+        as_others = replace(all_alike, own=Change(1000.0, 1000.0, 5.0))
+        unsure = replace(all_alike, half=500.0)
+        unseen = places_as(replace(as_others, half=500.0))
+        longer = replace(part, shared=shared, wall=all_alike, typical=all_alike, places=places_as(as_others))
+        for one in (
+            longer,
+            replace(longer, places=unseen, typical=unsure),
+            replace(longer, places=unseen, wall=unsure),
+            replace(longer, typical=None, wall=unsure),
+        ):
+            found = replace(steady(), parts=(one, replace(part, now=replace(part.now, phase="prefill"))))
+            judged = default_gate(found)
+            assert [each.outcome for each in judged if each.about == "decode"] == [outcome]
+            assert f"every brick takes {shared:.2f} times as long" in judged[0].said
+            assert judged[0].rule == rule
+            assert {each.outcome for each in judged if each.about == "prefill"} == {Outcome.HOLDS}
+        nothing_shows = replace(longer, places=unseen, typical=unsure, wall=unsure)
+        assert rule not in {one.rule for one in default_gate(replace(steady(), parts=(nothing_shows,)))}
+
+
+def test_a_new_brick_is_guilty_of_a_longer_token_where_it_takes_more_than_half_of_that() -> None:
+    (part,) = steady().parts
+    for us, now_us, is_guilty in ((51.0, 1100.0, True), (50.0, 1100.0, False), (51.0, 1000.0, False)):
+        new = PlaceDiff(("Extra", BrickCategory.FFN), None, None, PlaceTimes(Figure(us, 1.0, 20)))
+        judged = gate_of(places=(*part.places, new), wall=Change(1000.0, now_us, 5.0))[BRICKS]
+        assert (judged.guilty == "Extra") is is_guilty
+        assert judged.outcome is (Outcome.BROKEN if is_guilty else Outcome.HOLDS)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("between_steps", "between steps"),
+        ("between_bricks", "between bricks"),
+        ("not_recorded", "steps not recorded inside"),
+    ],
+)
+@pytest.mark.parametrize(("grown", "is_named"), [(51.0, True), (50.0, False)])
+def test_what_more_than_half_of_the_longer_time_is_is_named_as_its_cause(
+    where: str, name: str, grown: float, is_named: bool
+) -> None:
+    (part,) = steady().parts
+    before, longer = (900.0, 900.0), Change(1000.0, 1100.0, 5.0)
+    balance = replace(Balance((1000.0, 1100.0), before, before, before, before), **{where: (900.0, 900.0 + grown)})
+    judged = gate_of(wall=longer, typical=None, balance=balance)[RATE]
+    assert judged.outcome is Outcome.BROKEN
+    most = max((one for one in part.bricks if one.brick != BETWEEN_BRICKS), key=lambda one: one.delta_us)
+    assert judged.guilty == (name if is_named else f"no single brick; most {most.name}")
+    # Where there is no brick at all, it is what has grown most.
+    assert gate_of(wall=longer, typical=None, balance=balance, places=())[RATE].guilty == name
+
+
+def test_of_a_typical_step_that_is_longer_what_calls_do_not_take_lies_between_steps() -> None:
+    (part,) = steady().parts
+    balance = Balance(*[(1000.0, 1000.0)] * 5)
+    for inside_us, is_between in ((49.0, True), (51.0, False)):
+        step = replace(part.step, change=Change(900.0, 900.0 + inside_us, 1.0))
+        judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
+        assert judged.outcome is Outcome.BROKEN
+        assert (judged.guilty == "between steps") is is_between
+    unknown = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=replace(part.step, change=None), balance=balance)
+    assert unknown[STEP].guilty == "between steps"
+    assert unknown[STEP].said == (
+        "1.100× ± 0.005, 1.00 ms → 1.10 ms for a token, typically, with what lies between steps"
+    )
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
@@ -262,6 +475,21 @@ def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     now = replace(now, too_short=(TooShort("prefill", 3, 20),))
     (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
     assert judged.said == "too few steps in the new run: 3 of 20"
+
+
+def test_of_a_phase_that_was_not_compared_it_is_said_why() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    cached = replace(part, phase="prefill", cached=100.0, cached_least=90.0, cached_most=110.0)
+    far = replace(cached, cached=900.0, cached_least=890.0, cached_most=910.0)
+    for before, after, said in (
+        (cached, replace(cached, work=(9, 1)), "no batch is in both runs"),
+        (cached, far, "prefill: other KV lengths: 890 to 910 positions cached, 90 to 110 in the baseline"),
+    ):
+        few = (TooShort("verify", 3, 20),)
+        found = diff(replace(base, parts=(part, before)), replace(now, parts=(part, after), too_short=few))
+        judged = next(one for one in default_gate(found) if one.about == "prefill")
+        assert (judged.rule, judged.outcome, judged.said) == ("prefill: is compared", Outcome.UNKNOWN, said)
 
 
 def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time() -> None:
@@ -430,6 +658,14 @@ def test_what_is_unattributed_is_the_share_of_a_step_in_no_brick_and_in_no_gap_o
     places[BETWEEN_BRICKS, None] = replace(between, time=time)
     found = diff(base, replace(now, parts=(replace(part, places=places),)))
     half = 100 * change(Figure(0.0, 0.0, time.blocks), time, 1).half / whole_us
+    # What is less than one percent of a step reaches zero as little as what is more, where it is as sure.
+    small = replace(time, mean=between.time.mean + 0.005 * whole_us, error=0.0005 * whole_us)
+    little = {**places, (BETWEEN_BRICKS, None): replace(between, time=small)}
+    assert (
+        judged_as(diff(base, replace(now, parts=(replace(part, places=little),))), "unattributed<=0.55%").outcome
+        is Outcome.UNSURE
+    )
+    assert judged_as(found, "unattributed<=1%").said == f"{number(5.0)} ± {number(half)} % of a step"
     share = float(judged_as(found, "unattributed<=1%").said.split()[0])
     assert share == pytest.approx(5, abs=0.01)
     for off, outcome in ((1.1, Outcome.HOLDS), (0.9, Outcome.UNSURE), (-0.9, Outcome.UNSURE), (-1.1, Outcome.BROKEN)):
@@ -441,6 +677,7 @@ def test_losses_are_judged_as_a_share_of_the_records() -> None:
     found = diff(made_run(1), now, may_lack_records=True)
     for text, outcome in (("loss==0", Outcome.BROKEN), ("loss<=0.5%", Outcome.HOLDS), ("loss<0.5%", Outcome.BROKEN)):
         assert judged_as(found, text).outcome is outcome
+        assert judged_as(found, text).said == "0.50 % were lost"
 
 
 def test_a_layer_is_named_by_its_number_or_its_name_and_a_category_is_all_of_its_bricks() -> None:
@@ -455,6 +692,107 @@ def test_a_layer_is_named_by_its_number_or_its_name_and_a_category_is_all_of_its
         Outcome.BROKEN,
         f"DownProjection, most in {PLANTED.partition(' in ')[2]}",
     )
+
+
+def place_of(part: PartDiff, name: str) -> PlaceDiff:
+    return next(one for one in part.places if one.name == name)
+
+
+def test_what_was_measured_is_said_with_its_interval() -> None:
+    """Of a call two readings of the slower clock are part of that, and none where no clock is known."""
+    for resolutions, off_us in (((0.5, 1.5), 3.0), ((1.5, None), 3.0), ((None, None), 0.0)):
+        base, now = (
+            replace(made_run(seed, STEADY), clock_resolution_us=one)
+            for seed, one in zip((1, 2), resolutions, strict=True)
+        )
+        found = diff(base, now)
+        (part,) = found.parts
+        norm = place_of(part, "RmsNorm")
+        assert norm.now
+        assert norm.now.p50
+        assert norm.mean
+        assert norm.change
+        assert norm.p50
+
+        def half(figure: Figure) -> float:
+            return change(Figure(0.0, 0.0, figure.blocks), figure, 1).half
+
+        call, token, moved, mean = norm.now.p50, norm.now.time, norm.change, norm.mean
+        off = moved.half / moved.before + off_us / norm.p50.before
+        medians = f"(p50 {duration(norm.p50.before)} → {duration(norm.p50.now)})"
+        for text, said in (
+            ("RmsNorm<=1s", f"{duration(call.mean)} ± {duration(half(call) + off_us)}"),
+            ("RmsNorm.per_token<=1s", f"{duration(token.mean)} ± {duration(half(token))}"),
+            ("RmsNorm<=9x", f"{number(moved.now / moved.before)}× ± {number(off)} {medians}"),
+            ("RmsNorm.per_token<=9x", f"{number(mean.now / mean.before)}× ± {number(mean.half / mean.before)}"),
+        ):
+            assert judged_as(found, text).said == said
+
+
+def judged_where(place: PlaceDiff, text: str) -> Judged:
+    """A threshold in `steady`, where a brick is as `place`."""
+    (part,) = steady().parts
+    places = tuple(place if one.name == place.name else one for one in part.places)
+    return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
+
+
+def test_times_the_baseline_is_by_the_typical_time_or_by_the_median_where_the_mean_alone_is_known() -> None:
+    (part,) = steady().parts
+    norm = place_of(part, "RmsNorm")
+    typical, median, mean, p99 = (Change(100.0, 100.0 * ratio, 0.0) for ratio in (1.2, 1.4, 1.6, 1.8))
+    known = replace(norm, change=typical, p50=median, mean=mean, p99=p99)
+    assert known.now
+    known = replace(known, now=replace(known.now, p99=known.now.p50))
+    for place, text, ratio in (
+        (known, "RmsNorm<=9x", "1.20×"),
+        (replace(known, change=mean), "RmsNorm<=9x", "1.40×"),
+        (known, "RmsNorm.per_token<=9x", "1.60×"),
+        (known, "RmsNorm.p99<=9x", "1.80×"),
+    ):
+        assert judged_where(place, text).said.startswith(ratio)
+    assert judged_where(replace(known, p99=None), "RmsNorm.p99<=9x").said == "the baseline has too few calls"
+    assert (
+        judged_where(replace(known, before=None, p50=None), "RmsNorm<=9x").said == "it is new: the baseline lacks it"
+    )
+    # What took nothing is no measure, and what took less than a microsecond is.
+    for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
+        tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
+        assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said
+
+
+def test_the_layer_where_a_brick_costs_most_more_is_named_where_one_is_slower() -> None:
+    (part,) = steady().parts
+    places = {one.name: one for one in part.places}
+    slower, most, faster = (Change(100.0, now, 1.0) for now in (120.0, 130.0, 60.0))
+    for name, one in (("RmsNorm in Layer 1", slower), ("RmsNorm in Layer 3", most), ("RmsNorm in Layer 5", faster)):
+        places[name] = replace(places[name], change=one)
+    places["Attention in Layer 2"] = replace(places["Attention in Layer 2"], change=Change(100.0, 500.0, 1.0))
+    found = replace(steady(), parts=(replace(part, places=tuple(places.values())),))
+    for text, guilty in (
+        ("RmsNorm<=0.1x", "RmsNorm, most in Layer 3"),
+        ("RmsNorm@1<=0.1x", "RmsNorm in Layer 1"),
+        ("DownProjection<=0.1x", "DownProjection"),
+        ("step<=0.1x", "step"),
+    ):
+        assert judged_as(found, text).guilty == guilty
+
+
+def test_a_brick_is_named_by_its_name_before_a_category_and_by_its_beginning_after_both() -> None:
+    (part,) = steady().parts
+    named = [
+        replace(one, brick=("Ffn", BrickCategory.ATTENTION)) if one.name == "QkvProjection" else one
+        for one in part.places
+    ]
+    both = replace(steady(), parts=(replace(part, places=tuple(named)),))
+    for found, name, bricks in (
+        (steady(), "attention", ["Attention"]),
+        (steady(), "attn", ["Attention", "QkvProjection"]),
+        (steady(), "ffn", ["DownProjection"]),
+        (steady(), "qkv", ["QkvProjection"]),
+        (both, "FFN", ["Ffn"]),
+        (both, "mlp", ["DownProjection"]),
+    ):
+        assert sorted(one.about for one in judge(parse(f"{name}<=9x"), found)) == [f"decode: {one}" for one in bricks]
 
 
 def test_an_interval_of_a_call_reaches_two_readings_of_the_clock_further() -> None:
@@ -498,6 +836,8 @@ def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contra
         "DownProjection.per_token<=2016us, its budget": Outcome.BROKEN,
         "RmsNorm.per_token<=168us, its budget": Outcome.HOLDS,
     }
+    uncounted = [replace(run, parts=(replace(run.parts[0], unit="step", tokens=None),)) for run in (base, now)]
+    assert [one.outcome for one in of_definitions(diff(*uncounted))] == [Outcome.UNKNOWN] * 2
     found = of_contracts(diff(base, now), {down: (1.4, ("a.yaml", 3)), norm: (1.4, ("b.yaml", 4))})
     assert {(one.rule, one.outcome, one.where) for one in found} == {
         ("DownProjection<=1.4x, by contract", Outcome.BROKEN, ("a.yaml", 3)),
