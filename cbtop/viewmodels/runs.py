@@ -20,7 +20,6 @@ from cbtop.client.step_blocks import StepBlock, Work
 from cbtop.profiler.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import RARE, Growth, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
@@ -146,7 +145,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     if len(ran) < MIN_BLOCKS:
         return None
     cached = _mean(_rare(growths, _KEPT, step), _rare(growths, _KEPT_GIVEN, step))
-    is_counted = totals.tokens is not None and elements.min() > 0
+    is_counted = work.tokens is not None
     every = elements if is_counted else count
     recorded = (elements - plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
@@ -163,7 +162,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     (whole,) = figures(total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
     (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
-    calls = CallTimes(growths, [_step_alone(step, len(table))], 1, count, cached, paces)
+    calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
@@ -216,8 +215,7 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     )
     usual = np.median(us)
     is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
-    first = int(np.argmin(is_slow)) if not is_slow.all() else 0
-    first = min(first, len(blocks) // 5, len(blocks) - MIN_BLOCKS)
+    first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
     return blocks[first:], sum(block.steps for block in blocks[:first])
 
 
@@ -279,7 +277,7 @@ def _together(parts: Sequence[Part]) -> Part:
         like: dict[tuple[bool, bool], list[int]] = {}
         for at, (brick, layer) in enumerate(names):
             if None not in rows[at]:
-                like.setdefault((brick is None, layer is None), []).append(at)
+                like.setdefault((bool(brick), bool(layer)), []).append(at)
         for known in like.values():
             for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
                 one_each[at] = figure
@@ -328,12 +326,6 @@ def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
             if len(names) < MAX_KERNELS:
                 names[node.name] = None
     return {brick: tuple(sorted(names)) for brick, names in found.items()}
-
-
-def _step_alone(step: int, nodes: int) -> Column:
-    found = np.full(nodes + 1, -1)
-    found[step] = 0
-    return found
 
 
 def _of(growths: Sequence[Growth], column: str, node: int) -> NDArray[np.float64]:
