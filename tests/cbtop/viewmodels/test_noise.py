@@ -218,12 +218,18 @@ def test_whatever_the_unit_figures_and_changes_are_the_same(seed: int, blocks: i
     one, other = (figures(each, weight, along, pace) for each in (amount, unit * amount))
     for name in ("mean", "error", "slope", "slope_error", "own_error"):
         assert [getattr(each, name) for each in other] == pytest.approx([unit * getattr(each, name) for each in one])
-    (before, *runs), (same_before, *same_runs) = (learned([each] * 2 + [each[::-1]]) for each in (one, other))
+    (before, *runs), (same_before, *same_runs) = (learned([each, each[::-1], each[:1] * 3]) for each in (one, other))
     for figure, same in zip((before, *runs), (same_before, *same_runs), strict=True):
         assert (same.error, same.scatter) == (
             pytest.approx(unit * figure.error),
             pytest.approx(unit * figure.scatter),
         )
+    elsewhere = figures(amount, weight, along / unit, pace)  # what blocks lie along has a unit of its own
+    for name in ("slope", "slope_error"):
+        assert [getattr(each, name) for each in elsewhere] == pytest.approx(
+            [unit * getattr(each, name) for each in one]
+        )
+    assert [each.own_error for each in elsewhere] == pytest.approx([each.own_error for each in one])
     found, as_well = change(before, one[0], 7, 1.1), change(same_before, other[0], 7, 1.1)
     assert as_well.percent == pytest.approx(found.percent)
     assert as_well.noise_percent == pytest.approx(found.noise_percent)
@@ -234,6 +240,7 @@ def test_what_is_told_by_others_alone_is_what_is_beyond_noise_beside_them_and_no
     own = Change(100.0, 110.0, 1.0)
     for one, is_told in (
         (Change(100.0, 110.0, 20.0, own=own), True),
+        (Change(0.1, 0.11, 0.02, own=Change(0.1, 0.11, 0.001)), True),
         (Change(100.0, 110.0, 1.0, own=own), False),  # the clock tells it as well
         (Change(100.0, 110.0, 20.0), False),
         (Change(100.0, 110.0, 1.0), False),
@@ -262,7 +269,7 @@ def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little_of_
         found = change(Figure(100.0, 0.0, 1_000, scatter=error, runs=runs), now, 1)
         assert found.half == pytest.approx(quantile * error, rel=1e-3)
         assert found.error == error
-        assert found.least_percent == LEAST_LEARNED_PERCENT
+        assert found.least_percent == LEAST_LEARNED_PERCENT == 1.0
     assert change(Figure(100.0, 0.0, 1_000, scatter=0.01, runs=6), now, 1).error == 0.1
     before = Figure(100.0, 0.0, 1_000, scatter=1.0, runs=6, own_error=0.0, own_scatter=0.5)
     beside = change(before, replace(now, own_error=0.1), 1, 1.0)
@@ -273,7 +280,7 @@ def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little_of_
     assert change(replace(before, blocks=5), replace(now, error=1.0, blocks=5), 1_000).half > 15
     (one,) = learned([[now, now]])
     assert change(one, now, 1).least_percent == LEAST_LEARNED_PERCENT
-    assert change(now, now, 1).least_percent == LEAST_PERCENT
+    assert change(now, now, 1).least_percent == LEAST_PERCENT == 3.0
 
 
 def test_of_several_runs_is_learned_their_mean_how_sure_it_is_and_how_they_scatter() -> None:
@@ -311,6 +318,7 @@ def test_changes_are_given_in_percent_of_what_was_and_of_nothing_there_are_none(
 def test_a_median_that_moved_by_three_percent_has_moved() -> None:
     assert Change(100.0, 150.0, 1.0, (50.0, 51.5)).is_beyond_noise
     assert not Change(100.0, 150.0, 1.0, (50.0, 51.49)).is_beyond_noise
+    assert Change(0.1, 0.15, 0.001, (0.05, 0.0515001)).is_beyond_noise  # µs, as well as any
     assert Change(100.0, 50.0, 1.0, (50.0, 48.5)).is_beyond_noise
     assert not Change(100.0, 50.0, 1.0, (50.0, 48.51)).is_beyond_noise
 
@@ -384,7 +392,8 @@ def test_each_of_two_looks_has_half_of_the_chance_and_what_is_no_surer_beside_al
     assert twice.own is not None
     assert twice.half == pytest.approx(change(one, one, 10).half)
     assert twice.own.half == pytest.approx(0.9 * twice.half)
-    assert change(replace(one, own_error=1.1), replace(one, own_error=1.1), 5, 1.0).own is None
+    for as_sure in (replace(one, own_error=1.0), replace(one, own_error=1.1)):
+        assert change(as_sure, as_sure, 5, 1.0).own is None
     assert change(told, told, 5).own is None
     assert change(told, one, 5, 1.0).own is None
 
