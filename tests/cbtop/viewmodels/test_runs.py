@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.client.step_blocks import StepBlock, StepBlocks, Work
 from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.stats import Growth, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -115,6 +115,7 @@ def test_how_much_is_cached_and_how_many_sequences_are_is_known_where_every_step
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
+    assert silent.places[WHOLE_STEP].calls == 1.0  # a step is one call
 
 
 def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
@@ -169,6 +170,14 @@ def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
     assert part.places[WHOLE_STEP].time.mean == pytest.approx(np.mean(us[left_out:]), rel=1e-3)
 
 
+def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
+    usual = blocks_of(USUAL)
+    first = StepBlock(8, 2 * usual[0].wall_ns, Growth.of([usual[0].growth] * 2))
+    part = part_of(made_table(), Work(1, 1, None), [first, *usual])
+    assert part is not None
+    assert (part.warm_up, part.steps) == (0, 8 + 4 * len(usual))
+
+
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_where_one_step_in_a_few_is_recorded_inside_these_tell_what_lies_there(one_in: int) -> None:
     """The others are plain, and take twice as long as they."""
@@ -218,6 +227,16 @@ def test_between_steps_what_lies_four_usual_distances_away_is_a_pause_and_what_l
     for odd_us, taken_as_us in ((13.9, 13.9), (14.1, 14.0), (5_000.0, 14.0), (6.1, 6.1), (2.0, 6.0)):
         us = [*BETWEEN_US, odd_us, 10.0]
         assert typical_us(us) == pytest.approx(none_us + np.mean([*BETWEEN_US, taken_as_us, 10.0]))
+
+
+def test_of_steps_that_run_at_the_same_time_a_typical_one_may_have_no_time_of_its_own() -> None:
+    """Of three steps one takes 1 ms and overlaps the others: by the wall clock each takes 50 µs."""
+    short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
+    block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
+    part = part_of(made_table(), Work(1, 1, None), [block] * 12)
+    assert part is not None
+    assert part.typical_us is None
+    assert part.wall_us.mean == pytest.approx(50)
 
 
 def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:

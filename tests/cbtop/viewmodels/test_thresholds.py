@@ -42,6 +42,7 @@ from tests.cbtop.viewmodels.made_runs import Noise, made_run
         ("loss==0", ("loss",), None, "p50", "==", 0, ""),
         ("unattributed<=1%", ("unattributed",), None, "p50", "<=", 1, "%"),
         ("Attention (fused)@3.p99<=1e3µs", ("Attention (fused)",), "3", "p99", "<=", 1000, "µs"),
+        ("RmsNorm<=1\N{GREEK SMALL LETTER MU}s", ("RmsNorm",), None, "p50", "<=", 1, "\N{GREEK SMALL LETTER MU}s"),
         ("decode.step.per_token<=2s", ("decode", "step"), None, "per_token", "<=", 2e6, "s"),
     ],
 )
@@ -111,6 +112,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
     ):
         assert [one.where for one in judge(parse(text, ("gate.txt", 7)), steady())] == [("gate.txt", 7)]
         assert [one.where for one in judge(parse(text), steady())] == [("", 1)]
+    assert {one.where for one in default_gate(steady())} == {("", 1)}
 
 
 def test_a_threshold_of_several_lines_is_said_in_one() -> None:
@@ -356,10 +358,10 @@ def test_of_a_typical_step_that_is_longer_what_calls_do_not_take_lies_between_st
         judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
         assert judged.outcome is Outcome.BROKEN
         assert (judged.guilty == "between steps") is is_between
-    unknown = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=replace(part.step, change=None), balance=balance)
+    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
     assert unknown[STEP].guilty == "between steps"
     assert unknown[STEP].said == (
-        "1.100× ± 0.005, 1.00 ms → 1.10 ms for a token, typically, with what lies between steps"
+        "2.000× ± 0.005, 1.00 µs → 2.00 µs for a token, typically, with what lies between steps"
     )
 
 
@@ -499,7 +501,9 @@ def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time(
         found = diff(base, replace(now, parts=(part, replace(part, phase="verify", steps=steps))))
         judged = default_gate(found)
         assert [one.outcome for one in judged if one.about == "verify"] == outcomes
+        assert {one.rule for one in judged if one.about == "verify"} <= {"verify: is compared"}
         relative = judge(parse("tokens_per_sec>=0.9x"), found)
+        assert {one.rule for one in relative} == {"tokens_per_sec>=0.9x"}
         assert [one.outcome for one in relative] == [Outcome.HOLDS, *outcomes]
         assert [one.outcome for one in judge(parse("decode.step<=1.1x"), found)] == [Outcome.HOLDS]
     assert judged[-1].said == (
@@ -831,7 +835,7 @@ def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contra
     (part,) = now.parts
     down, norm = ("DownProjection", BrickCategory.FFN), ("RmsNorm", BrickCategory.NORM)
     now = replace(now, parts=(replace(part, budgets={down: 6 * 240 * 1.4, norm: 6 * 20 * 1.4}),))
-    of = {one.rule: one.outcome for one in of_definitions(diff(base, now))}
+    of = {one.rule: one.outcome for one in of_definitions(diff(base, now)) if one.where == ("", 1)}
     assert of == {
         "DownProjection.per_token<=2016us, its budget": Outcome.BROKEN,
         "RmsNorm.per_token<=168us, its budget": Outcome.HOLDS,
@@ -843,6 +847,7 @@ def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contra
         ("DownProjection<=1.4x, by contract", Outcome.BROKEN, ("a.yaml", 3)),
         ("RmsNorm<=1.4x, by contract", Outcome.HOLDS, ("b.yaml", 4)),
     }
+    assert all(" (p50 " in one.said for one in found)
 
 
 @pytest.mark.parametrize(("base_runs", "outcome"), [(1, Outcome.UNKNOWN), (2, Outcome.UNKNOWN), (3, Outcome.BROKEN)])
