@@ -103,9 +103,8 @@ def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
 
 
 def test_how_much_is_cached_and_how_many_sequences_are_is_known_where_every_step_says_it() -> None:
-    batch = made_batch(
-        1, STEADY, 40, cached_from=100
-    )  # 100 to 103 before the first block, 136 to 139 before the last
+    """Before the steps of the first block 100 to 103 positions, of the last 136 to 139."""
+    batch = made_batch(1, STEADY, 40, cached_from=100)
     part = part_in(batch)
     assert part is not None
     assert (part.cached, part.cached_least, part.cached_most, part.sequences) == (119.5, 101.5, 137.5, 1.0)
@@ -157,8 +156,11 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # half a µs is the median of how
         ([140.0, 120.0, 103.0, *USUAL], 3),
         ([140.0, 101.5, 140.0, *USUAL], 1),  # the second is as the others are
         ([*USUAL, 140.0], 0),
+        ([102.0, *USUAL], 0),  # four half µs above the median
+        ([102.1, *USUAL], 1),
         ([140.0] * 7 + USUAL, 5),  # a fifth of 27
         ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # five are left
+        ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
     ],
 )
 def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(

@@ -758,6 +758,7 @@ def test_times_the_baseline_is_by_the_typical_time_or_by_the_median_where_the_me
     assert (
         judged_where(replace(known, before=None, p50=None), "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     )
+    assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
     # What took nothing is no measure, and what took less than a microsecond is.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
         tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
