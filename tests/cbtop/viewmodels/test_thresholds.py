@@ -358,6 +358,7 @@ def test_of_a_typical_step_that_is_longer_what_calls_do_not_take_lies_between_st
         judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
         assert judged.outcome is Outcome.BROKEN
         assert (judged.guilty == "between steps") is is_between
+        assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a token, typically, ")
     unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
     assert unknown[STEP].guilty == "between steps"
     assert unknown[STEP].said == (
@@ -780,6 +781,25 @@ def test_the_layer_where_a_brick_costs_most_more_is_named_where_one_is_slower() 
         ("step<=0.1x", "step"),
     ):
         assert judged_as(found, text).guilty == guilty
+
+
+def test_of_a_slower_brick_it_is_said_by_how_much_as_it_is_and_beside_all_others_and_what_it_costs() -> None:
+    (part,) = steady().parts
+    slower = replace(
+        place_of(part, "DownProjection"),
+        before=PlaceTimes(Figure(1000.0, 1.0, 20)),
+        now=PlaceTimes(Figure(1225.0, 1.0, 20)),
+        change=Change(1000.0, 1200.0, 10.0),
+        p50=Change(240.0, 290.0, 1.0),
+    )
+    beside = replace(slower, change=Change(1000.0, 1200.0, 300.0, own=Change(1000.0, 1100.0, 20.0)))
+    for place, said in (
+        (slower, "1.200× ± 0.010 (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
+        (beside, "1.200× ± 0.300, 1.100× ± 0.020 beside all others (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
+    ):
+        judged = gate_of(places=tuple(place if one.name == place.name else one for one in part.places))[BRICKS]
+        assert (judged.outcome, judged.about) == (Outcome.BROKEN, "decode: DownProjection")
+        assert (judged.guilty, judged.said) == ("DownProjection", said)
 
 
 def test_a_brick_is_named_by_its_name_before_a_category_and_by_its_beginning_after_both() -> None:
