@@ -78,7 +78,7 @@ class Histograms:
     """
 
     def __init__(self) -> None:
-        self._pages = np.zeros((0, OCTAVES), np.int32)  # of each node and octave; 0: it counted nothing
+        self._pages = np.zeros((1, OCTAVES), np.int32)  # of each node and octave; 0: it counted nothing
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
         self._used = 1
 
@@ -99,14 +99,14 @@ class Histograms:
         if not room.all():
             page, cell, count = page[room], cell[room], count[room]
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
-        self._put(at, self._counts.reshape(-1)[at] + count)
+        self._put(at, self._counts.ravel()[at] + count)
 
     def set(self, cell: Column, count: Column) -> Column:
         """Put counts (>= 0) in place of those of distinct cells; gives by how much they are above these, all of each
         for which there is no room."""
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
-        more: Column = count - self._counts.reshape(-1)[at]  # page 0 is empty
+        more: Column = count - self._counts.ravel()[at]  # page 0 is empty
         if not page.all():
             at, count = at[page > 0], count[page > 0]
         self._put(at, count)
@@ -115,12 +115,12 @@ class Histograms:
     def _put(self, at: Column, count: Column) -> None:
         while int(count.max(initial=0)) > np.iinfo(self._counts.dtype).max:
             self._counts = self._counts.astype(_WIDER[self._counts.dtype])
-        self._counts.reshape(-1)[at] = count
+        self._counts.ravel()[at] = count
 
     def cells(self) -> Column:
         """Every cell that counted anything, ascending."""
         slot = np.flatnonzero(self._pages)
-        owner, inside, _ = self._cells_in(self._pages.reshape(-1)[slot])
+        owner, inside, _ = self._cells_in(self._pages.ravel()[slot])
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
@@ -141,15 +141,13 @@ class Histograms:
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
         """Of the cells of these pages those that counted: the place in `page`, that in the octave, and the count."""
-        counts = self._counts[page].reshape(-1)
+        counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)
 
     def _page_of(self, cell: Column) -> NDArray[np.int32]:
-        if not len(self._pages):
-            return np.zeros(len(cell), np.int32)
         slot = cell // SUB_BUCKETS
-        page: NDArray[np.int32] = self._pages.reshape(-1).take(slot, mode="clip")
+        page: NDArray[np.int32] = self._pages.ravel().take(slot, mode="clip")
         page[slot >= self._pages.size] = 0
         return page
 
@@ -167,7 +165,7 @@ class Histograms:
         used, self._used = self._used, self._used + len(slot)
         if self._used > len(self._counts):
             self._counts = _grown(self._counts, self._used)
-        self._pages.reshape(-1)[slot] = np.arange(used, self._used)
+        self._pages.ravel()[slot] = np.arange(used, self._used)
         return self._page_of(cell)
 
 

@@ -11,9 +11,11 @@ from cbtop.profiler import histograms
 from cbtop.profiler.histograms import (
     BUCKETS,
     MAX_DURATION_NS,
+    MAX_PAGES,
     OCTAVES,
     SUB_BUCKETS,
     Histograms,
+    bucket_begin_ns,
     bucket_middle_ns,
     bucket_of,
     distinct,
@@ -30,6 +32,26 @@ def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_n
     bucket = bucket_of(np.array([duration_ns]))
     assert 0 <= bucket[0] < BUCKETS
     assert abs(bucket_middle_ns(bucket)[0] - duration_ns) <= 0.01 * duration_ns
+    begin, next_begin = (int(bucket_begin_ns(one)[0]) for one in (bucket, bucket + 1))
+    assert begin <= duration_ns < next_begin <= max(begin + 1, begin * (1 + 1 / SUB_BUCKETS))
+    assert bucket_middle_ns(bucket)[0] == pytest.approx((begin + next_begin - 1) / 2)
+
+
+def test_buckets_are_as_recordings_of_any_version_have_them() -> None:
+    """One for each nanosecond at first, then 64 an octave; what no record can take is the longest there is."""
+    for duration_ns, bucket in (
+        (-5, 0),
+        (0, 0),
+        (1, 1),
+        (127, 127),
+        (129, 128),
+        (130, 129),
+        (1_000_000, 13 * 64 + 122),
+        (MAX_DURATION_NS, BUCKETS - 1),
+        (2**63 - 1, BUCKETS - 1),
+    ):
+        assert bucket_of(np.array([duration_ns])).tolist() == [bucket]
+    assert (BUCKETS, SUB_BUCKETS) == (57 * 64, 64)
 
 
 @given(st.lists(st.integers(0, 2**62)))
@@ -67,11 +89,41 @@ def test_a_table_takes_the_octaves_that_were_used_and_not_the_buckets_there_are(
     assert sparse.size_bytes < 365 * BUCKETS * 8 / 10
 
 
-def test_who_names_every_octave_of_every_node_gets_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histograms, "MAX_PAGES", 100)
+def test_room_is_made_for_64_octaves_and_then_by_quarters_and_only_where_there_is_none() -> None:
+    sparse, sizes = Histograms(), {}
+    of_nodes, of_page = 64 * OCTAVES * 4, SUB_BUCKETS * 2
+    for used in range(1, 82):  # octaves of the nodes from 63 on, each a page beside the empty one
+        node, octave = divmod(used - 1, OCTAVES)
+        sparse.add(np.array([(63 - node) * BUCKETS + octave * SUB_BUCKETS]), np.array([1]))
+        sizes[used] = sparse.size_bytes - of_nodes
+    for used, pages in ((1, 64), (63, 64), (64, 80), (79, 80), (80, 100)):
+        assert sizes[used] == pages * of_page
+    assert len(sparse.cells()) == 81
+    sparse.add(np.array([64 * BUCKETS]), np.array([1]))
+    assert sparse.size_bytes == 80 * OCTAVES * 4 + 100 * of_page
+
+
+@pytest.mark.parametrize(("most", "width"), [(2**16 - 1, 2), (2**16, 4), (2**32 - 1, 4), (2**32, 8)])
+def test_counts_take_two_bytes_until_one_outgrows_these_then_four_then_eight(most: int, width: int) -> None:
     sparse = Histograms()
+    cell = BUCKETS + np.array([5, 6, 7])
+    sparse.set(cell[[0, 2]], np.array([1, most]))
+    assert sparse.size_bytes == 64 * OCTAVES * 4 + 64 * SUB_BUCKETS * width
+    assert sparse.counts(cell).tolist() == [1, 0, most]
+
+
+def test_who_names_every_octave_of_every_node_gets_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_PAGES * SUB_BUCKETS * 8 == 64 << 20
+    monkeypatch.setattr(histograms, "MAX_PAGES", 100)
     cell = np.arange(0, NODES * BUCKETS, SUB_BUCKETS)
-    sparse.add(cell, np.ones(len(cell), np.int64))
-    sparse.add(cell, np.ones(len(cell), np.int64))
+    one = np.ones(len(cell), np.int64)
+    sparse = Histograms()
+    sparse.add(cell, one)
+    sparse.add(cell, one)
     assert len(sparse.cells()) == 99
     assert set(sparse.counts(cell).tolist()) == {0, 2}
+    told = Histograms()
+    assert told.set(cell, 2 * one).tolist() == [2] * len(cell)
+    # Of what found no room it is said again by how much it grew, for nothing is known of it.
+    assert told.set(cell, 5 * one).tolist() == [3] * 99 + [5] * (len(cell) - 99)
+    assert told.counts(cell).tolist() == [5] * 99 + [0] * (len(cell) - 99)
