@@ -366,6 +366,8 @@ def test_a_place_beyond_the_bound_costs_its_own_percentiles_and_not_its_bricks(
                 assert replace(found, cv=None) == replace(expected, cv=None)
             if found and expected:
                 assert (found.p50_ns, found.p99_ns) == pytest.approx((expected.p50_ns, expected.p99_ns), rel=0.01)
+            within = [table.calls([node]) for node in places if node < BEYOND]
+            assert all(one is None or one.p50_ns is not None for one in within)
             beyond = [node for node in places if node >= BEYOND and table.calls([node])]
             if len(beyond) > 1:
                 assert all((calls := table.calls([node])) and calls.p50_ns is None for node in beyond)
@@ -415,6 +417,7 @@ TELLING = {  # of a call: node, start, end, elements; three nodes are known
     "as long as can be": ((1, 0, SANE - 1, 2), True),
     "longer": ((1, 0, SANE, 2), False),
     "late by its clock": ((1, SANE - 5, SANE + 5, 2), True),
+    "half as late by its clock": ((1, SANE // 2, SANE // 2 + 5, 2), True),
     "no elements": ((1, 5, 9, 0), True),
     "fewer than none": ((1, 5, 9, -1), False),
     "as many as can be": ((1, 5, 9, SANE - 1), True),
@@ -483,6 +486,40 @@ def test_what_is_deferred_until_after_the_second_of_two_steps_is_the_seconds() -
     stats.add(records((1, 10, 20), (1, 30, 50), (2, 35, 45)), *STEP_AND_BRICK)
     assert stats.column("closed_ns")[2] == 10
     assert not stats.is_open(1, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_what_was_deferred_until_after_a_cancelled_step_is_that_steps_also_where_the_next_ends_with_it(
+    cut: int,
+) -> None:
+    all_of_it = records((1, 10, 100), (2, 50, 60), (1, 200, 300), flags=(FLAG_CANCELLED, 0, 0))
+    stats = NodeStats()
+    stats.grow(3)
+    for part in (np.arange(3) < cut, np.arange(3) >= cut):
+        stats.add(all_of_it.only(part), *STEP_AND_BRICK)
+    assert stats.column("closed_ns").tolist() == [0, 100, 0]
+    assert stats.rare("cancelled_ns", [2]) == 10
+
+
+def test_what_ends_with_a_step_is_its_own_also_where_it_comes_after_it() -> None:
+    stats = NodeStats()
+    stats.add(records((1, 10, 20)), *STEP_AND_BRICK)
+    stats.add(records((2, 15, 20)), *STEP_AND_BRICK)
+    assert (stats.column("closed_ns")[2], stats.is_open(1, 0)) == (5, False)
+
+
+def test_what_takes_no_time_as_a_step_ends_is_of_the_next() -> None:
+    stats = NodeStats()
+    stats.add(records((1, 10, 20)), *STEP_AND_BRICK)
+    stats.add(records((2, 20, 20)), *STEP_AND_BRICK)
+    assert stats.is_open(1, 0)
+
+
+def test_a_step_has_the_square_of_its_tokens_and_of_more_than_anybody_has_as_if_it_had_the_most() -> None:
+    stats = NodeStats()
+    for tokens, squared in ((3, 9), (4, 9 + 16), (1 << 40, 9 + 16 + (1 << 64))):
+        stats.add(replace(records((1, 10, 20)), elements=np.array([tokens])), *STEP_AND_BRICK)
+        assert stats.rare("squared_tokens", [1]) == squared
 
 
 def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
