@@ -363,7 +363,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
     at = (_at(cached, before.cached), _at(cached, now.cached))
     befores, afters = (_moved(part, off) for part, off in zip((before, now), at, strict=True))
     renamed = _renamed(befores, afters, base.kernels, new.kernels)
-    resolution_us = max((run.clock_resolution_us or 0.0 for run in (base, new)), default=0.0)
+    resolution_us = max(run.clock_resolution_us or 0.0 for run in (base, new))
     shared = shared_ratio(befores, afters)
     places: list[PlaceDiff] = []
     for place, was_called in _pairs(befores, afters, renamed):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
+from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import shared_ratio
-from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
+from cbtop.viewmodels.noise import Change, Figure, change
+from cbtop.viewmodels.places import BETWEEN_BRICKS, PlaceTimes, shared_ratio
+from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import default_gate
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
@@ -268,3 +270,217 @@ def test_where_caches_are_moved_to_one_length_what_is_told_beside_all_others_is_
         assert unsure is not None
         halves = [one.own.half if one.own else one.half for one in (sure, unsure)]
         assert halves[0] < halves[1]
+
+
+@cache
+def steady() -> PartDiff:
+    """Two runs of the same."""
+    (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
+    return part
+
+
+def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
+    """The places of `steady`, each changed as `each` says."""
+    return tuple(replace(one, change=each, **changed) for one in steady().places)  # type: ignore[arg-type]
+
+
+def test_figures_at_another_length_are_moved_along_their_line_and_less_sure_by_what_the_line_is_off() -> None:
+    """100 positions then and 120 now: compared at 110, then 10 further, now 10 less far than they were measured."""
+    line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
+    moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)  # of 3 and 4, and of 1 and 4
+    runs = []
+    for seed, cached in ((1, 100.0), (2, 120.0)):
+        run = made_run(seed, STEADY, 40)
+        (part,) = run.parts
+        places = {place: PlaceTimes(line, line, line, None, 1.0) for place in part.places}
+        figures = {"wall_us": line, "inside_us": line, "typical_us": line}
+        at = {"cached": cached, "cached_least": cached - 20, "cached_most": cached + 20}
+        runs.append(replace(run, parts=(replace(part, places=places, **figures, **at),)))  # type: ignore[arg-type]
+    (part,) = diff(*runs).parts
+    (same,) = diff(runs[0], replace(runs[0], key="another")).parts
+    assert (part.cached, part.step.p99) == (110.0, None)
+    for one in (part.wall, part.typical, part.step.change, part.places[0].mean, part.places[0].p50):
+        assert one is not None
+        assert (one.before, one.now) == (1005.0, 995.0)
+        assert one.error == pytest.approx(50**0.5)
+        assert one.half > same.wall.half
+    assert part.wall.medians_us == (505.0, 495.0)
+    assert part.step.change is not None
+    assert part.step.change.half == pytest.approx(change(moved, moved, 3).half)
+    between = next(one for one in part.places if one.name == "between bricks")
+    assert between.mean is not None
+    assert between.mean.medians_us == (1005.0, 995.0)  # of what holds them: the median call
+    own = next(one.change.own for one in part.cells if one.change)
+    assert own is not None
+    assert own.error == pytest.approx(34**0.5, rel=0.01)
+    assert part.balance.wall == (1005.0, 995.0)
+
+
+def test_what_takes_less_than_a_microsecond_becomes_slower_and_faster_as_what_takes_more() -> None:
+    slower, faster = Change(0.5, 0.7, 0.01), Change(0.5, 0.3, 0.01)
+    for one, verdict in ((slower, "slower"), (faster, "faster")):
+        assert {place.verdict for place in times_as(one)} == {verdict}
+        part = replace(steady(), wall=one, typical=one)
+        assert (part.is_slower, part.is_typically_slower) == (verdict == "slower",) * 2
+
+
+def test_a_place_that_is_new_or_gone_costs_all_of_it() -> None:
+    times = PlaceTimes(Figure(5.0, 0.1, 20))
+    new, gone = PlaceDiff(("Extra", BrickCategory.FFN), None, None, times), PlaceDiff(None, "Layer 9", times, None)
+    assert [(one.name, one.verdict, one.delta_us) for one in (new, gone)] == [
+        ("Extra", "new", 5.0),
+        ("Layer 9", "gone", -5.0),
+    ]
+    both = replace(new, before=times, change=Change(5.0, 6.0, 0.1))
+    assert (both.verdict, replace(both, is_below_resolution=True).verdict) == ("slower", "")
+    assert (both.moved_by, both.delta_us) == ("", 0.0)
+
+
+def test_more_steps_fail_by_the_difference_of_their_shares() -> None:
+    part = replace(
+        steady(),
+        before=replace(steady().before, steps=50, failed=1),
+        now=replace(steady().now, steps=100, failed=5),
+    )
+    assert part.more_failed_percent == pytest.approx(3.0)
+
+
+def test_what_became_longer_is_shared_where_all_do_alike_and_a_unit_takes_as_long_as_they_say() -> None:
+    longer = Change(1000.0, 1200.0, 10.0)
+    alike, alone = (replace(longer, own=Change(1000.0, now, 5.0)) for now in (1000.0, 1200.0))
+    shared = replace(steady(), shared=1.2, wall=longer, places=times_as(alike))
+    assert shared.is_shared
+    for part in (
+        replace(shared, shared=None),
+        replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
+        replace(shared, places=times_as(longer)),  # what each does beside all others is not known
+        replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
+        replace(shared, wall=Change(1000.0, 1237.0, 10.0)),  # 1,030.8 µs but for what they share
+    ):
+        assert not part.is_shared
+    assert replace(shared, wall=Change(1000.0, 1235.0, 10.0)).is_shared  # 1,029.2 µs, and 3 % are noise
+    # What lies between bricks is as long as it was.
+    between = tuple(replace(one, change=alone) if one.brick == BETWEEN_BRICKS else one for one in times_as(alike))
+    assert replace(shared, places=between).is_shared
+
+
+def test_every_brick_takes_as_many_times_as_long_within_a_twentieth() -> None:
+    names = ("RmsNorm", "QkvProjection", "Attention", "DownProjection")
+
+    def ratio_of(*ratios: float) -> float | None:
+        by_name = dict(zip(names, ratios, strict=True))
+        places = tuple(
+            replace(one, change=Change(100.0, 100.0 * by_name[one.name], 1.0)) for one in steady().bricks if one.p50
+        )
+        return replace(steady(), places=places).machine_ratio
+
+    assert ratio_of(1.2, 1.2, 1.22, 1.22) == pytest.approx(1.21)
+    assert ratio_of(1.2, 1.2, 1.2, 1.255) == pytest.approx(1.2)
+    assert ratio_of(1.2, 1.2, 1.2, 1.265) is None
+    assert ratio_of(1.2, 1.2, 1.2, 1.0) is None
+    assert ratio_of(0.8, 0.8, 0.8, 0.8) == pytest.approx(0.8)
+
+
+def test_a_unit_is_longer_in_the_mean_where_it_is_beyond_chance_and_no_median_call_is() -> None:
+    for wall, is_longer in (
+        (Change(100.0, 120.0, 5.0, (50.0, 50.0)), True),
+        (Change(100.0, 120.0, 5.0), False),  # it is slower
+        (Change(100.0, 105.0, 5.0, (50.0, 50.0)), False),
+        (Change(0.0, 105.0, 5.0), False),
+    ):
+        assert replace(steady(), wall=wall).is_longer_in_the_mean is is_longer
+
+
+def test_how_small_a_change_is_found_beside_all_others_counts_where_it_is_smaller() -> None:
+    one = Change(100.0, 101.0, half=8.0, error=2.0)
+    surer, less_sure = (replace(one, half=half, error=half / 4) for half in (4.0, 16.0))
+    assert findable_percent(replace(one, own=surer)) == pytest.approx(findable_percent(surer))
+    assert findable_percent(replace(one, own=less_sure)) == pytest.approx(findable_percent(one))
+    assert findable_percent(Change(0.5, 0.5, half=0.05, error=0.0)) == pytest.approx(10)
+
+
+def test_clocks_and_loads_are_alike_up_to_three_percent_and_fifteen_points() -> None:
+    base = replace(made_run(1, STEADY, 40), gpu_clock_mhz=2000.0, host_busy_percent=50.0)
+    new = made_run(2, STEADY, 40)
+    for mhz, is_alike in ((1940.0, True), (2060.0, True), (1939.0, False), (2061.0, False)):
+        assert (diff(base, replace(new, gpu_clock_mhz=mhz)).why_not == "") is is_alike
+    for busy, is_alike in ((65.0, True), (35.0, True), (66.0, False), (34.0, False)):
+        notes = diff(base, replace(new, host_busy_percent=busy)).notes
+        assert any("processors busy" in note for note in notes) is not is_alike
+    for one, other in ((base, new), (new, base)):
+        assert diff(one, other).notes == ()
+
+
+def test_another_host_another_gpu_and_another_sampling_are_said() -> None:
+    base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
+    for changed, said in (
+        ({"host": "there"}, "another host: there, the baseline has here"),
+        ({"devices": ("H100",)}, "another GPU: H100, the baseline has none"),
+        ({"sample_every": 8}, "another part of steps recorded, one in: 8, the baseline has 1"),
+    ):
+        elsewhere = replace(new, surroundings=replace(new.surroundings, **changed))  # type: ignore[arg-type]
+        assert diff(base, elsewhere).why_not == said
+        assert diff(base, elsewhere, anyway=True).why_not == ""
+
+
+def test_notes_say_of_each_part_what_was_left_out_or_failed_and_of_what_work_it_is() -> None:
+    base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
+    (before,), (now,) = base.parts, new.parts
+    for was, is_now, said in (
+        ({"warm_up": 4}, {}, "decode: left out as warm-up: 0 steps, 4 before"),
+        ({}, {"warm_up": 1}, "decode: left out as warm-up: 1 step, 0 before"),
+        ({"failed": 2}, {}, "decode: failed: 0 steps of 40, 2 of 40 before"),
+        ({}, {"failed": 1}, "decode: failed: 1 step of 40, 0 of 40 before"),
+    ):
+        found = diff(
+            replace(base, parts=(replace(before, **was),)),  # type: ignore[arg-type]
+            replace(new, parts=(replace(now, **is_now),)),  # type: ignore[arg-type]
+        )
+        assert found.notes == (said,)
+    prefill = replace(now, phase="prefill", work=(8, 2), steps=12)
+    encode = replace(now, phase="encode", work=(None, None), steps=1)
+    found = diff(replace(base, parts=(before, encode)), replace(new, parts=(prefill, now)))
+    assert set(found.notes) == {
+        "only the baseline has encode (1 step): left out",
+        "only the new run has prefill (12 steps of about 8 tokens on 2 sequences): left out",
+    }
+    assert (found.not_judged, [part.phase for part in found.alone]) == (("encode",), ["prefill"])
+    # What there is most of comes first, whatever its place in the recording.
+    many = (replace(before, phase="verify", steps=80), before)
+    assert [part.phase for part in diff(replace(base, parts=many[::-1]), replace(new, parts=many)).parts] == [
+        "verify",
+        "decode",
+    ]
+    assert [part.phase for part in diff(replace(base, parts=many), replace(new, parts=many), "decode").parts] == [
+        "decode"
+    ]
+
+
+def test_parts_that_are_counted_in_other_ways_do_not_compare() -> None:
+    base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
+    (part,) = new.parts
+    for changed, said in (
+        ({"unit": "step"}, "decode: tokens are counted in one of the two alone"),
+        ({"cached": 5.0}, "decode: how many positions are cached is said in one of the two alone"),
+        ({"work": (8, 1)}, "another batch or phase: decode (40 steps of about 1 token) in the baseline, "),
+    ):
+        other = replace(new, parts=(replace(part, **changed),))  # type: ignore[arg-type]
+        found = diff(base, other)
+        assert (found.parts, found.is_too_little) == ((), False)
+        assert found.why_not.startswith(said)
+
+
+def test_steps_too_few_count_as_what_the_new_run_alone_does_by_how_much_more_of_its_time_they_take() -> None:
+    base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
+    whole_us = new.parts[0].time_us
+    few = [TooShort("verify", 3, 20, 0.1 * whole_us), TooShort("verify", 4, 20, 0.2 * whole_us)]
+    new = replace(new, too_short=(*few, TooShort("encode", 1, 20, 0.5)))
+    found = diff(base, new)
+    assert [(one.phase, one.steps) for one in found.alone_short] == [("verify", 7), ("encode", 1)]
+    assert found.alone_short[0].time_us == pytest.approx(0.3 * whole_us)
+    assert found.alone_percent == pytest.approx(100 * 0.3 / 1.3, rel=1e-3)
+    # As large a share of the baseline's time is no more than there was.
+    as_before = replace(base, too_short=(TooShort("verify", 9, 20, 0.5 * base.parts[0].time_us),))
+    assert [one.phase for one in diff(as_before, new).alone_short] == ["encode"]
+    assert [one.phase for one in diff(base, replace(new, parts=base.parts), "decode").alone_short] == []
+    assert RunDiff(base, replace(new, parts=(), too_short=())).alone_percent == 0.0
