@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import Snapshot
+from cbtop.viewmodels.baseline import BrickWork, Snapshot, Times
 from cbtop.viewmodels.comparison import Comparison, PlaceChange, baselines_of, compare, slower
 from cbtop.viewmodels.model import About, MergeMode
 from cbtop.viewmodels.noise import Change, change
@@ -103,6 +103,11 @@ REASONS = [
     (with_phase(BASE, blocks=3, times=None), "the baseline is too short: decode steps in 3 seconds, 5 are needed"),
     (replace(BASE, lost_percent=2.0), "2.0 % of the records of the baseline were lost"),
 ]
+
+
+def test_a_mix_of_phases_is_said_in_percent_of_the_steps() -> None:
+    found = compare(with_phase(BASE, share=0.25), with_phase(NOW, share=0.75), "decode")
+    assert found.why_not == "another mix of phases: 75.0 % of the steps are decode, of the baseline 25.0 %"
 
 
 @pytest.mark.parametrize(("base", "why"), REASONS, ids=[why for _, why in REASONS])
@@ -299,6 +304,31 @@ def test_a_brick_is_named_in_the_layer_that_has_more_than_half_of_it_of_three_or
     assert [one.name for one in slower([placed(DOWN, None, 40.0), *cells])] == [name]
 
 
+def times_of(snapshot: Snapshot) -> Times:
+    (phase,) = snapshot.phases
+    assert phase.times is not None
+    return phase.times
+
+
+def test_a_brick_of_less_than_a_microsecond_becomes_slower_and_does_less_work_a_second_as_others_do() -> None:
+    longer = Change(0.5, 0.8, 0.01)
+    whole = PlaceChange(DOWN, None, longer)
+    assert slower([whole]) == [whole]
+    assert slower([replace(whole, change=Change(0.5, 0.5, 0.01))]) == []
+    base, now = (
+        with_phase(each, times=replace(times_of(each), work={DOWN: BrickWork(1_000.0, 4.0, 2.0)}))
+        for each in (BASE, NOW)
+    )
+    found = replace(compare(base, now, "decode"), changes=(whole,))
+    change = found.work[DOWN].change
+    assert change is not None
+    assert (change.before, change.now) == (pytest.approx(2.0), pytest.approx(1.25))  # GFLOP/s
+    assert change.half == pytest.approx(1.25 * 0.01 / 0.8)
+    # Where the typical time is not known, or there is none, nothing follows.
+    for untold in (replace(longer, medians_us=(0.4, 0.6)), replace(longer, before=0.0), replace(longer, now=0.0)):
+        assert replace(found, changes=(replace(whole, change=untold),)).work[DOWN].change is None
+
+
 def test_attention_that_is_slower_in_all_layers_is_named_where_its_cache_is_as_long() -> None:
     attention = ("Attention", BrickCategory.ATTENTION)
     assert [one.name for one in slower([placed(attention, None, 9.0)])] == ["Attention"]
@@ -318,13 +348,14 @@ def test_a_change_beside_all_others_says_which_layer_has_it_where_a_clock_moves_
 
 def test_step_and_rate_are_two_figures_and_the_median_call_of_then_is_of_this_phase_alone() -> None:
     found = compare(BASE, NOW, "decode")
-    before, now = (each.phases[0].times for each in (BASE, NOW))
-    assert before is not None
-    assert now is not None
+    before, now = times_of(BASE), times_of(NOW)
     assert found.step_us == change(before.step_us, now.step_us, 2)
     place = (DOWN, "Layer 5")
-    assert found.median_us("decode", place) == before.places[place].time.median_us
-    assert found.median_us("decode", WHOLE_STEP) == before.step_us.median_us
+    times = before.places[place]
+    places = {**before.places, place: replace(times, time=replace(times.time, median_us=7.0))}
+    known = replace(before, places=places, step_us=replace(before.step_us, median_us=50.0))
+    found = compare(with_phase(BASE, times=known), NOW, "decode")
+    assert (found.median_us("decode", place), found.median_us("decode", WHOLE_STEP)) == (7.0, 50.0)
     assert found.median_us("decode", (DOWN, "Layer 99")) is None
     assert found.median_us("prefill", place) is None
     assert replace(found, why_not="another model").median_us("decode", place) is None
@@ -333,6 +364,7 @@ def test_step_and_rate_are_two_figures_and_the_median_call_of_then_is_of_this_ph
 def test_places_are_layers_bricks_in_layers_and_the_bricks_of_no_layer() -> None:
     found = compare(BASE, NOW, "decode")
     names = {f"Layer {layer}" for layer in range(8)}
+    assert found.layers == {one.layer: one.change for one in found.changes if one.brick is None}
     assert set(found.layers) == names
     assert {layer for brick, layer in found.places if brick is None} == names
     inside = {one.brick for one in found.changes if one.brick and one.layer}
