@@ -209,6 +209,8 @@ def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
     ran_us = next((one.us for one in stretch.by_phase if one.name == steps.phase), None) if stretch else None
     of = fmt.duration(stretch.wall_us if stretch else None)
     ran = f"steps ran {fmt.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
+    before_us = (steps.union_us or 0) - (ran_us or steps.union_us or 0)
+    ran += f", and {fmt.duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ""
     return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
 
 

@@ -63,7 +63,7 @@ class StepsView:
     tokens_per_sec: float | None  # of wall-clock time, over the stretch that is shown
     recorded: int  # of them: what lies in steps is known of these
     failed: int = 0  # of them: left by an exception, as one that is cancelled is; their tokens count
-    tokens_per_sec_in_steps: float | None = None  # tokens / the time of the stretch in which at least one step ran
+    tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or the stretch where that is shorter
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # of those whose inside was recorded
     min_us: float | None = None

@@ -78,7 +78,7 @@ def shown(record: SourceRecord, *, window: bool) -> Shown:
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
     stretch = stretch_of(record, seconds)
     view = None if stretch is None else stretch_view(record, stats, stretch)
-    phases = steps_views(record, stats, stretch, view)
+    phases = steps_views(record, stats, stretch)
     if view and any(steps.is_sample for steps in phases):
         # Steps that left nothing ran in what would pass for the time between the others.
         view = replace(view, in_steps_us=None, between_us=None)

@@ -15,18 +15,16 @@ from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.durations import duration_bars
-from cbtop.viewmodels.model import PaceView, SpanView, StepsView, StretchView
+from cbtop.viewmodels.model import PaceView, SpanView, StepsView
 from cbtop.viewmodels.on_demand import Later
 
 UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
 
-def steps_views(
-    record: SourceRecord, stats: NodeStats, stretch: Stretch | None, ran: StretchView | None = None
-) -> tuple[StepsView, ...]:
+def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
     """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`, which are
-    those of `stretch`, in which it `ran` so long."""
+    those of `stretch`."""
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
     ended = [step for step in steps if step.id < len(counts) and counts[step.id]]
@@ -37,10 +35,7 @@ def steps_views(
         is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
         return record.sample_every > 1 and not is_known
 
-    ran_us = {} if ran is None else {phase.name: phase.us for phase in ran.by_phase}
-    return tuple(
-        _steps_view(stats, step, stretch, ran_us.get(display_name(step)), is_sample=is_sample(step)) for step in ended
-    )
+    return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ended)
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
@@ -113,10 +108,7 @@ def _are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only there (Cauchy, Schwarz)
 
 
-def _steps_view(
-    stats: NodeStats, step: Node, stretch: Stretch | None, ran_us: float | None, *, is_sample: bool
-) -> StepsView:
-    """`ran_us`: in so much of `stretch` any of them ran; None: in how much of it is not known, or there is none."""
+def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
     # Else the tokens are those of some steps only, or of none.
     is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
@@ -125,6 +117,9 @@ def _steps_view(
         return StepsView(phase, 0, 0, _rate(0, wall_ns), recorded=0, is_sample=is_sample)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
+    # Tokens are those of whole steps, and so is the time they took: of one that began before the stretch, all of it.
+    # But no more than the stretch is long: else this may be less than the rate by the clock.
+    took_ns = min(union_ns, (stretch.end_ns - stretch.begin_ns if stretch else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # A step's time is that of a token times its tokens only where all of them had as many.
@@ -139,8 +134,7 @@ def _steps_view(
         failed=calls.failed,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, wall_ns),
-        # Of a step that began before the stretch what lies in it: else this may be less than the rate by the clock.
-        tokens_per_sec_in_steps=_rate(tokens, round(ran_us * 1e3) if ran_us else union_ns) if is_counted else None,
+        tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),

@@ -107,14 +107,15 @@ class Viewer:
         for node, phase in enumerate(PHASES, 1):
             own = covered_ns([span for span in self.host.spans if span[0] == node], stretch.begin_ns, stretch.end_ns)
             assert sum(one.us for one in found.by_phase if one.name == phase) == own / 1e3
-            self._has_the_rate_of(phase, own)
+            self._has_the_rate_of(phase, found.wall_us)
 
-    def _has_the_rate_of(self, phase: str, ran_ns: int) -> None:
-        """Tokens are of the time that its steps ran in the window, so no fewer a second than by the clock."""
+    def _has_the_rate_of(self, phase: str, wall_us: float) -> None:
+        """Whole steps' tokens are over the time that these took, and no fewer a second than by the clock."""
         (record,) = self.store.sources.values()
         for steps in source_view(record, window=True).phases:
-            if steps.phase == phase and steps.count and ran_ns:
-                assert steps.tokens_per_sec_in_steps == pytest.approx(steps.tokens / ran_ns * 1e9)
+            if steps.phase == phase and steps.count and steps.union_us and wall_us:
+                rate = steps.tokens / min(steps.union_us, wall_us) * 1e6
+                assert steps.tokens_per_sec_in_steps == pytest.approx(rate)
                 assert steps.tokens_per_sec_in_steps >= (steps.tokens_per_sec or 0) * (1 - 1e-9)
 
 
@@ -186,6 +187,25 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
         assert viewer.stretch.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
+
+
+def test_a_prompt_that_leaves_the_window_decodes_as_fast_as_while_it_lay_in_it() -> None:
+    with a_host() as host:
+        viewer = Viewer(host, Store(10.0))
+        viewer.hears(host.said(SECOND, whole=True))
+        viewer.hears([host.heartbeat(second * SECOND) for second in range(2, 10)])
+        host.recorder.record(1, 2 * SECOND, 10 * SECOND, 8_000)  # a prefill of 1,000 tokens a second
+        viewer.hears(host.said(10 * SECOND))
+        for second in range(11, 20):
+            viewer.hears([host.heartbeat(second * SECOND)])
+            (record,) = viewer.store.sources.values()
+            view = source_view(record, "prefill", window=True)
+            assert view.steps is not None
+            assert view.steps.tokens_per_sec_in_steps == pytest.approx(1_000)
+        assert view.stretch is not None
+        assert view.stretch.in_steps_us == 1e6  # the last second of it
+        text = REPORTS["text"]([view], ["bricks"])
+        assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
 
 # What happens next: so long later a step, which ran so long and ended so long ago, is told, or the daemon reads, or
