@@ -1,11 +1,13 @@
 """Records laid out on tracks on which they nest, as flame charts want them."""
 
 # Threads are not recorded, so a track is no thread. What ran on one thread nests and takes one track; a record
-# that overlaps another without lying inside it ran beside it, and takes the next track that has room.
+# that overlaps another without lying inside it ran beside it, and takes another track: where what it ran in is open,
+# else the first that has room.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
@@ -20,15 +22,22 @@ def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
     """The same, of records that come by their start; with each, in how many others of its track it lies."""
-    open_on: list[list[TimedRecord]] = []  # a track's last record and what it lies inside, the outermost first
+    open_on: list[list[_Open]] = []  # a track's last record and what it lies inside, the outermost first
     for record in by_start:
-        room = (track for track, around in enumerate(open_on) if _make_room(nodes, record, around))
-        chosen = next(room, len(open_on))
+        best, chosen = _NO_ROOM, len(open_on)
+        for track, around in enumerate(open_on):
+            room = _room(nodes, record, around)
+            if room < best:
+                best, chosen = room, track
         if chosen == len(open_on):
             open_on.append([])
-        depth = len(open_on[chosen])
-        open_on[chosen].append(record)
-        yield chosen, depth, record
+        around = open_on[chosen]
+        del around[best.depth :]
+        if around:
+            held = around[-1].held
+            held[record.node] = held.get(record.node, 0) + 1
+        around.append(_Open(record, {}))
+        yield chosen, best.depth, record
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
@@ -49,11 +58,45 @@ def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[Tim
         yield around.pop()
 
 
-def _make_room(nodes: NodeTable, record: TimedRecord, around: list[TimedRecord]) -> bool:
-    """Close what has ended when `record` begins; gives whether it fits into what is still open."""
-    while around and around[-1].end_ns <= record.start_ns and not _fits(nodes, record, around[-1]):
-        around.pop()
-    return not around or _fits(nodes, record, around[-1])
+class _Open(NamedTuple):
+    """A record that has not ended, and of which nodes it holds how many."""
+
+    record: TimedRecord
+    held: dict[int, int]
+
+
+class _Room(NamedTuple):
+    """Where a record finds room on a track; the least is the likeliest to be its own place.
+
+    Of tasks that interleave, several may be in what a record ran in. That is the likeliest which holds the fewest
+    records of its node by now, and of these the one that ends first, for fewer others fit into it.
+    """
+
+    is_outside: bool  # nothing is open there
+    is_far: bool  # what is open there is not what the record lies in next
+    held: int
+    end_ns: int
+    depth: int  # so many of those open stay so
+
+
+_OUTSIDE = _Room(True, False, 0, 0, 0)
+_NO_ROOM = _Room(True, True, 0, 0, 0)
+
+
+def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
+    """Where it lies once all that has ended there is closed: no room where it does not fit into what is open."""
+    depth = len(around)
+    while depth:
+        outer, held = around[depth - 1]
+        if record.end_ns > outer.end_ns > record.start_ns:
+            return _NO_ROOM
+        if _fits(nodes, record, outer):
+            is_far = nodes[record.node].parent != outer.node
+            return _Room(False, is_far, held.get(record.node, 0), outer.end_ns, depth)
+        if outer.end_ns > record.start_ns:
+            return _NO_ROOM
+        depth -= 1
+    return _OUTSIDE
 
 
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files
 from cbtop.exporters.records import LISTED_RECORDS, TimedRecord
-from cbtop.exporters.tracks import laid_out
+from cbtop.exporters.tracks import laid_out, on_tracks
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
@@ -119,6 +119,26 @@ def test_a_catalog_with_a_gap_is_an_error_of_ours(runtime: Path) -> None:
 
 def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
     return tuple(TimedRecord(node, start_ns, end_ns, 1, False) for node, start_ns, end_ns in records)
+
+
+@pytest.mark.parametrize(
+    ("records", "places"),
+    [
+        # One has ended on the first track when another, which runs longer, calls what lies in it.
+        ([(1, 0, 10), (1, 5, 60), (2, 20, 50)], [(0, 0), (1, 0), (1, 1)]),
+        # The one that ends first is taken first: what the other calls would not fit into it.
+        ([(1, 0, 100), (1, 1, 50), (2, 5, 45), (2, 10, 80)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
+        # Each calls it once.
+        ([(1, 0, 100), (1, 1, 90), (2, 10, 20), (2, 30, 40)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
+        # What it lies in next comes before what holds that; brick 4 lies in brick 2.
+        ([(1, 0, 70), (1, 1, 90), (2, 2, 80), (4, 10, 20)], [(0, 0), (1, 0), (1, 1), (1, 2)]),
+    ],
+)
+def test_what_tasks_that_interleave_call_lies_in_what_called_it(
+    records: list[tuple[int, int, int]], places: list[tuple[int, int]]
+) -> None:
+    nodes = table_of(brick(1), brick(2, 1), brick(3), brick(4, 2))
+    assert [(track, depth) for track, depth, _ in on_tracks(nodes, spans(*records))] == places
 
 
 @pytest.mark.parametrize(
