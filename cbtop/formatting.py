@@ -140,15 +140,17 @@ def seconds(value: float) -> str:
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`.
 
+    Of a merge whose members run in part, `last 10.4 s of the 2 that run`: those alone are in its last seconds.
     Of a range `20:02:11.3–20:02:19.8, 41 steps`.
     """
     if source.window is not None and source.window.range_s is not None:
         steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
         return f"{between(source.window.range_s, with_date=with_date)}{steps}"
     if source.window is not None:
-        runs = source.merged is not None and source.merged.running
+        runs, members = (source.merged.running, len(source.merged.members)) if source.merged is not None else (0, 0)
         its = "its " if source.state in ("ended", "gone", "faulty") and not runs else ""
-        return f"{its}last {source.window.covers_s:.1f} s"
+        whose = f" of the {runs} that run{'s' * (runs == 1)}" if 0 < runs < members else ""
+        return f"{its}last {source.window.covers_s:.1f} s{whose}"
     if source.since_s is None:
         return "all that was seen"
     return f"since {since(source.since_s, source.stretch.wall_us if source.stretch else None, with_date=with_date)}"

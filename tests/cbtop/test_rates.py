@@ -22,7 +22,7 @@ from cbtop.reports.sources import sources_json, sources_text
 from cbtop.telemetry.metrics import TOKENS
 from cbtop.telemetry.snapshot import snapshot
 from cbtop.tui.views.books import books_rule
-from cbtop.tui.views.header import _tiles
+from cbtop.tui.views.header import Heading, _identity, _tiles
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView
 from cbtop.viewmodels.source import source_view
@@ -338,13 +338,22 @@ def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_
     for member in members:
         member.run(15)
     records = [replace(member.record, key=str(at)) for at, member in enumerate(members)]
-    for gone, shown, added in ((1, "figures: the last 10.", 2), (3, "figures: its last 10.", 3)):
+    cases = (
+        (0, r"figures: the last 10\.\d s;", 3),
+        (1, r"figures: the last 10\.\d s of the 2 that run;", 2),
+        (2, r"figures: the last 10\.\d s of the 1 that runs;", 1),
+        (3, r"figures: its last 10\.\d s;", 3),
+    )
+    for gone, shown, added in cases:
         for record in records[:gone]:
             assert record.state is not None
             record.state = replace(record.state, state=SourceStatus.GONE)
-        text = REPORTS["text"]([merged_view(records, MergeMode.SUM, window=True)], ["bricks"])
-        assert shown in text
+        view = merged_view(records, MergeMode.SUM, window=True)
+        text = REPORTS["text"]([view], ["bricks"])
+        assert re.search(shown, text)
         assert f" (of {added} processes, added up) = in steps " in text
+        head = "".join(word for word, _ in _identity(Heading(view, paused=False, position=""), 120))
+        assert (" that run" in head) == (gone in (1, 2))
     for member in members:
         member.profiler.close()
 
