@@ -184,7 +184,8 @@ def stretch(source: SourceView) -> str:
     if found is None:
         return ""
     is_sum = source.merged is not None and source.merged.mode is not MergeMode.MAX
-    many = 0 if source.merged is None else (source.window and source.merged.running) or len(source.merged.members)
+    is_last = source.window is not None and source.window.range_s is None
+    many = 0 if source.merged is None else (is_last and source.merged.running) or len(source.merged.members)
     added = f" (of {many} processes, added up)" if is_sum else ""
     wall = f"wall clock {duration(found.wall_us)}{added}"
     if found.in_steps_us is None:

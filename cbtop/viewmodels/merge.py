@@ -211,9 +211,15 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Those with a window: what has ended did nothing in the last seconds of the others."""
-    has_ended = all(record.has_ended for record in records)
-    return [record for record in records if record.window.has_watched and record.has_ended == has_ended]
+    """Those with a window: the last seconds of what has ended are not those of the others. A range is that of all,
+    but of who had ended before it."""
+    watched = [record for record in records if record.window.has_watched]
+    run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
+    return watched if all(record.has_ended for record in records) and not run else run
+
+
+def _lies_in_range(record: SourceRecord) -> bool:
+    return record.window.is_range and record.window.statistics(record.stats)[1].covers_s > 0
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
@@ -240,7 +246,8 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         place_of = {record.key: place for record, place in zip(taken, places, strict=True)}
         their_places = [place_of[record.key] for record in watched]
         stretches = [stretch_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)]
-        covered_ns = min(stretch.end_ns - stretch.begin_ns for stretch in stretches)
+        covers = max if first.window.is_range else min  # of a range, what has ended in it covers less
+        covered_ns = covers(stretch.end_ns - stretch.begin_ns for stretch in stretches)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
 
     first = taken[0]
@@ -343,16 +350,22 @@ def _together(records: Sequence[SourceRecord]) -> int:
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
-    """The sum with the tokens a second of its members added up, each over the time that is its own; of what so many
-    compute together one of so many."""
+    """The sum with the tokens a second of its members added up, each over the time that is its own, or over the range
+    that all are shown of; of what so many compute together one of so many."""
     members = [shown(record, window=window) for record in records]
-    every = [steps for member in members for steps in member.phases]
+    walls_us = [member.stretch_view.wall_us if member.stretch_view else 0.0 for member in members]
+    range_us = max(walls_us, default=0.0) if window and all(record.window.is_range for record in records) else 0.0
+    every = [
+        _over(steps, wall_us, range_us)
+        for member, wall_us in zip(members, walls_us, strict=True)
+        for steps in member.phases
+    ]
     phases = tuple(
         _with_rates_of(steps, [m for m in every if m.phase == steps.phase], together) for steps in view.phases
     )
     histories = [
-        tokens_per_sec_history(record, steps)
-        for record, member in zip(records, members, strict=True)
+        (*tokens_per_sec_history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
+        for record, member, wall_us in zip(records, members, walls_us, strict=True)
         for steps in member.phases
         if steps.phase == view.phase
     ]
@@ -367,6 +380,13 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
         since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
         stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
     )
+
+
+def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
+    """`steps` of `wall_us`, with the tokens a second of all of the range; 0: there is none."""
+    if not range_us or steps.tokens_per_sec is None:
+        return steps
+    return replace(steps, tokens_per_sec=steps.tokens_per_sec * wall_us / range_us)
 
 
 def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int) -> StepsView:

@@ -506,7 +506,7 @@ class MergedView:
     members: tuple[str, ...]  # `rank 3`, or `pid 7` for what is no rank
     keys: tuple[str, ...]
     left_out: int  # sources of that model that nothing is heard of, that are not read yet, or without room
-    running: int = 0  # members that run and were watched: while there are any, the last seconds are theirs alone
+    running: int = 0  # members that run and were watched: while there are any, the last seconds (no range) are theirs
     # Members that are gone, suspended or stalled beside the one whose state the view has; the worst first.
     troubled: tuple[TroubledMember, ...] = ()
     together: int = 1  # so many of them compute each token together, by their word: its rate is counted once

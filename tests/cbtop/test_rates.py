@@ -358,6 +358,37 @@ def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_
         member.profiler.close()
 
 
+@pytest.mark.parametrize("ended_s", [-1, 4])
+def test_a_range_of_a_sum_holds_what_a_member_did_that_ended_in_it_and_nothing_of_one_that_ended_before(
+    tmp_path: Path, ended_s: int
+) -> None:
+    members = [Paced(tmp_path / str(at)) for at in range(2)]
+    for member, until_s in zip(members, (15, 15 + ended_s), strict=True):
+        member.run(min(15, until_s))
+        if until_s < 15:
+            member.end()
+        member.record.begin_range(member.clock.now_ns, 10)
+    members[0].run(10)
+    if ended_s > 0:
+        members[1].run(ended_s)
+        members[1].end()
+    records = [replace(member.record, key=str(at)) for at, member in enumerate(members)]
+    view = merged_view(records, MergeMode.SUM, window=True)
+    alone = source_view(records[0], window=True)
+    assert view.steps is not None
+    assert alone.steps is not None
+    assert view.steps.count == alone.steps.count + max(ended_s, 0) * 1000 // 60
+    assert view.window is not None
+    assert alone.window is not None
+    assert view.window.covers_s == pytest.approx(alone.window.covers_s)
+    assert view.window.range_s == pytest.approx(alone.window.range_s, abs=0.001)
+    assert view.steps.tokens_per_sec == pytest.approx(view.steps.tokens / alone.window.covers_s)
+    assert len(view.tokens_per_sec_history) == len(alone.tokens_per_sec_history)
+    assert view.tokens_per_sec_history[-4:] == alone.tokens_per_sec_history[-4:]
+    for member in members:
+        member.profiler.close()
+
+
 def test_of_a_clock_that_is_ahead_of_the_hosts_it_is_known_neither_since_when_nor_how_long_nothing_ended(
     tmp_path: Path,
 ) -> None:
