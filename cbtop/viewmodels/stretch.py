@@ -22,14 +22,15 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     """The time that the `window`, or else all that was seen, is of; None where no step has been seen.
 
     It begins with the first step, if the window does not begin later, and ends now, or with the last step of what has
-    ended: what a process does before its first step is no time between steps.
+    ended: what a process does before its first step is no time between steps. A range is the time that was chosen.
     """
     steps = _steps(record)
     if not steps:
         return None
     first_ns, last_ns = _first_ns(record, steps), _last_ns(record, steps)
     if window is not None:
-        if window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns):
+        is_late = window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns)
+        if is_late and not record.window.is_range:
             window = Stretch(first_ns, window.end_ns, {})
         if not (record.has_ended and _is_of_host(record, last_ns)):
             return window

@@ -184,6 +184,9 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         merged = merged_view([record, replace(record, key="other")], MergeMode.SUM, window=True)
         assert merged.window is not None
         assert merged.window.covers_s == 3
+        record.window.is_range = True
+        assert viewer.stretch.wall_us == 9e6  # somebody chose that time
+        record.window.is_range = False
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
         assert viewer.stretch.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
