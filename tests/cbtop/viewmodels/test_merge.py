@@ -359,6 +359,14 @@ def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> Non
     ]
 
 
+def test_a_sum_of_all_that_was_seen_says_that_its_rates_are_each_since_a_time_of_its_own(tmp_path: Path) -> None:
+    records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
+    for mode in MergeMode:
+        shown = formatting.shown_time(replace(merged_view(records, mode), since_s=1e9))
+        assert shown.startswith("since ")
+        assert shown.endswith(" at the earliest") is (mode is MergeMode.SUM)
+
+
 def test_a_merge_is_of_no_second_of_a_clock_so_that_its_pictures_are_always_drawn_anew(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [100] * 3) for rank in range(2)]
     at_ns = max(record.window.now_ns for record in records) + 1_000_000_000
