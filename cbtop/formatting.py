@@ -141,8 +141,8 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`.
 
     Of a merge whose members run in part, `last 10.4 s of the 2 that run`: those alone are in its last seconds.
-    Of a range `20:02:11.3–20:02:19.8, 41 steps`. Of a sum, whose rates are each over a time of its own, `since 20:02:11
-    at the earliest`.
+    Of a range `20:02:11.3–20:02:19.8, 41 steps`. Of a sum, whose rates are each over a time of its own,
+    `since 20:02:11 at the earliest`.
     """
     if source.window is not None and source.window.range_s is not None:
         steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""

@@ -51,7 +51,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cbtop.profiler.books": ("tests/cbtop/viewmodels/test_books.py", "tests/cbtop/viewmodels/test_source_view.py"),
     "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
-    "cbtop.viewmodels.merge": ("tests/cbtop/viewmodels/test_merge.py", "tests/cbtop/viewmodels/test_straggler.py"),
+    "cbtop.viewmodels.merge": (
+        "tests/cbtop/viewmodels/test_merge.py",
+        "tests/cbtop/viewmodels/test_straggler.py",
+        "tests/cbtop/test_rates.py",
+    ),
     "cbtop.viewmodels.comparison": (
         "tests/cbtop/viewmodels/test_comparison.py",
         "tests/cbtop/viewmodels/test_baseline.py",

@@ -15,7 +15,7 @@ from cbtop import formatting
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.messages import Dependency, Manifest, Quiet
+from cbtop.protocol.messages import CheckResult, Dependency, Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, SourceStatus
 from cbtop.reports.text import text_report
 from cbtop.tui.views.header import notice
@@ -357,6 +357,16 @@ def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> Non
     assert [(one.name, one.us) for one in merged.by_phase] == [
         ("decode", pytest.approx(sum(one.by_phase[0].us for one in members if one is not None)))
     ]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_what_fails_in_one_member_fails_in_the_sum_whatever_the_others_found(tmp_path: Path, fails: int) -> None:
+    records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
+    for at, record in enumerate(records):
+        found = CheckResult("RmsNorm", "finite", at != fails, None, None)
+        record.checks[found.brick, found.assertion] = found
+    (check,) = merged_view(records, MergeMode.SUM).checks
+    assert not check.passed
 
 
 def test_a_sum_of_all_that_was_seen_says_that_its_rates_are_each_since_a_time_of_its_own(tmp_path: Path) -> None:
