@@ -113,3 +113,8 @@ def with_unit(text: str, unit: str) -> str:
 def counted(value: int, what: str) -> str:
     """`1 step`, `12 steps`."""
     return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"
+
+
+def one(what: str) -> str:
+    """`a decode step`, `an encode step`."""
+    return f"{'an' if what[:1].lower() in tuple('aeiou') else 'a'} {what}"

@@ -63,6 +63,12 @@ def test_a_small_share_is_not_nothing(value: float | None, text: str) -> None:
     assert formatting.percent(value) == text
 
 
+def test_a_thing_has_the_article_that_its_name_asks_for() -> None:
+    assert formatting.one("decode step") == "a decode step"
+    assert formatting.one("encode step") == "an encode step"
+    assert formatting.one("Eval step") == "an Eval step"
+
+
 def test_counts_and_sizes_carry_separators_and_prefixes() -> None:
     assert formatting.count(12_345) == "12,345"
     assert formatting.count(12_345_678) == "12.3M"

@@ -264,10 +264,11 @@ class SourceInWords(Drawing):
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
     """The last two minutes of it: its rate, its steps, and what it takes of its host."""
     phase = clean(row.phase or formatting.NOT_MEASURED)
+    about = f"ms {formatting.one(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
     found = [
         figure_chart(f"tokens/s, {phase}", "accent", row.tokens_per_sec_history, formatting.number, has_mean=False),
-        figure_chart(f"ms a {phase} step, mean of each second", "norm", times_ms, formatting.number, has_mean=False),
+        figure_chart(about, "norm", times_ms, formatting.number, has_mean=False),
         *(process_charts(process) if process is not None else ()),
     ]
     return [chart for chart in found if any(value is not None for value in chart.values)]

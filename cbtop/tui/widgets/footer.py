@@ -27,6 +27,8 @@ _KEY_NAMES = {
     "right_square_bracket": "]",
     "left_curly_bracket": "{",
     "right_curly_bracket": "}",
+    "left_parenthesis": "(",
+    "right_parenthesis": ")",
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.units import count, duration, percent
+from cbtop.units import count, duration, one, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.straggler import THRESHOLD, WAIT_WITHIN
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
@@ -16,8 +16,8 @@ def _find(view: SourceView) -> Finding | None:
     saved_us = min(found.busy_us - found.others_us, found.waited_us)
     return Finding(
         f"Rank {found.rank} is {percent(found.percent)} slower than {others} "
-        f"({duration(found.busy_us)} against {duration(found.others_us)} a {found.phase} step), most of it in "
-        f"{found.brick} (+{duration(found.brick_excess_us)}): all wait for it",
+        f"({duration(found.busy_us)} against {duration(found.others_us)} {one(f'{found.phase} step')}), "
+        f"most of it in {found.brick} (+{duration(found.brick_excess_us)}): all wait for it",
         (
             Evidence("slower", found.percent, "%"),
             Evidence("busy a step", found.busy_us, "µs"),

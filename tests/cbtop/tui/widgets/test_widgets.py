@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.binding import Binding
 
+from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_columns import brick_columns
 from cbtop.tui.widgets.bars import Part, bar, stacked
 from cbtop.tui.widgets.braille import BrailleCanvas, area
@@ -182,3 +183,5 @@ def test_a_click_on_the_footer_finds_the_key_that_is_drawn_there(width: int) -> 
 
 def test_keys_are_named_as_on_a_keyboard() -> None:
     assert [key_name(key) for key in ("ctrl+c", "shift+tab", "space", "x")] == ["^c", "⇧tab", "␣", "x"]
+    everywhere = [key for binding in CbtopApp.BINDINGS for key in Binding.make_bindings([binding])]
+    assert [binding.key for binding in everywhere if "_" in key_name(binding.key)] == []
