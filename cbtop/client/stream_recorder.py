@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import DaemonGoodbye, HistoryPiece, Message, SourceCatalog
+from cbtop.protocol.messages import DaemonGoodbye, Heartbeat, HistoryPiece, Message, SourceCatalog
 from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
 from cbtop.protocol.record_batch import RecordTally, tally
 from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
@@ -30,7 +31,8 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records what the daemon at `endpoint` says; None is this user's, started inside where none runs.
+    """Records what the daemon at `endpoint` says, but of the processes whose rings `left_out` names; None is this
+    user's daemon, started inside where none runs.
 
     Raises RecordingError when the file cannot be made, EndpointError for an address that cannot be one,
     KeysError for another host's without `keys`.
@@ -44,7 +46,9 @@ class StreamRecorder:
         *,
         keys: ViewerKeys | None = None,
         overwrite: bool = False,
+        left_out: Collection[str] = (),
     ) -> None:
+        self._left_out = left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
         self.damaged = 0  # messages that were not messages: not recorded
@@ -110,7 +114,8 @@ class StreamRecorder:
             return  # what came before the first keyframe is part of it
         known = set(self.store.sources)
         try:
-            messages = [message for frame in frames if (message := codec.decode(frame)) is not None]
+            heard = list(self._kept(frames))
+            messages = [message for _, message in heard if message is not None]
             self._has_left = any(isinstance(message, DaemonGoodbye) for message in messages)
             for message in messages:
                 self.store.apply(message)
@@ -122,7 +127,25 @@ class StreamRecorder:
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
             return  # our own keyframes do that
-        self.is_full = not self._writer.append(encode_frame(kind, time.perf_counter_ns(), frames))
+        kept = [frame for frame, _ in heard]
+        self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
+
+    def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
+        """Each frame that is not of a process left out, and what it says; None where this version does not know."""
+        for frame in frames:
+            message = codec.decode(frame)
+            if isinstance(message, Heartbeat):
+                sources = tuple(state for state in message.sources if not self._is_left_out(state.source))
+                if len(sources) < len(message.sources):
+                    message = replace(message, sources=sources)
+                    frame = codec.encode(message)
+            elif self._is_left_out(getattr(message, "source", "")):
+                continue
+            yield frame, message
+
+    def _is_left_out(self, source: str) -> bool:
+        """Whether the ring of the source with this key is one of those left out."""
+        return bool(self._left_out) and f"{'-'.join(source.rsplit(':', 3)[1:])}.ring" in self._left_out
 
     def close(self) -> None:
         """Close the link and the file."""

@@ -49,21 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)  # record until this process has ended
+    # Record until this process has ended, and what begins meanwhile alone.
+    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    there_before = set[str]() if options.beside is None else _rings()
     try:
         keys = viewer_keys(options)
         recorder = StreamRecorder(
-            options.output, options.connect, options.max_size, keys=keys, overwrite=options.force
-        )
+            options.output, options.connect, options.max_size,
+            keys=keys, overwrite=options.force, left_out=there_before,
+        )  # fmt: skip
     except (KeysError, RecordingError) as error:
         raise UsageError(str(error)) from error
     begun_s = time.monotonic()
     line = ProgressLine(sys.stderr)
-    beside = None if options.beside is None else _Beside(options.beside)
+    beside = None if options.beside is None else _Beside(options.beside, there_before)
     try:
         with noted_interrupt() as is_interrupted:  # that is how one stops it
             while not recorder.is_full and not is_interrupted():
@@ -97,9 +100,9 @@ def run(options: argparse.Namespace) -> int:
 class _Beside:
     """The process of `cbtop run --record`, which waits until it hears on our stdout that recording has begun."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, there_before: set[str]) -> None:
         self._pid, self._start = pid, process_start(pid)
-        self._there_before = _rings()
+        self._there_before = there_before
         self._ended_s: float | None = None
         os.write(1, b"begun\n")
         with open(os.devnull, "wb") as nowhere:

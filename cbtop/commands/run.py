@@ -48,7 +48,7 @@ OPTIONS = {
         "PERCENT", "1%",
         "how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
     ),
-    "--record": ("FILE", None, "record it and its children into FILE, such as run.cbtop"),
+    "--record": ("FILE", None, "record it and what begins while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it

@@ -24,7 +24,7 @@ from cbtop import cli
 from cbtop.client.replay import ReplayFeed
 from cbtop.commands import run as run_command
 from cbtop.commands.run import isolating_option, plain
-from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
+from tests.integration.hosts import CBTOP, DEADLINE_S, HOST, cbtop, daemon, host
 from tests.integration.test_terminal import Terminal
 from tests.profiler.instrument.under_run import fake_torch
 
@@ -186,6 +186,23 @@ raise SystemExit(6)
     again = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
     assert (again.returncode, again.stdout) == (2, b"")
     assert b"run.cbtop" in again.stderr
+
+
+def test_what_ran_before_or_has_ended_is_not_in_the_recording_of_a_run(tmp_path: Path, runtime: Path) -> None:
+    subprocess.run([sys.executable, "-c", HOST, "1"], check=True)
+    file = tmp_path / "run.cbtop"
+    with daemon(), host() as before:
+        recorded = [*RUN, "--record", str(file), "--", sys.executable, "-c", HOST, "20"]
+        done = subprocess.run(recorded, capture_output=True, timeout=DEADLINE_S, check=False)
+        assert before.poll() is None
+    assert (done.returncode, done.stderr.count(b", 1 process, ")) == (0, 1), done.stderr
+    with ReplayFeed(file) as feed:
+        feed.seek(feed.duration_s)
+        (source,) = feed.sources()
+        view = feed.view(source.key)
+    assert view
+    assert view.steps
+    assert view.steps.count == 20
 
 
 LOADED = """
