@@ -21,9 +21,9 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
-    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses. "
-    "However long the recording, an export takes at most 300 MiB of memory; of what ran at the same time, speedscope "
-    "files also take room in the temporary directory."
+    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses; the "
+    "others hold the only one with records. However long the recording, an export takes at most 300 MiB of memory; "
+    "of what ran at the same time, speedscope files also take room in the temporary directory."
 )
 EPILOG = """\
 examples:
@@ -98,12 +98,13 @@ def _of_ring(pid: int) -> dict[str, RecordedProcess]:
 
 
 def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) -> Sequence[RecordedProcess]:
+    holds_many, chosen = EXPORTERS[options.format].holds_many, processes
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
-    else:
-        chosen = processes
-    if not chosen or (len(chosen) > 1 and not EXPORTERS[options.format].holds_many):
-        known = "; ".join(f"{key} ({recorded.process}, pid {recorded.pid})" for key, recorded in processes.items())
+    elif not holds_many:  # one that had ended before it began left no record in it
+        chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
+    if not chosen or (len(chosen) > 1 and not holds_many):
+        known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
         wrong = f"{len(chosen)} processes in one {options.format} file" if chosen else f"--source {options.source}"
         raise UsageError(f"{wrong}: choose one with --source of {known}")
     return list(chosen.values())

@@ -96,3 +96,19 @@ def test_two_processes_go_together_where_the_format_can_hold_them(tmp_path: Path
     assert "2 processes in one jsonl file" in done.stderr
     done = cbtop("export", str(path), "--format", "jsonl", "--source", str(hosts[0].pid))
     assert len(done.stdout.splitlines()) == 200 * 7
+
+
+def test_a_process_that_left_no_record_in_a_recording_is_not_asked_about(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", HOST, "5"], check=True)
+    path = tmp_path / "run.cbtop"
+    recorder = StreamRecorder(path, None, 1 << 30)
+    eventually(lambda: recorder.poll(20) or recorder.store.sources)
+    with subprocess.Popen([sys.executable, "-c", HOST, "20"]):
+        eventually(lambda: recorder.poll(20) or any(t.taken == 20 * 7 for t in recorder.tallies.values()))
+        eventually(lambda: recorder.poll(20) or len(recorder.store.sources) == 2)
+    recorder.close()
+    reader = RecordingReader(path)
+    assert len(processes_of_recording(reader)) == 2
+    reader.close()
+    done = cbtop("export", str(path), "--format", "jsonl")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 20 * 7)
