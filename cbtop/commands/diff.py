@@ -19,6 +19,7 @@ BASE and NEW are each {WHERE}.
 
 examples:
   cbtop record -o base.cbtop --duration 30       before; then change something
+  cbtop run --overhead 100% --record base.cbtop -- python bench.py    the same of a torch program, every step
   cbtop diff base.cbtop new.cbtop
   cbtop diff base.cbtop new.cbtop --format tree  layer → brick: what each costs more adds up
   cbtop diff base.cbtop 4711 --duration 20       with a process that runs now

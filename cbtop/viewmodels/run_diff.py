@@ -583,10 +583,18 @@ def _work(part: Part) -> str:
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
     """The phases of which there are too few steps to be compared."""
     compared = {part.phase for part in run.parts}
-    for one in run.too_short:
-        if one.phase not in compared and phase in (None, one.phase):
-            compared.add(one.phase)
+    for one in _nearly_enough(run, phase):
+        if one.phase not in compared:
             yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
+
+
+def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
+    """Of each phase the steps, of one work, that lack least to be compared."""
+    most: dict[str, TooShort] = {}
+    for one in run.too_short:
+        if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
+            most[one.phase] = one
+    return list(most.values())
 
 
 def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
@@ -605,8 +613,12 @@ def _too_little(base: Run, now: Run, phase: str | None) -> str:
     for whose, run in (("the baseline", base), ("the new run", now)):
         if any(phase in (None, part.phase) for part in run.parts):
             continue
-        short = [one for one in run.too_short if phase in (None, one.phase)]
+        short = _nearly_enough(run, phase)
         steps = ", ".join(f"{counted(one.steps, one.phase + ' step')} of {count(one.needed)} needed" for one in short)
         wanted = f"no {phase} steps" if phase else "no steps"
-        said.append(f"too little in {whose}: {steps or wanted}")
+        every = run.surroundings.sample_every
+        sampled = (
+            f", for one in {count(every)} was recorded: `cbtop run --overhead 100%` records each" if every > 1 else ""
+        )
+        said.append(f"too little in {whose}: {steps or wanted}{sampled if steps else ''}")
     return "; ".join(said)

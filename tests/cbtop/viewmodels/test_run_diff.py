@@ -15,7 +15,7 @@ from cbtop.viewmodels.places import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import default_gate
-from tests.cbtop.viewmodels.made_runs import Noise, made_run
+from tests.cbtop.viewmodels.made_runs import AT, Noise, made_run
 
 STEADY = Noise(pauses=0)
 
@@ -178,6 +178,18 @@ def test_too_little_is_said_of_the_run_and_the_phase_that_lack_it() -> None:
     said = "too little in the baseline: no prefill steps; too little in the new run: no prefill steps"
     assert diff(base, now, "prefill").why_not == said
     assert diff(now, base).why_not == "too little in the baseline: 7 decode steps of 20 needed"
+
+
+def test_of_steps_of_several_works_those_are_named_that_lack_least_and_a_sample_has_its_way_out() -> None:
+    works = tuple(TooShort(phase, steps, 200) for phase, steps in (("decode", 4), ("eval", 1), ("decode", 9)))
+    base, sampled = made_run(1), replace(AT, sample_every=10)
+    now = replace(made_run(2), parts=(), too_short=works, surroundings=sampled)
+    assert diff(replace(base, surroundings=sampled), now).why_not == (
+        "too little in the new run: 9 decode steps of 200 needed, 1 eval step of 200 needed, for one in 10 was "
+        "recorded: `cbtop run --overhead 100%` records each"
+    )
+    notes = diff(base, replace(made_run(2), too_short=(TooShort("eval", 1, 20), TooShort("eval", 3, 20)))).notes
+    assert "eval: 3 steps in the new run, of 20 needed: left out" in notes
 
 
 def test_fewer_than_three_runs_are_not_taken_together_and_what_is_there_twice_tells_nothing() -> None:
