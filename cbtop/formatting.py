@@ -460,11 +460,13 @@ def overhead(sampling: Sampling) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Why no brick is shown: `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`."""
+    """Why no brick is shown: `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`, and
+    the way out."""
     steps, every = view.steps, view.sample_every
     if steps is None or not steps.count or steps.recorded or every is None or every <= 1:
         return "no brick of this phase was recorded in this time"
-    why = f": {overhead(view.overhead)}" if view.overhead is not None else ""
+    way_out = "`cbtop run --overhead PERCENT` lets it cost more"
+    why = f": {overhead(view.overhead)}; {way_out}" if view.overhead is not None else ""
     return f"none of the {counted(steps.count, f'{steps.phase} step')} was recorded: one in {every:,} is{why}"
 
 

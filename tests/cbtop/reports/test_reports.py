@@ -453,7 +453,7 @@ def test_where_too_few_steps_are_recorded_to_show_a_brick_that_is_said_with_what
     view = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
     said = (
         "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of its steps' "
-        "time (95 %: 2.30 to 4.70; at most 1 is allowed)"
+        "time (95 %: 2.30 to 4.70; at most 1 is allowed); `cbtop run --overhead PERCENT` lets it cost more"
     )
     assert f"bricks: n/a ({said})\n" in REPORTS["text"]([view], ["bricks"])
     no_step = replace(view, steps=replace(steps, count=0, recorded=0))
