@@ -27,6 +27,7 @@ MERGE_HEADS = "MergeHeads"
 MIXER = "Mixer"
 MOE_EXPERTS = "MoeExperts"
 MOE_ROUTER = "MoeRouter"
+MULTIHEAD_ATTENTION = "MultiheadAttention"  # torch's own module, which runs as one
 RESIDUAL_ADD = "ResidualAdd"
 ROTARY_TABLES = "RotaryTables"
 SPLIT_HEADS = "SplitHeads"
@@ -45,6 +46,7 @@ CATEGORIES = {
     MIXER: BrickCategory.OTHER,
     MOE_EXPERTS: BrickCategory.FFN,
     MOE_ROUTER: BrickCategory.FFN,
+    MULTIHEAD_ATTENTION: BrickCategory.ATTENTION,
     RESIDUAL_ADD: BrickCategory.OTHER,
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
@@ -261,7 +263,7 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
 
 # Modules that are never called, and one whose parts never are: they run in it as one.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
-_RUNS_AS_ONE = frozenset({"MultiheadAttention"})
+_RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 
 
 def classify(it: Described) -> Kind | None:

@@ -254,6 +254,7 @@ def test_the_category_is_that_of_what_the_brick_does() -> None:
     assert category("mlp.gate_up_proj", "Linear", "Phi3MLP") is BrickCategory.FFN
     assert category("mlp.experts", "MixtralExperts", "MixtralSparseMoeBlock") is BrickCategory.FFN
     assert category("norm", "GroupNorm", "Block") is BrickCategory.NORM
+    assert category("self_attn", "MultiheadAttention", "TransformerEncoderLayer") is BrickCategory.ATTENTION
     assert category("flux", "FluxCapacitor", "Block") is BrickCategory.OTHER
 
 
