@@ -316,11 +316,37 @@ def _sums(context: Any, builder: Any, weights: Weights, place: Any, result: Any,
     for token in range(len(result)):
         first = _address(context, builder, array_type, array, builder.add(row, row.type(token)), column)
         codes.append([_splat_of_four(builder, builder.gep(first, [_INT(4 * i)])) for i in range(len(weights))])
+    return context.make_tuple(builder, result, _sums_of(weights, codes, builder, largest))
+
+
+def _sums_of(weights: Weights, codes: Sequence[Sequence[Any]], builder: Any, largest: int) -> list[Any]:
     if HAS_AVX2 and not HAS_VNNI:
-        sums = _sums_with_avx2(builder, weights, codes, largest)
-    else:
-        sums = _sums_one_by_one(builder, weights, codes)
-    return context.make_tuple(builder, result, sums)
+        return _sums_with_avx2(builder, weights, codes, largest)
+    return _sums_one_by_one(builder, weights, codes)
+
+
+@constant_intrinsic
+def add_products_apart(
+    typing: Any, totals: Any, weights: Any, codes: Any, row: Any, column: Any, apart: Any, largest: Any
+) -> tuple[Any, Codegen]:
+    """Of each of `totals`, a tuple of Ints16, for each row r, totals[i] + the sum over j < 4 of weights[i][4r + j] *
+    codes[row, column + apart * i + j]. `weights`, `codes` and `largest` are as of `sums_of_products`, `apart` is a
+    constant."""
+    count = totals.count
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        given = zip(*(cgutils.unpack_tuple(builder, one, count) for one in values[:2]), strict=True)
+        first, found = _address(context, builder, signature.args[2], *values[2:5]), []
+        for i, (total, quad) in enumerate(given):
+            x = _splat_of_four(builder, builder.gep(first, [_INT(apart.literal_value * i)]))
+            if HAS_VNNI:
+                found.append(_added_by_vnni(builder, total, quad, x))
+            else:
+                (more,) = _sums_of([partial(lambda made: made, quad)], [[x]], builder, largest.literal_value)
+                found.append(builder.add(total, more))
+        return context.make_tuple(builder, totals, found)
+
+    return totals(totals, weights, codes, types.uint64, types.uint64, apart, largest), generate
 
 
 @_intrinsic
@@ -333,21 +359,23 @@ def multiplied_again(typing: Any, weights: Any, totals: Any) -> tuple[Any, Codeg
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         added = _added_by_vnni if HAS_VNNI else _added_by_avx2
-        found = [added(builder, total, values[0]) for total in cgutils.unpack_tuple(builder, values[1], totals.count)]
+        found = [
+            added(builder, total, builder.bitcast(total, _BYTES), values[0])
+            for total in cgutils.unpack_tuple(builder, values[1], totals.count)
+        ]
         return context.make_tuple(builder, totals, found)
 
     return totals(_bytes, totals), generate
 
 
-def _added_by_vnni(builder: Any, total: Any, weights: Any) -> Any:
-    own = builder.bitcast(total, _BYTES)
-    return _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [total, own, weights])
+def _added_by_vnni(builder: Any, total: Any, weights: Any, codes: Any) -> Any:
+    return _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [total, weights, codes])
 
 
-def _added_by_avx2(builder: Any, total: Any, weights: Any) -> Any:
-    own, halves = builder.bitcast(total, _BYTES), []
+def _added_by_avx2(builder: Any, total: Any, weights: Any, codes: Any) -> Any:
+    halves = []
     for first in (0, 32):
-        pairs = _part(builder, own, first, 32), _part(builder, weights, first, 32)
+        pairs = _part(builder, weights, first, 32), _part(builder, codes, first, 32)
         products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [*pairs])
         halves.append(builder.add(builder.bitcast(pairs[0], _PAIRS), products))
     both = ir.Constant(ir.VectorType(_INT, 2 * LANES), list(range(2 * LANES)))
@@ -368,7 +396,7 @@ def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[An
         for token, own in enumerate(codes):
             x = own[i]
             if HAS_VNNI:
-                totals[token] = _called(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [totals[token], q, x])
+                totals[token] = _added_by_vnni(builder, totals[token], q, x)
                 continue
             for j in range(4):
                 mask = ir.Constant(ir.VectorType(_INT, LANES), [4 * lane + j for lane in range(LANES)])

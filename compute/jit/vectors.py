@@ -313,6 +313,16 @@ def splat(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
+def no_ints(typing: Any) -> tuple[Any, Codegen]:
+    """Ints16 of zeros."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _INTS([0] * LANES)
+
+    return _ints(), generate
+
+
+@_intrinsic
 def lane(typing: Any, vector: Any, index: Any) -> tuple[Any, Codegen]:
     """Lane `index` of a Floats16, in all lanes; a constant index becomes one shuffle."""
 

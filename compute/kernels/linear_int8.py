@@ -36,10 +36,19 @@ from cbtop.compute.cuda.products import (
     together,
     ways_of,
 )
-from cbtop.compute.jit.bytes64 import store_64, sums_of_loaded, sums_of_products
+from cbtop.compute.jit.bytes64 import add_products_apart, store_64, sums_of_loaded, sums_of_products
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
-from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, splat, store_floats, to_floats
+from cbtop.compute.jit.vectors import (
+    add,
+    load_floats,
+    multiply,
+    multiply_add,
+    no_ints,
+    splat,
+    store_floats,
+    to_floats,
+)
 from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
@@ -50,14 +59,21 @@ from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
 from cbtop.compute.kernels.unpacking import (
+    Q5_K_COLUMNS,
+    Q6_K_COLUMNS,
+    ask_ahead,
+    ask_out_of_order,
+    factor_q6_k,
+    factors_q5_k,
+    factors_q6_k,
+    four_columns_q5_k,
+    four_columns_q6_k,
     narrow,
     unpack_q4_0,
     unpack_q4_1,
     unpack_q4_k,
     unpack_q5_0,
     unpack_q5_1,
-    unpack_q5_k,
-    unpack_q6_k,
     unpack_q8_0,
 )
 from cbtop.compute.quantization import FORMATS
@@ -123,12 +139,16 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 
 
 @jit_inlined
-def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: Any, last: Any, total: Any) -> Any:
+def _half_less_32(products: Any, factors: Any, token: Any, block: Any, half: Any, scale: Any, total: Any) -> Any:
     place = block * U(FACTORS)
-    offset, scale = splat(np.float32(32)), splat(factors[token, place])
-    low = multiply_add(to_floats(low), scale, multiply(offset, splat(factors[token, place + U(2)])))
-    high = multiply_add(to_floats(high), scale, multiply(offset, splat(factors[token, place + U(3)])))
-    return multiply_add(high, last, multiply_add(low, first, total))
+    offset = multiply(splat(np.float32(32)), splat(factors[token, place + U(2) + half]))
+    return multiply_add(multiply_add(to_floats(products), splat(factors[token, place]), offset), scale, total)
+
+
+@jit_inlined
+def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: Any, last: Any, total: Any) -> Any:
+    total = _half_less_32(low, factors, token, block, U(0), first, total)
+    return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
 _LARGEST = 15  # that a weight is as `_unpack` gives it; of each format its own
@@ -154,17 +174,8 @@ def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any
     )
 
 
-def _add_less_32(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
-    """total + scale * ((weights - 32) . x): a scale for 16 columns each."""
-    q, r, s, u, a, b, c, d, first, last = found
-    column = block * U(BLOCK)
-    (low,) = sums_of_products((q, r, s, u), codes, t, column, 1, _LARGEST)
-    (high,) = sums_of_products((a, b, c, d), codes, t, column + U(16), 1, _LARGEST)
-    return _less_32(low, high, factors, t, block, first, last, total)
-
-
 def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """As `_add_less_32`, of four tokens, and of weights that `_spread` left there."""  # compiled
+    """As `_add_four_with_minimum`, of (weights - 32) . x: a scale for 16 columns each, no minimum."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
@@ -175,6 +186,12 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
         _less_32(low[2], high[2], factors, t + U(2), block, first, last, totals[2]),
         _less_32(low[3], high[3], factors, t + U(3), block, first, last, totals[3]),
     )
+
+
+@jit_inlined
+def _store_factors(panel: Any, at: Any, first: Any, second: Any) -> None:
+    store_floats(panel, U(0), at + U(SCALES), first)
+    store_floats(panel, U(0), at + U(SCALES + LINE), second)
 
 
 @jit_inlined
@@ -189,8 +206,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     store_64(panel, U(0), at + U(5 * LINE), b)
     store_64(panel, U(0), at + U(6 * LINE), c)
     store_64(panel, U(0), at + U(7 * LINE), d)
-    store_floats(panel, U(0), at + U(SCALES), first)
-    store_floats(panel, U(0), at + U(SCALES + LINE), second)
+    _store_factors(panel, at, first, second)
 
 
 # What the code below calls of a format; each has a copy of it with its own in place of these.
@@ -219,6 +235,95 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     total = _add(_unpack(w, row, step, U(1)), codes, factors, t, block + U(1), total)
     total = _add(_unpack(w, row, step, U(2)), codes, factors, t, block + U(2), total)
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
+
+
+# A step of Q5_K and Q6_K is a block, which is read once, in the order in which it lies, and in a loop: a Zen 4
+# reads a stream from memory at 30 GB/s by two to five loads in a loop, at 15 to 22 by sixteen to 48. It takes what
+# each load reads for a stream of its own, with a turn of the loop between its lines.
+_four_columns, _factors, _COLUMNS_BYTES, _BLOCK_BYTES = (
+    four_columns_q5_k,
+    factors_q5_k,
+    Q5_K_COLUMNS,
+    Q5_K.block_bytes,
+)
+
+
+def _spread_256(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    base = step * U(ROWS * _BLOCK_BYTES)
+    for i in range(U(8)):
+        ask_out_of_order(w, row, base + i * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
+        a, b, c, d, e, f, g, h = _four_columns(w, row, base + i * U(_COLUMNS_BYTES))
+        place = at + i * U(LINE)
+        store_64(panel, U(0), place, a)
+        store_64(panel, U(0), place + U(SPREAD), b)
+        store_64(panel, U(0), place + U(2 * SPREAD), c)
+        store_64(panel, U(0), place + U(3 * SPREAD), d)
+        store_64(panel, U(0), place + U(4 * SPREAD), e)
+        store_64(panel, U(0), place + U(5 * SPREAD), f)
+        store_64(panel, U(0), place + U(6 * SPREAD), g)
+        store_64(panel, U(0), place + U(7 * SPREAD), h)
+    _store_factors(panel, at, *_factors(w, row, base, U(0)))
+    _store_factors(panel, at + U(SPREAD), *_factors(w, row, base, U(1)))
+    _store_factors(panel, at + U(2 * SPREAD), *_factors(w, row, base, U(2)))
+    _store_factors(panel, at + U(3 * SPREAD), *_factors(w, row, base, U(3)))
+    _store_factors(panel, at + U(4 * SPREAD), *_factors(w, row, base, U(4)))
+    _store_factors(panel, at + U(5 * SPREAD), *_factors(w, row, base, U(5)))
+    _store_factors(panel, at + U(6 * SPREAD), *_factors(w, row, base, U(6)))
+    _store_factors(panel, at + U(7 * SPREAD), *_factors(w, row, base, U(7)))
+
+
+@jit_inlined
+def _of_part_q5_k(
+    products: Any, w: Any, row: Any, base: Any, part: Any, factors: Any, t: Any, block: Any, total: Any
+) -> Any:
+    scale, minimum = factors_q5_k(w, row, base, part)
+    return _with_minimum(products, factors, t, block + part, scale, minimum, total)
+
+
+def _one_token_q5_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(176 * ROWS), step * U(8), no_ints()
+    sums = zero, zero, zero, zero, zero, zero, zero, zero
+    for i in range(U(8)):
+        ask_ahead(w, row, base + i * U(Q5_K_COLUMNS), Q5_K_COLUMNS // LINE)
+        found = four_columns_q5_k(w, row, base + i * U(Q5_K_COLUMNS))
+        sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 31)
+    a, b, c, d, e, f, g, h = sums
+    total = _of_part_q5_k(a, w, row, base, U(0), factors, t, block, total)
+    total = _of_part_q5_k(b, w, row, base, U(1), factors, t, block, total)
+    total = _of_part_q5_k(c, w, row, base, U(2), factors, t, block, total)
+    total = _of_part_q5_k(d, w, row, base, U(3), factors, t, block, total)
+    total = _of_part_q5_k(e, w, row, base, U(4), factors, t, block, total)
+    total = _of_part_q5_k(f, w, row, base, U(5), factors, t, block, total)
+    total = _of_part_q5_k(g, w, row, base, U(6), factors, t, block, total)
+    return _of_part_q5_k(h, w, row, base, U(7), factors, t, block, total)
+
+
+@jit_inlined
+def _of_part_q6_k(
+    products: Any, w: Any, row: Any, base: Any, part: Any, half: Any, factors: Any, t: Any, block: Any, total: Any
+) -> Any:
+    scale = factor_q6_k(w, row, base, part * U(2) + half)
+    return _half_less_32(products, factors, t, block + part, half, scale, total)
+
+
+def _one_token_q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(210 * ROWS), step * U(8), no_ints()
+    for half in range(U(2)):  # of 32 columns
+        sums = zero, zero, zero, zero, zero, zero, zero, zero
+        for i in range(half * U(4), half * U(4) + U(4)):
+            ask_ahead(w, row, base + i * U(Q6_K_COLUMNS), Q6_K_COLUMNS // LINE)
+            found = four_columns_q6_k(w, row, base + i * U(Q6_K_COLUMNS))
+            sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 63)
+        a, b, c, d, e, f, g, h = sums
+        total = _of_part_q6_k(a, w, row, base, U(0), half, factors, t, block, total)
+        total = _of_part_q6_k(b, w, row, base, U(1), half, factors, t, block, total)
+        total = _of_part_q6_k(c, w, row, base, U(2), half, factors, t, block, total)
+        total = _of_part_q6_k(d, w, row, base, U(3), half, factors, t, block, total)
+        total = _of_part_q6_k(e, w, row, base, U(4), half, factors, t, block, total)
+        total = _of_part_q6_k(f, w, row, base, U(5), half, factors, t, block, total)
+        total = _of_part_q6_k(g, w, row, base, U(6), half, factors, t, block, total)
+        total = _of_part_q6_k(h, w, row, base, U(7), half, factors, t, block, total)
+    return total
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
@@ -275,34 +380,59 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
                     out[t, row + i] += bias[row + i]
 
 
-def _compiled(block_format: BlockFormat, unpack: Any, add: Any, add_four: Any, largest: int) -> CompiledRows:
-    """`_groups` of one format; compiled when they are first called."""
+def _compiled(
+    block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int
+) -> CompiledRows:
+    """`_groups` of one format, with `parts` times 32 columns in a step; compiled when they are first called."""
     name = block_format.name
-    one_of, four_of = (
-        jit_inlined(copy_of(one, f"{one.__name__}_{name}", _LARGEST=largest)) for one in (add, add_four)
-    )
-    own: dict[str, Any] = {"_unpack": unpack, "_add": one_of, "_add_four": four_of}
-    is_small = block_format.block_elements == BLOCK
-    spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
-    own["_spread_step"] = jit_inlined(copy_of(spread, f"_spread_{name}", _unpack=unpack))
-    own["_one_token"] = jit_inlined(copy_of(one, f"_one_token_{name}", **own))
-    own["_STEP_BYTES"] = block_format.block_bytes if is_small else block_format.block_bytes // 2
-    own["_PARTS"] = 1 if is_small else 4
+    own: dict[str, Any] = {
+        "_PARTS": parts,
+        "_STEP_BYTES": block_format.block_bytes * parts * BLOCK // block_format.block_elements,
+        "_spread_step": jit_inlined(spread),
+        "_one_token": jit_inlined(one_token),
+        "_add_four": jit_inlined(copy_of(add_four, f"{add_four.__name__}_{name}", _LARGEST=largest)),
+    }
     own["_four_by_four"] = jit_inlined(copy_of(_four_by_four, f"_four_by_four_{name}", **own))
     return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", **own)), ROWS)
 
 
-WITH_MINIMUM = _add_with_minimum, _add_four_with_minimum
+def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> CompiledRows:
+    """Of a format that is unpacked 32 columns after the others."""
+    name, is_small = block_format.name, block_format.block_elements == BLOCK
+    spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
+    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", _LARGEST=largest))
+    return _compiled(
+        block_format,
+        1 if is_small else 4,
+        copy_of(spread, f"_spread_{name}", _unpack=unpack),
+        copy_of(one, f"_one_token_{name}", _unpack=unpack, _add=add),
+        _add_four_with_minimum,
+        largest,
+    )
+
+
+def _of_blocks(block_format: BlockFormat, one_token: Any, add_four: Any, largest: int, **pieces: Any) -> CompiledRows:
+    """Of a format that is unpacked block after block; `pieces` as `_spread_256` names them."""
+    spread = copy_of(_spread_256, f"_spread_{block_format.name}", _BLOCK_BYTES=block_format.block_bytes, **pieces)
+    return _compiled(block_format, 8, spread, one_token, add_four, largest)
+
+
 ROWS_OF: dict[int, CompiledRows] = {
-    Q8_0.code: _compiled(Q8_0, unpack_q8_0, *WITH_MINIMUM, 255),
-    Q5_0.code: _compiled(Q5_0, unpack_q5_0, *WITH_MINIMUM, 31),
-    Q5_1.code: _compiled(Q5_1, unpack_q5_1, *WITH_MINIMUM, 31),
-    Q4_0.code: _compiled(Q4_0, unpack_q4_0, *WITH_MINIMUM, 15),
-    Q4_1.code: _compiled(Q4_1, unpack_q4_1, *WITH_MINIMUM, 15),
-    Q4_K.code: _compiled(Q4_K, unpack_q4_k, *WITH_MINIMUM, 15),
-    Q5_K.code: _compiled(Q5_K, unpack_q5_k, *WITH_MINIMUM, 31),
-    Q6_K.code: _compiled(Q6_K, unpack_q6_k, _add_less_32, _add_four_less_32, 63),
-}
+    Q8_0.code: _of_32_columns(Q8_0, unpack_q8_0, 255),
+    Q5_0.code: _of_32_columns(Q5_0, unpack_q5_0, 31),
+    Q5_1.code: _of_32_columns(Q5_1, unpack_q5_1, 31),
+    Q4_0.code: _of_32_columns(Q4_0, unpack_q4_0, 15),
+    Q4_1.code: _of_32_columns(Q4_1, unpack_q4_1, 15),
+    Q4_K.code: _of_32_columns(Q4_K, unpack_q4_k, 15),
+    Q5_K.code: _of_blocks(
+        Q5_K, _one_token_q5_k, _add_four_with_minimum, 31,
+        _four_columns=four_columns_q5_k, _factors=factors_q5_k, _COLUMNS_BYTES=Q5_K_COLUMNS,
+    ),
+    Q6_K.code: _of_blocks(
+        Q6_K, _one_token_q6_k, _add_four_less_32, 63,
+        _four_columns=four_columns_q6_k, _factors=factors_q6_k, _COLUMNS_BYTES=Q6_K_COLUMNS,
+    ),
+}  # fmt: skip
 
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:

@@ -30,6 +30,7 @@ from cbtop.compute.quantization.interleaved import ROWS
 U = np.uint64
 AHEAD = np.uint64(4096)  # bytes that are asked for before they are needed
 FAR_AHEAD = np.uint64(8192)
+Q5_K_COLUMNS, Q6_K_COLUMNS = 5 * 64, 6 * 64  # bytes of four columns and those 32, 64, ... 224 behind them
 
 
 def narrow(arguments: Arguments) -> Arguments:
@@ -45,16 +46,16 @@ def narrow(arguments: Arguments) -> Arguments:
 
 
 @jit_inlined
-def _ask_ahead(w: Any, row: Any, at: Any, lines: Any) -> None:
+def ask_ahead(w: Any, row: Any, at: Any, lines: Any) -> None:
     if not LOOKS_AHEAD:
         for line in range(U(lines)):
             prefetch(w, row, at + AHEAD + U(64) * line)
 
 
 @jit_inlined
-def _ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Of a block whose upper bits lie apart: no processor sees a stream there. A Zen 4 reads Q6_K at 0.26 of its read
-    bandwidth unasked, at 0.39 asked into L1 as above, at 0.76 into L2; an Emerald Rapids Xeon at 0.77 and 0.81."""
+def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
+    """Into L2, of what is not read on and on: no processor sees a stream there. Four tokens times a matrix of Q5_K in
+    memory take a Zen 4 1.5 times as long unasked."""
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
 
@@ -63,7 +64,7 @@ def _ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
 def unpack_q8_0(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, sign = step * U(34 * ROWS), np.int32(128)
     at = base + U(2 * ROWS)
-    _ask_ahead(w, row, base, 8)
+    ask_ahead(w, row, base, 8)
     scale = load_halves(w, row, base)
     return (
         flipped(load_64(w, row, at), sign),
@@ -120,7 +121,7 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
 @jit_inlined
 def unpack_q4_0(w: Any, row: Any, step: Any, part: Any) -> Any:
     base = step * U(18 * ROWS)
-    _ask_ahead(w, row, base, 5)
+    ask_ahead(w, row, base, 5)
     scale = load_halves(w, row, base)
     return (*_four_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(8))))
 
@@ -128,7 +129,7 @@ def unpack_q4_0(w: Any, row: Any, step: Any, part: Any) -> Any:
 @jit_inlined
 def unpack_q4_1(w: Any, row: Any, step: Any, part: Any) -> Any:
     base = step * U(20 * ROWS)
-    _ask_ahead(w, row, base, 5)
+    ask_ahead(w, row, base, 5)
     minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
     return (*_four_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
 
@@ -136,7 +137,7 @@ def unpack_q4_1(w: Any, row: Any, step: Any, part: Any) -> Any:
 @jit_inlined
 def unpack_q5_0(w: Any, row: Any, step: Any, part: Any) -> Any:
     base = step * U(22 * ROWS)
-    _ask_ahead(w, row, base, 6)
+    ask_ahead(w, row, base, 6)
     scale = load_halves(w, row, base)
     return (*_five_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(16))))
 
@@ -144,7 +145,7 @@ def unpack_q5_0(w: Any, row: Any, step: Any, part: Any) -> Any:
 @jit_inlined
 def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
     base = step * U(24 * ROWS)
-    _ask_ahead(w, row, base, 6)
+    ask_ahead(w, row, base, 6)
     minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
     return (*_five_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
 
@@ -157,7 +158,7 @@ def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
 
 @jit_inlined
 def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Scale and minimum of a sub-block as Q4_K and Q5_K store them (see quantization/six_bits.py)."""
+    """Scale and minimum of a sub-block as Q4_K and Q5_K store them from `base` on (see quantization/six_bits.py)."""
     # Without a branch, in which LLVM loads all weights and activations of a step before it: registers run out, and no
     # load is part of the instruction that needs it.
     is_last = np.int32(half)
@@ -178,7 +179,7 @@ def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, half = (step >> U(1)) * U(144 * ROWS), step & U(1)
     at = base + U(16 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
     shift = np.int32(4) * np.int32(part & U(1))
-    _ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
+    ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
     return (
         _nibbles(w, row, at, shift),
         _nibbles(w, row, at + U(64), shift),
@@ -192,49 +193,115 @@ def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     )
 
 
+# A block of Q5_K or Q6_K is eight times four columns and those 32, 64, ... 224 behind them: the bytes of their low
+# bits, then those of their upper bits (see UNITS). Scales follow.
+
+
 @jit_inlined
 def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
     return with_upper_bits(_nibbles(w, row, low, low_shift), load_64(w, row, high), high_shift, mask)
 
 
 @jit_inlined
-def _with_uppers(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Thirty-two columns: nibbles, and above them the bits of `mask` of other bytes."""
+def _with_uppers(
+    w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any
+) -> Any:
+    """Thirty-two columns, four of every `apart` bytes: nibbles, and above them the bits of `mask` of others."""
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(64), high + U(64), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(128), high + U(128), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(192), high + U(192), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(256), high + U(256), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(320), high + U(320), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(384), high + U(384), low_shift, high_shift, mask),
-        _with_upper(w, row, low + U(448), high + U(448), low_shift, high_shift, mask),
+        _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(2) * apart, high + U(2) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(3) * apart, high + U(3) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(4) * apart, high + U(4) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(5) * apart, high + U(5) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(6) * apart, high + U(6) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(7) * apart, high + U(7) * apart, low_shift, high_shift, mask),
     )
+
+
+@jit_inlined
+def factors_q5_k(w: Any, row: Any, base: Any, part: Any) -> Any:
+    """Scale and minimum of 32 columns of the block at `base`."""
+    return _six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
+
+
+@jit_inlined
+def factor_q6_k(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """The scale of 16 columns of the block at `base`."""
+    scales = load_signed_bytes(w, row, base + U(192 * ROWS) + place * U(ROWS))
+    return multiply(load_halves(w, row, base + U(208 * ROWS)), to_floats(scales))
+
+
+@jit_inlined
+def factors_q6_k(w: Any, row: Any, base: Any, part: Any) -> Any:
+    """Of 32 columns both scales."""
+    return factor_q6_k(w, row, base, part * U(2)), factor_q6_k(w, row, base, part * U(2) + U(1))
 
 
 @jit_inlined
 def unpack_q5_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, half = (step >> U(1)) * U(176 * ROWS), step & U(1)
-    low = base + U(48 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
+    low, high = base + (half * U(2) + (part >> U(1))) * U(64), base + U(4 * 64)
     low_shift, high_shift = np.int32(4) * np.int32(part & U(1)), np.int32(half * U(4) + part)
-    _ask_out_of_order(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
+    ask_out_of_order(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
     return (
-        *_with_uppers(w, row, low, base + U(16 * ROWS), low_shift, high_shift, np.int32(16)),
-        *_six_bit_factors(w, row, base, half, part),
+        *_with_uppers(w, row, low, high, U(Q5_K_COLUMNS), low_shift, high_shift, np.int32(16)),
+        *factors_q5_k(w, row, base, half * U(4) + part),
     )
 
 
 @jit_inlined
 def unpack_q6_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, half = (step >> U(1)) * U(210 * ROWS), step & U(1)
-    low = base + half * U(64 * ROWS) + (part & U(1)) * U(512)
-    high = base + U(128 * ROWS) + half * U(32 * ROWS)
+    low, high = base + (half * U(3) + (part & U(1))) * U(64), base + (half * U(3) + U(2)) * U(64)
     low_shift, high_shift = np.int32(4) * np.int32(part >> U(1)), np.int32(2) * np.int32(part)
-    _ask_out_of_order(w, row, base + (half * U(4) + part) * U(420), 7)
-    d = load_halves(w, row, base + U(208 * ROWS))
-    scales = base + U(192 * ROWS) + (half * U(4) + part) * U(2 * ROWS)
+    ask_out_of_order(w, row, base + (half * U(4) + part) * U(420), 7)
     return (
-        *_with_uppers(w, row, low, high, low_shift, high_shift, np.int32(48)),
-        multiply(d, to_floats(load_signed_bytes(w, row, scales))),
-        multiply(d, to_floats(load_signed_bytes(w, row, scales + U(ROWS)))),
+        *_with_uppers(w, row, low, high, U(Q6_K_COLUMNS), low_shift, high_shift, np.int32(48)),
+        *factors_q6_k(w, row, base, half * U(4) + part),
+    )
+
+
+@jit_inlined
+def _low_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
+    return with_upper_bits(masked(low, np.int32(15)), high, np.int32(place), np.int32(mask))
+
+
+@jit_inlined
+def _high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
+    return _low_with(shifted(low, np.int32(4)), high, place, mask)
+
+
+@jit_inlined
+def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
+    """Four columns, which lie at `at`, and those 32, 64, ... 224 behind them."""
+    a, b = load_64(w, row, at), load_64(w, row, at + U(64))
+    c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
+    high = load_64(w, row, at + U(256))
+    return (
+        _low_with(a, high, 0, 16),
+        _high_with(a, high, 1, 16),
+        _low_with(b, high, 2, 16),
+        _high_with(b, high, 3, 16),
+        _low_with(c, high, 4, 16),
+        _high_with(c, high, 5, 16),
+        _low_with(d, high, 6, 16),
+        _high_with(d, high, 7, 16),
+    )
+
+
+@jit_inlined
+def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
+    """As `four_columns_q5_k`."""
+    a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
+    c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
+    return (
+        _low_with(a, first, 0, 48),
+        _low_with(b, first, 2, 48),
+        _high_with(a, first, 4, 48),
+        _high_with(b, first, 6, 48),
+        _low_with(c, second, 0, 48),
+        _low_with(d, second, 2, 48),
+        _high_with(c, second, 4, 48),
+        _high_with(d, second, 6, 48),
     )

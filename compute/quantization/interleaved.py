@@ -28,16 +28,18 @@ from cbtop.compute.quantization.q8_0 import Q8_0
 ROWS = 16
 AT_ONCE_BYTES = 1 << 20  # are copied meanwhile, and stay in the cache
 
-# Of each format that can be interleaved its block, as (bytes of a unit, units).
-UNITS: Mapping[int, tuple[tuple[int, int], ...]] = {
-    Q8_0.code: ((2, 1), (4, 8)),
-    Q5_0.code: ((2, 1), (4, 5)),
-    Q5_1.code: ((2, 2), (4, 5)),
-    Q4_0.code: ((2, 1), (4, 4)),
-    Q4_1.code: ((2, 2), (4, 4)),
-    Q4_K.code: ((2, 2), (1, 12), (4, 32)),
-    Q5_K.code: ((2, 2), (1, 12), (4, 40)),
-    Q6_K.code: ((4, 48), (1, 16), (2, 1)),
+# Of each format that can be interleaved its block, as (bytes of a unit, units, where the first begins), in the order
+# in which they lie then. Of several firsts units take turns: the upper bits of weights come to lie behind the lower
+# ones, and one token reads all as one stream.
+UNITS: Mapping[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
+    Q8_0.code: ((2, 1, (0,)), (4, 8, (2,))),
+    Q5_0.code: ((2, 1, (0,)), (4, 5, (2,))),
+    Q5_1.code: ((2, 2, (0,)), (4, 5, (4,))),
+    Q4_0.code: ((2, 1, (0,)), (4, 4, (2,))),
+    Q4_1.code: ((2, 2, (0,)), (4, 4, (4,))),
+    Q4_K.code: ((2, 2, (0,)), (1, 12, (4,)), (4, 32, (16,))),
+    Q5_K.code: ((4, 8, (48, 80, 112, 144, 16)), (2, 2, (0,)), (1, 12, (4,))),
+    Q6_K.code: ((4, 8, (0, 32, 128, 64, 96, 160)), (1, 16, (192,)), (2, 1, (208,))),
 }
 
 
@@ -92,12 +94,15 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
     """Reorder the bytes of uint8 (rows, row_bytes), whole groups of rows, in place."""
     for rows, places in _groups(block_format, data):
         at = 0
-        for size, count in UNITS[block_format.code]:
+        for size, count, firsts in UNITS[block_format.code]:
             unit = np.dtype(f"u{size}")  # moved as one number: eight times as fast as byte by byte
-            units = rows[..., at : at + size * count].view(unit)  # (groups, 16, blocks, count)
-            between = places[..., ROWS * at : ROWS * (at + size * count)].view(unit)
-            between.reshape(*between.shape[:2], count, ROWS)[:] = units.transpose(0, 2, 3, 1)
-            at += size * count
+            end = at + ROWS * size * count * len(firsts)
+            between = places[..., at:end].view(unit)
+            in_turn = between.reshape(*between.shape[:2], count, len(firsts), ROWS)
+            for turn, first in enumerate(firsts):
+                units = rows[..., first : first + size * count].view(unit)  # (groups, 16, blocks, count)
+                in_turn[..., turn, :] = units.transpose(0, 2, 3, 1)
+            at = end
 
 
 def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
@@ -113,14 +118,11 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
 @cache
 def _places(code: int, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each byte of the first row of a group lies in it, and how far from that it is in the next row."""
-    base: list[int] = []
-    step: list[int] = []
-    at = 0
-    for size, count in UNITS[code]:
-        for unit in range(count):
-            start = ROWS * (at + size * unit)
-            base += range(start, start + size)
-            step += [size] * size
-        at += size * count
-    blocks = np.arange(row_bytes // at)[:, None] * (ROWS * at)
-    return (blocks + np.array(base)).reshape(-1), np.tile(np.array(step), len(blocks))
+    block_bytes = sum(size * count * len(firsts) for size, count, firsts in UNITS[code])
+    base, step, at = np.zeros(block_bytes, np.int64), np.zeros(block_bytes, np.int64), 0
+    for size, count, firsts in UNITS[code]:
+        for begin in [first + size * unit for unit in range(count) for first in firsts]:
+            base[begin : begin + size], step[begin : begin + size] = range(at, at + size), size
+            at += ROWS * size
+    blocks = np.arange(row_bytes // block_bytes)[:, None] * (ROWS * block_bytes)
+    return (blocks + base).reshape(-1), np.tile(step, len(blocks))

@@ -55,7 +55,7 @@ def test_every_byte_is_found_where_it_was_put(
 
 @pytest.mark.parametrize("code", UNITS)
 def test_a_units_bytes_are_those_of_a_block(code: int) -> None:
-    assert sum(size * count for size, count in UNITS[code]) == FORMATS[code].block_bytes
+    assert sum(size * count * len(firsts) for size, count, firsts in UNITS[code]) == FORMATS[code].block_bytes
 
 
 def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
@@ -169,6 +169,7 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
 
 # Of a processor without AVX-512, as LLVM names what it has.
 FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
+VNNI = "AVX-512 VNNI", "znver4", f"{FEATURES_WITH_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"
 AVX2, GENERIC = ("AVX2", "haswell", FEATURES_WITH_AVX2), ("generic", "generic", "")
 needs_another = pytest.mark.skipif(
     not cpu.HAS_AVX2 or cpu.TIER == "AVX2", reason="AVX2 is what all kernels are compiled for here, or it has none"
@@ -223,31 +224,45 @@ def test_kernels_fused_and_apart_are_right_on_a_processor_that_can_do_less(
 
 
 MACHINE_CODE = """
+import sys
 from numba import types
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
-assert cpu.TIER == "AVX2"
-function, words = linear_int8.ROWS_OF[8].function, types.Array(types.uint8, 2, "C")
+tier, code = sys.argv[1:]
+assert cpu.TIER == tier
+function, words = linear_int8.ROWS_OF[int(code)].function, types.Array(types.uint8, 2, "C")
 numbers, bias = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
 function.compile((words, bias, words, numbers, numbers, types.int64, types.int64))
 print(next(iter(function.inspect_asm().values())))
 """
 
 
-def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> None:
-    _, processor, features = AVX2
+def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
+    """Of the product by a format, as it is compiled for a processor: not to be run."""
+    name, processor, features = tier
     environment = os.environ | {
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": os.devnull,  # cached code has no text
     }
-    command = [sys.executable, "-c", MACHINE_CODE]
+    command = [sys.executable, "-c", MACHINE_CODE, name, str(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "vpmaddubsw" in done.stdout
-    assert "vpmaddwd" in done.stdout
-    assert "vpdpbusd" not in done.stdout
-    assert "zmm" not in done.stdout
+    return done.stdout
+
+
+def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> None:
+    text = machine_code_of(8, AVX2)
+    assert "vpmaddubsw" in text
+    assert "vpmaddwd" in text
+    assert "vpdpbusd" not in text
+    assert "zmm" not in text
+
+
+@pytest.mark.parametrize("code", [13, 14], ids=["Q5_K", "Q6_K"])
+def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int) -> None:
+    one_token, four_tokens = 8, 4 * 8  # products: with all turns of a block written out 64 of one token
+    assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
 @pytest.mark.parametrize(
