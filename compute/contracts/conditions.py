@@ -34,12 +34,16 @@ def _root(value: float) -> float:
     return math.sqrt(value) if value >= 0 else math.nan  # as NumPy's
 
 
-def _most(*values: float) -> float:
-    return math.nan if any([value != value for value in values]) else float(max(values))
+def _most(first: float, *others: float) -> float:
+    found = float(first)
+    for other in map(float, others):
+        if not found >= other:
+            found = other if other > found else math.nan
+    return found
 
 
-def _least(*values: float) -> float:
-    return math.nan if any([value != value for value in values]) else float(min(values))
+def _least(first: float, *others: float) -> float:
+    return -_most(-float(first), *[-float(other) for other in others])
 
 
 _CALLED: Mapping[str, Callable[..., Any]] = {
