@@ -16,6 +16,7 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import all_kernels, attention, kv_write
 from cbtop.compute.kernels.base import Kernel, floats, with_copies
+from cbtop.compute.quantization.floats import F32
 from cbtop.compute.verification import FAULTS, SEED, SIZES, planted, variants
 
 CONTRACTS = [contract(name) for name in all_names()]
@@ -71,6 +72,13 @@ def test_a_fault_that_a_contract_names_can_be_planted_and_is_found(name: str, fa
 @pytest.mark.parametrize(("name", "condition"), named("preconditions", "postconditions"))
 def test_a_condition_of_a_contract_can_fail(name: str, condition: str) -> None:
     assert found_of(name)[condition] == [True] * len(SIZES)
+
+
+def test_a_bias_of_another_size_can_be_planted_in_the_smallest_product() -> None:
+    one = np.ones((1, 1), np.float32)
+    arguments = F32.code, F32.quantize(one), one[0], one, one, one
+    broken = dict(contract("linear").broken(arguments, arguments))
+    assert broken["precondition size(bias) == 0 or size(bias) == rows(weights)"]
 
 
 @KERNELS
