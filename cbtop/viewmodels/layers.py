@@ -19,6 +19,7 @@ from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
 
 ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
 BETWEEN = "between bricks"
+MIN_STEPS = 20  # recorded: medians of fewer scatter
 MIN_PEERS = 3  # layers of the same stack and the same bricks, itself among them: the median of two tells nothing
 
 
@@ -97,6 +98,7 @@ class LayersView:
     rows: tuple[LayerRow, ...]
     # The median call (µs) of one of `bricks`, by its number, in each of `rows`; None: their `p50_cells` say it.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
+    steps: int | None = None  # recorded, which it is of; None: there are none, it is of calls
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
@@ -210,7 +212,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
         if totals.columns["count"][layer.id]
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
-    found = LayersView("step" if totals.step else "call", bricks, rows, p50_of)
+    found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
     # What holds these rows holds what it is made of, and these hold neither: no circle.
     odd = tuple(with_parts(row, excess=Later(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows)
     return replace(found, rows=odd) if rows else None

@@ -15,7 +15,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.layers import BETWEEN, ODD, LayerRow, LayersView
+from cbtop.viewmodels.layers import BETWEEN, MIN_STEPS, ODD, LayerRow, LayersView
 from cbtop.viewmodels.noise import Change
 
 _NAME_WIDTH = 18
@@ -40,8 +40,8 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out; more where it has
-    room."""
+    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out or that there are too
+    few steps to tell; more where it has room."""
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
@@ -49,6 +49,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         percent = 100 * (row.to_median - 1)
         text = f"  no layer stands out: {clean(row.name)} takes {percent:.0f} % more than the median of its like"
         return fit_line(((text, "dim"),), width)
+    if layers.steps is not None and layers.steps < MIN_STEPS:
+        text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like in"
+        return fit_line(((f"{text} {formatting.counted(layers.steps, 'step')}: too few to tell", "dim"),), width)
     name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from statistics import median
 
 from cbtop.units import counted, duration
-from cbtop.viewmodels.layers import ODD, LayerRow, LayersView
+from cbtop.viewmodels.layers import MIN_STEPS, ODD, LayerRow, LayersView
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
-MIN_STEPS = 20  # recorded: medians of fewer scatter
 # The modified z-score 0.6745 (x - median) / MAD, and what is an outlier by it: Iglewicz and Hoaglin, "How to detect
 # and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5

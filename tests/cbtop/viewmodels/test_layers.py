@@ -54,7 +54,7 @@ def odd_fourth(runtime: Path) -> SourceRecord:
 
 def test_a_cell_is_the_time_of_a_brick_in_a_layer_of_one_step(runtime: Path) -> None:
     layers = layers_of(odd_fourth(runtime))
-    assert layers.unit == "step"
+    assert (layers.unit, layers.steps) == ("step", STEPS)
     assert [brick.name for brick in layers.bricks] == ["Attention", "Down"]
     assert [row.name for row in layers.rows] == [f"Layer {at}" for at in range(6)]
     assert [row.cells for row in layers.rows] == [(20, 90 if at == 4 else 30) for at in range(6)]

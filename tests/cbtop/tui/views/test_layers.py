@@ -47,6 +47,15 @@ async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
     golden(f"layers-of-eighty-{size[0]}x{size[1]}", text)
 
 
+async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() -> None:
+    layers = samples.DEEP.layer_times
+    assert layers
+    for steps, said in ((19, "in 19 steps: too few to tell"), (20, "▼ Layer 57: 1.4")):
+        app = CbtopApp(ScriptedFeed(replace(samples.DEEP, layer_times=replace(layers, steps=steps))), interval_s=60)
+        async with app.run_test(size=(80, 24)) as pilot:
+            assert said in await opened(pilot)
+
+
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
