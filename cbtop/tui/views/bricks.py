@@ -109,7 +109,7 @@ class Bricks(View):
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        table = 1 + max(1, len(self._table.rows))  # where there is none, why
+        table = 1 + (len(self._table.rows) or len(self._table.said(width)))  # where there is none, why
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
         is_enlarged = is_turned and not has_all

@@ -16,7 +16,7 @@ from textual.message import Message
 
 from cbtop.tui.widgets.columns import Cells, Column, Placed, RowT, column_at, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, fit_line, restyle
+from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
 _MARGIN = 3  # the cursor's mark on the left; a blank and the scroll mark on the right
@@ -95,12 +95,16 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     def visible_rows(self) -> int:
         return max(1, self.size.height - 1)
 
+    def said(self, width: int) -> list[Line]:
+        """What stands in place of rows where there are none."""
+        return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
+
     def draw(self, width: int, height: int) -> list[Line]:
         inner = width - 1  # the last cell shows where in the list we are
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
-            return [*lines, ((f" {self.empty}", "dim"),)]
+            return [*lines, *self.said(width)]
         visible = max(1, height - 1)
         self._top = _scrolled(self._top, self.cursor, visible, len(self.rows))
         for index in range(self._top, min(self._top + visible, len(self.rows))):

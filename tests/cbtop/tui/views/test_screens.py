@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
@@ -185,9 +186,14 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
 async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     steps = samples.LIVE.steps
     assert steps is not None
-    source = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000)
-    text = await shown(source, (120, 30), "2")
-    assert "none of the 1,200 decode steps was recorded: one in 10,000 is" in text
+    costly = Sampling(10_000, 3.1, 2.3, 4.7, 1.0)
+    none = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
+    for size in ((80, 24), (120, 30)):
+        text = " ".join((await shown(none, size, "2")).split())
+        assert (
+            "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of" in text
+        )
+        assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
