@@ -18,6 +18,7 @@ from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
 from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
+from cbtop.units import counted
 
 if TYPE_CHECKING:  # they load numpy
     from cbtop.viewmodels.places import Brick
@@ -259,6 +260,9 @@ def _line(lines: Sequence[str], name: str, value: str) -> int:
 
 def _learn(options: argparse.Namespace) -> int:
     from cbtop.client.run_file import write_runs
+    from cbtop.reports.run_diff import power
+    from cbtop.viewmodels.run_diff import diff_of
+    from cbtop.viewmodels.runs import MIN_LEARNED
 
     if not options.command or len(options.baseline) != 1 or options.new is not None:
         raise UsageError(
@@ -271,7 +275,10 @@ def _learn(options: argparse.Namespace) -> int:
     if short := next((run for run in runs if not run.parts), None):
         raise NoDataError(f"{short.name}: too few steps to be compared")
     write_runs(path, runs, overwrite=options.force)
-    sys.stderr.write(f"cbtop: {path}: written, of {len(runs)} runs\n")
+    sys.stderr.write(f"cbtop: {path}: written, of {counted(len(runs), 'run')}\n")
+    if len(runs) > MIN_LEARNED:
+        for part in diff_of(runs[:-1], runs[-1:]).parts:
+            sys.stderr.write(f"cbtop: {part.phase}, {runs[-1].name} beside those before: {power(part)}\n")
     return 0
 
 

@@ -33,7 +33,7 @@ def diff_text(found: RunDiff) -> str:
             lines += ["", table(_rows(part, part.layers), left=_NAME_COLUMNS)]
         if cells := _worst_cells(part):
             lines += ["", table(_rows(part, cells), left=_NAME_COLUMNS)]
-        lines += ["", *_verdicts(part), _power(part)]
+        lines += ["", *_verdicts(part), power(part)]
     return "\n".join(lines)
 
 
@@ -51,7 +51,7 @@ def diff_markdown(found: RunDiff) -> str:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
                 lines += _markdown_table(_rows(part, places))
                 lines += ["", "</details>"] if title else []
-        lines += ["", escaped(_power(part))]
+        lines += ["", escaped(power(part))]
     return "\n".join(lines)
 
 
@@ -254,7 +254,8 @@ def _verdicts(part: PartDiff) -> list[str]:
     return lines or ["nothing has changed beyond noise"]
 
 
-def _power(part: PartDiff) -> str:
+def power(part: PartDiff) -> str:
+    """How small a change would have been found."""
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
         if (found := part.findable(places)) is not None:

@@ -120,7 +120,7 @@ def _record(
                     until_s = until_s or time.monotonic() + READ_ON_S
                     if _is_read(recorder):
                         break
-                line.show(f"recording: {time.monotonic() - begun_s:.0f} s")
+                line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")
     finally:
         line.clear()
         recorder.close()

@@ -323,6 +323,7 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     baseline = tmp_path / "learned.json"
     command = ("--", sys.executable, "-c", COMMAND)
     assert check("--baseline", baseline, "--learn", 1, *command) == 0
+    assert capfd.readouterr().err == f"recording run 1 …\ncbtop: {baseline}: written, of 1 run\n"
     assert check("--baseline", baseline, "--learn", 1, *command) == 2  # it is there
     assert check("RmsNorm.p50<=50x", "loss==0", "--baseline", baseline, *command) == 0
     assert "all 2 hold" in capfd.readouterr().out
@@ -334,6 +335,16 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     ):
         assert check("--baseline", baseline, "--", sys.executable, "-c", program) == code
         assert said in capfd.readouterr().err
+
+
+def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(
+    runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for runs, is_said in ((3, False), (4, True)):
+        baseline = tmp_path / f"{runs}.json"
+        assert check("--baseline", baseline, "--learn", runs, "--", sys.executable, "-c", COMMAND) == 0
+        said = f"cbtop: decode, run {runs} beside those before: found 95% of the time: a change of "
+        assert (said in capfd.readouterr().err) is is_said
 
 
 def test_a_process_that_runs_is_recorded_and_compared(
