@@ -54,8 +54,8 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 HOW_TO_START = (
-    "start `cbtop demo --serve-only` for something to watch, or instrument a process of yours: "
-    "`from cbtop import BrickProfiler, BrickId`"
+    "start `cbtop demo --serve-only` for something to watch, `cbtop run -- python …` for a torch program of yours, "
+    "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
 )
 POLL_MS = 100
 MAX_LONGER_S = 5.0  # of a daemon that says nothing meanwhile there is no window

@@ -18,6 +18,10 @@ _HOW_TO_START: tuple[Line, ...] = (
     BLANK,
     (("    cbtop demo", "accent"),),
     BLANK,
+    (("Or a torch program of yours, as it is:", "dim"),),
+    BLANK,
+    (("    cbtop run -- python generate.py", "accent"),),
+    BLANK,
     (("Or instrument your own process, then leave this open:", "dim"),),
     BLANK,
     (("    from cbtop import BrickId, BrickProfiler", "accent"),),
@@ -31,7 +35,7 @@ _BRIEFLY: tuple[Line, ...] = (
     (("Waiting for a process to watch.", "strong"),),
     BLANK,
     (("Start one in another terminal: ", "dim"), ("cbtop demo", "accent")),
-    (("or time your own bricks with ", "dim"), ("cbtop.BrickProfiler", "accent")),
+    (("or a torch program of yours: ", "dim"), ("cbtop run -- COMMAND", "accent")),
 )
 
 
@@ -51,12 +55,17 @@ class Welcome(Drawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
             # On a line of its own and whole, a key can be copied.
-            words = textwrap.wrap(clean(self._refused), max(16, min(76, width - 4)), break_on_hyphens=False)
-            return _centred((_REFUSED, BLANK, *(((line, ""),) for line in words)), width, height)
+            return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
-            text = _HOW_TO_START if len(_HOW_TO_START) + 2 <= height else _BRIEFLY
-            return _centred((*text, BLANK, ((clean(self._status), "dim"),)), width, height)
+            status = _wrapped(self._status, "dim", width)
+            text = _HOW_TO_START if len(_HOW_TO_START) + 1 + len(status) <= height else _BRIEFLY
+            return _centred((*text, BLANK, *status), width, height)
         return _centred(_preparing(self._source, min(48, width // 2)), width, height)
+
+
+def _wrapped(text: str, role: str, width: int) -> list[Line]:
+    lines = textwrap.wrap(clean(text), max(16, min(76, width - 4)), break_on_hyphens=False)
+    return [((line, role),) for line in lines]
 
 
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:

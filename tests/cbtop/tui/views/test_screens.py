@@ -183,6 +183,19 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
             assert "[red]" in text
 
 
+async def test_while_nothing_runs_the_ways_to_start_something_and_why_no_daemon_answers_are_read_whole() -> None:
+    why = "ipc:///tmp/cbtop-1000/daemon.sock: pid 31210 serves it and is stopped: fg or kill -CONT 31210 resumes it"
+    for size in ((60, 14), (80, 24), (120, 34)):
+        feed = ScriptedFeed()
+        feed.line = why
+        app = CbtopApp(feed, interval_s=60)
+        async with app.run_test(size=size):
+            text = " ".join(screen_text(app).split())
+        assert "cbtop demo" in text
+        assert "cbtop run -- " in text
+        assert why in text
+
+
 async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     steps = samples.LIVE.steps
     assert steps is not None
