@@ -52,7 +52,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--view", type=_view, metavar="VIEW",
-        help=f"what a text report holds, and which view the screen opens: {', '.join(VIEWS)} or all (default: all)",
+        help=f"what a text report holds, and which view the screen opens: {', '.join(VIEWS)} or all (default: all); "
+        "what the screen calls them, overview and graph, does as well as all and tree",
     )  # fmt: skip
     group.add_argument(
         "--sort", type=_column, metavar="COLUMN",

@@ -30,7 +30,8 @@ class OutputPage(Page):
     def text(self, width: int) -> Sequence[Line]:
         if self._rows[:2] != (width, self._written):
             rows = (row for line in self._written for row in chop_cells(clean(line), max(1, width)) or [""])
-            self._rows = width, self._written, [((row, ""),) for row in rows]
+            nothing: Line = (("nothing was written yet", "dim"),)
+            self._rows = width, self._written, [((row, ""),) for row in rows] or [nothing]
         return self._rows[2]
 
 
