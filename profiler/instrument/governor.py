@@ -14,7 +14,7 @@ Rules
   (methods that stay wrapped) is not seen.
 - k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share allowed:
   the rest is for what cannot be seen in process (a captured graph's plain replays took 5 us of 4.9 ms more than they
-  knew of, on an H200). Where plain steps alone use that up, a tenth of the share is for recording all the same: to
+  knew of, on an H200). Where plain steps alone use that up, a fifth of the share is for recording all the same: to
   record nothing would save little more, and show nothing.
 - Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
   beyond the share is paid back: until then half as many are.
@@ -46,7 +46,7 @@ LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
 Z_95 = 1.96
 USED = 0.8  # of the share allowed
-LEAST_USED = 0.1  # of it, by recording, where plain steps use up the rest
+LEAST_USED = 0.2  # of it, by recording, where plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
 
@@ -270,7 +270,8 @@ class Governor:
         share_ns = self.allowed_share * step_ns
         allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # a step, for recording
         every = math.ceil(cost.high / allowed_ns)
-        if self._recorded * cost.middle + self._seen * own.middle > self.allowed_share * self._lived_ns:
+        lived_share_ns = self.allowed_share * self._lived_ns
+        if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
         self.every = every = min(MOST_EVERY, max(FIRST_EVERY, every))
         low, middle, high = cost.times(1 / every).plus(own).times(100 / step_ns)

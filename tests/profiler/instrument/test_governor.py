@@ -185,11 +185,11 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
 
-def test_where_plain_steps_alone_use_up_what_is_allowed_some_are_recorded_for_a_tenth_of_it_more() -> None:
+def test_where_plain_steps_alone_use_up_what_is_allowed_some_are_recorded_for_a_fifth_of_it_more() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
-    assert dear.governor.every < 1000
-    assert 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.15  # its first steps among them
-    assert dear.said[-1].overhead_percent == pytest.approx(2, abs=0.1)  # it is more than allowed, and is said
+    assert 10 < dear.governor.every < 200
+    assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3  # with what its first steps paid
+    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # it is more than allowed, and is said
 
 
 def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_next_time(
