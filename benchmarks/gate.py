@@ -52,9 +52,8 @@ def recorded(path: Path, steps: int) -> Run:
         nobody = argparse.Namespace(connect=None, server_key=None, key=None)
         unfinished = path.with_name("unfinished.cbtop")
         unfinished.unlink(missing_ok=True)
-        record_command(
-            [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--steps", str(steps)], nobody, unfinished
-        )
+        command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--steps", str(steps)]
+        record_command(command, "the demo", nobody, unfinished)
         unfinished.rename(path)
     (run,) = runs_in(path)
     return run

@@ -74,21 +74,29 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
         os.environ[RUNTIME_VARIABLE] = directory
         try:
             path = Path(directory) / name
-            process = subprocess.Popen(command, stdout=sys.stderr.fileno())
-            try:
-                _record(path, options, None, process)
-            finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
-                    process.wait()
-            if process.returncode:
-                raise CbtopError(f"{title} ended with exit code {process.returncode}: there is no run to judge")
+            record_command(command, title, options, path)
             return _only(path, options.source)
         finally:
             if before is None:
                 del os.environ[RUNTIME_VARIABLE]
             else:
                 os.environ[RUNTIME_VARIABLE] = before
+
+
+def record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
+    """Run `command`, and record into `path` what runs from its beginning to its end.
+
+    Raises CbtopError where it fails, with its `title`.
+    """
+    process = subprocess.Popen(command, stdout=sys.stderr.fileno())
+    try:
+        _record(path, options, None, process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    if process.returncode:
+        raise CbtopError(f"{title} ended with exit code {process.returncode}: there is no run to judge")
 
 
 def _record(
