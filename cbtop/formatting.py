@@ -17,7 +17,7 @@ from cbtop.units import (  # also written by this module's name
     duration as duration,
     milliseconds as milliseconds,
     number as number,
-    one as one,
+    with_article as with_article,
     percent as percent,
     percent_number as percent_number,
     si as si,
@@ -243,7 +243,8 @@ def straggler(found: StragglerView) -> str:
     others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
     return (
         f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
-        f"(+{duration(found.brick_excess_us)}): busy {duration(found.busy_us)} {one(f'{found.phase} step')}, "
+        f"(+{duration(found.brick_excess_us)}): busy {duration(found.busy_us)} "
+        f"{with_article(f'{found.phase} step')}, "
         f"{others} {duration(found.others_us)} (pid {found.pid} on {found.host})"
         f"{'' if found.others_wait else '; in their steps the others do not wait for it'}"
     )

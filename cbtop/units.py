@@ -115,6 +115,6 @@ def counted(value: int, what: str) -> str:
     return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"
 
 
-def one(what: str) -> str:
+def with_article(what: str) -> str:
     """`a decode step`, `an encode step`."""
     return f"{'an' if what[:1].lower() in tuple('aeiou') else 'a'} {what}"

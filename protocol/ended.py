@@ -60,6 +60,11 @@ def rings_of(names: Iterable[str]) -> set[str]:
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
+def ring_of(key: str) -> str:
+    """The name of the ring of the source with this key, host:pid:start:serial, however its host is called."""
+    return f"{'-'.join(key.rsplit(':', 3)[1:])}.ring"
+
+
 def runs(ring_path: Path) -> bool:
     """Whether the process of this ring writes it still, or is about to make it. True where nobody can tell."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))

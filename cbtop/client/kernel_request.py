@@ -8,7 +8,7 @@ from typing import Self
 
 from cbtop.daemon.source import Source
 from cbtop.errors import CbtopError, NoDataError
-from cbtop.protocol.ended import rings_of, runs
+from cbtop.protocol.ended import ring_of, rings_of, runs
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.messages import KernelBurst, Node
@@ -109,7 +109,7 @@ def live_source(ring: Path) -> Source | None:
 def own_source(key: str) -> Source:
     """The process that is shown as `key`. Raises NoDataError where it runs here no more, or is another user's."""
     host, *numbers = key.rsplit(":", 3)
-    for ring in rings_of([f"{'-'.join(numbers)}.ring"]):
+    for ring in rings_of([ring_of(key)]):
         source = live_source(runtime_dir() / ring)
         if source is not None and source.key == key:
             return source

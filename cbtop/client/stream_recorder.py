@@ -16,6 +16,7 @@ from cbtop.client.store import Store
 from cbtop.daemon.history import MAX_HISTORY_BYTES
 from cbtop.errors import CbtopError
 from cbtop.protocol import codec
+from cbtop.protocol.ended import ring_of
 from cbtop.protocol.endpoint import stopped_holder
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.keys import ViewerKeys
@@ -145,7 +146,7 @@ class StreamRecorder:
 
     def _is_left_out(self, source: str) -> bool:
         """Whether the ring of the source with this key is one of those left out."""
-        return bool(self._left_out) and f"{'-'.join(source.rsplit(':', 3)[1:])}.ring" in self._left_out
+        return bool(self._left_out) and ring_of(source) in self._left_out
 
     def close(self) -> None:
         """Close the link and the file."""

@@ -64,9 +64,9 @@ def test_a_small_share_is_not_nothing(value: float | None, text: str) -> None:
 
 
 def test_a_thing_has_the_article_that_its_name_asks_for() -> None:
-    assert formatting.one("decode step") == "a decode step"
-    assert formatting.one("encode step") == "an encode step"
-    assert formatting.one("Eval step") == "an Eval step"
+    assert formatting.with_article("decode step") == "a decode step"
+    assert formatting.with_article("encode step") == "an encode step"
+    assert formatting.with_article("Eval step") == "an Eval step"
 
 
 def test_counts_and_sizes_carry_separators_and_prefixes() -> None:

@@ -151,7 +151,7 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     if not is_alone:
         p50 = formatting.milliseconds(source.steps.p50_us if source.steps else None)
         times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
-        about = f"ms {formatting.one(f'{phase} step')}, mean of each second"
+        about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
         charts.append(Chart(about, [((p50, "strong"), (" p50", "dim"))], times_ms, _TIME_ROLE, formatting.number))
     widths = even_widths(width, len(charts))
     return beside([chart.draw(each, height) for chart, each in zip(charts, widths, strict=True)], widths)

@@ -264,7 +264,7 @@ class SourceInWords(Drawing):
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
     """The last two minutes of it: its rate, its steps, and what it takes of its host."""
     phase = clean(row.phase or formatting.NOT_MEASURED)
-    about = f"ms {formatting.one(f'{phase} step')}, mean of each second"
+    about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
     found = [
         figure_chart(f"tokens/s, {phase}", "accent", row.tokens_per_sec_history, formatting.number, has_mean=False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.units import count, duration, one, percent
+from cbtop.units import count, duration, percent, with_article
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.straggler import THRESHOLD, WAIT_WITHIN
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
@@ -16,7 +16,7 @@ def _find(view: SourceView) -> Finding | None:
     saved_us = min(found.busy_us - found.others_us, found.waited_us)
     return Finding(
         f"Rank {found.rank} is {percent(found.percent)} slower than {others} "
-        f"({duration(found.busy_us)} against {duration(found.others_us)} {one(f'{found.phase} step')}), "
+        f"({duration(found.busy_us)} against {duration(found.others_us)} {with_article(f'{found.phase} step')}), "
         f"most of it in {found.brick} (+{duration(found.brick_excess_us)}): all wait for it",
         (
             Evidence("slower", found.percent, "%"),
