@@ -19,6 +19,7 @@ from cbtop.compute.ceilings import _read
 from cbtop.compute.contracts import all_names, contract
 from cbtop.compute.kernels import (
     activation,
+    add_rms_norm,
     attention,
     kv_write,
     layer_norm,
@@ -114,6 +115,12 @@ def _layer_norm() -> Case:
     return layer_norm.LAYER_NORM, (x, x[0].copy(), x[1].copy(), 1e-5, out), x.nbytes + out.nbytes
 
 
+def _add_rms_norm() -> Case:
+    x, out = _rows(), np.zeros((TOKENS, HIDDEN), np.float32)
+    delta = np.zeros_like(x)
+    return add_rms_norm.ADD_RMS_NORM, (x, delta, x[0].copy(), 1e-6, out), 2 * x.nbytes + delta.nbytes + out.nbytes
+
+
 def _residual_add() -> Case:
     x, delta = _rows(), _rows()  # pages of zeros that nobody wrote would be one page, in cache
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes
@@ -158,6 +165,7 @@ def _attention() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "add_rms_norm": _add_rms_norm,
     "attention": _attention,
     "geglu": _gate(activation.GEGLU),
     "kv_write": _kv_write,

@@ -36,6 +36,7 @@ KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
 ATTENTION = BrickSpec("Attention (fused)", BrickCategory.ATTENTION, (Finite(), PRODUCT))
 OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, Finite(), PRODUCT)
 RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
+ADD_RMS_NORM = BrickSpec("AddRmsNorm (fused)", BrickCategory.NORM, (Finite(), ELEMENTWISE))
 GATE_PROJECTION = BrickSpec.of(BrickId.GATE_PROJECTION, Finite(), PRODUCT)
 UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
@@ -65,6 +66,7 @@ BRICKS: tuple[BrickSpec, ...] = (
     ATTENTION,
     OUTPUT_PROJECTION,
     RESIDUAL_ADD,
+    ADD_RMS_NORM,
     GATE_PROJECTION,
     UP_PROJECTION,
     ACTIVATION,

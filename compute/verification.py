@@ -70,6 +70,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "expert_linear": (brick_specs.MOE_EXPERTS,),
     "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
+    "add_rms_norm": (brick_specs.ADD_RMS_NORM,),
     "soft_cap": (brick_specs.SOFT_CAP,),
     "greedy": (brick_specs.SAMPLING,),
     "drawn": (brick_specs.SAMPLING,),

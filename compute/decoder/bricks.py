@@ -13,6 +13,7 @@ from cbtop.compute.decoder.experts import of_expert
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     activation,
+    add_rms_norm,
     attention,
     combine,
     embedding,
@@ -52,7 +53,11 @@ class ExpertBricks:
 
 @dataclass(frozen=True, slots=True)
 class LayerBricks:
-    """One layer's bricks, in the order they run."""
+    """One layer's bricks, in the order they run.
+
+    Where the norm behind a sum is an RMSNorm, both are one brick: `attention_add` is in `ffn_norm`, and `ffn_add` in
+    the `attention_norm` of the layer behind, but for the last layer's.
+    """
 
     attention_norm: ComputeBrick
     qkv: ComputeBrick
@@ -62,7 +67,7 @@ class LayerBricks:
     attention: ComputeBrick
     output_projection: ComputeBrick
     attention_post_norm: ComputeBrick | None
-    attention_add: ComputeBrick
+    attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
     gated: ComputeBrick | None  # gate, up and activation in one, or the next three; none in a mixture of experts
     gate: ComputeBrick | None
@@ -71,7 +76,7 @@ class LayerBricks:
     down: ComputeBrick | None
     experts: ExpertBricks | None
     ffn_post_norm: ComputeBrick | None
-    ffn_add: ComputeBrick
+    ffn_add: ComputeBrick | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,12 @@ class ModelBricks:
             places |= dict.fromkeys(_bricks_of(layer), index)
         last = (self.final_norm, self.lm_head, self.soft_cap, self.sampling)
         return places | {brick: None for brick in last if brick is not None}
+
+    def adds_up(self, layer: int) -> ComputeBrick:
+        """The one that adds to the residual stream what the second half of a layer makes: its first argument is what
+        the layer leaves."""
+        add = self.layers[layer].ffn_add
+        return self.layers[layer + 1].attention_norm if add is None else add
 
 
 def _bricks_of(part: LayerBricks | ExpertBricks) -> Iterator[ComputeBrick]:
@@ -131,15 +142,19 @@ class BrickMaker:
         held = Launch(soft_cap.SOFT_CAP, soft_cap.work())
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
-            layers=tuple(self._layer(weights) for weights in model.layers),
+            layers=tuple(self._layer(place) for place in range(len(model.layers))),
             final_norm=self._norm(model.final_norm),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
             soft_cap=self._brick(brick_specs.SOFT_CAP, held) if model.logit_cap else None,
             sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
         )
 
-    def _layer(self, weights: LayerWeights) -> LayerBricks:
-        model = self._model
+    def _layer(self, place: int) -> LayerBricks:
+        model, weights = self._model, self._model.layers[place]
+        is_last = place == len(model.layers) - 1
+        adds_first = place > 0 and _can_add(weights.attention_norm)
+        adds_between = _can_add(weights.ffn_norm)
+        adds_last = is_last or not _can_add(model.layers[place + 1].attention_norm)
         is_dense = weights.router is None
         shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
         is_capped = model.attention_cap > 0
@@ -148,7 +163,7 @@ class BrickMaker:
         is_gated = is_dense and self._can_gate(weights)
         is_apart = is_dense and not is_gated
         return LayerBricks(
-            attention_norm=self._norm(weights.attention_norm),
+            attention_norm=self._norm(weights.attention_norm, adds=adds_first),
             qkv=self._qkv(weights),
             qk_norm=self._qk_norm(weights),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
@@ -156,8 +171,8 @@ class BrickMaker:
             attention=self._brick(brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_post_norm=self._post_norm(weights.attention_post_norm),
-            attention_add=self._add(),
-            ffn_norm=self._norm(weights.ffn_norm),
+            attention_add=None if adds_between else self._add(),
+            ffn_norm=self._norm(weights.ffn_norm, adds=adds_between),
             gated=self._brick(brick_specs.GATED, _gated(weights.gate, weights.up)) if is_gated else None,
             gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_apart else None,
             up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_apart else None,
@@ -165,7 +180,7 @@ class BrickMaker:
             down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
             experts=self._experts(weights),
             ffn_post_norm=self._post_norm(weights.ffn_post_norm),
-            ffn_add=self._add(),
+            ffn_add=self._add() if adds_last else None,
         )
 
     def _qkv(self, weights: LayerWeights) -> ComputeBrick:
@@ -219,8 +234,12 @@ class BrickMaker:
             bfloat16_tokens=crossovers().bf16_tokens if has_tiles else None,
         )
 
-    def _norm(self, norm: Norm) -> ComputeBrick:
-        return self._brick(_norm_spec(norm), self._normed(norm))
+    def _norm(self, norm: Norm, *, adds: bool = False) -> ComputeBrick:
+        """`adds`: behind the sum that it is of."""
+        if not adds:
+            return self._brick(_norm_spec(norm), self._normed(norm))
+        work = add_rms_norm.work(norm.weight.size, is_on_gpu=self._names_launches)
+        return self._brick(brick_specs.ADD_RMS_NORM, Launch(add_rms_norm.ADD_RMS_NORM, work))
 
     def _post_norm(self, norm: Norm | None) -> ComputeBrick | None:
         return None if norm is None else self._norm(norm)
@@ -248,6 +267,11 @@ class BrickMaker:
 
     def _projections(self, spec: BrickSpec, *projections: Projection) -> ComputeBrick:
         return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
+
+
+def _can_add(norm: Norm) -> bool:
+    """Whether one kernel does it with the sum before."""
+    return norm.bias is None
 
 
 def _norm_spec(norm: Norm) -> BrickSpec:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import Finding, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
@@ -332,7 +333,7 @@ class Decoder:
         run(
             bricks.attention_norm,
             space.x.size,
-            self._norm(space.x, weights.attention_norm, space.normed),
+            self._norm_of_stream(bricks.attention_norm, weights.attention_norm, space),
         )
         run(
             bricks.qkv,
@@ -361,11 +362,12 @@ class Decoder:
         if bricks.attention_post_norm is not None:
             normed = self._norm(space.delta_product, weights.attention_post_norm, space.delta)
             run(bricks.attention_post_norm, space.x.size, normed)
-        run(bricks.attention_add, space.x.size, (space.x, space.delta))
+        if bricks.attention_add is not None:
+            run(bricks.attention_add, space.x.size, (space.x, space.delta))
 
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
-        run(bricks.ffn_norm, space.x.size, self._norm(space.x, weights.ffn_norm, space.normed))
+        run(bricks.ffn_norm, space.x.size, self._norm_of_stream(bricks.ffn_norm, weights.ffn_norm, space))
         if bricks.experts is not None:
             self._mix(layer, bricks.experts, space, count, run)
         else:
@@ -381,7 +383,8 @@ class Decoder:
         if bricks.ffn_post_norm is not None:
             normed = self._norm(space.delta_product, weights.ffn_post_norm, space.delta)
             run(bricks.ffn_post_norm, space.x.size, normed)
-        run(bricks.ffn_add, space.x.size, (space.x, space.delta))
+        if bricks.ffn_add is not None:
+            run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _add_up(self, space: Workspace, run: Run) -> None:
         """What ranks that share a layer have computed of it."""
@@ -460,6 +463,11 @@ class Decoder:
         if len(brick.kernels) > 1:
             return tuple(self._product(one, x, out) for one, out in zip((q, k, v), outs, strict=True))
         return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight)),)
+
+    def _norm_of_stream(self, brick: ComputeBrick, norm: Norm, space: Workspace) -> Arguments:
+        """space.normed = the norm of space.x, to which the brick may add space.delta before."""
+        x, *others = self._norm(space.x, norm, space.normed)
+        return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def _norm(self, x: Floats, norm: Norm | None, out: Floats) -> Arguments:
         assert norm is not None  # its brick would not be there

@@ -60,7 +60,7 @@ class ActivationProbe:
                 yield bricks.down, self._added
             elif bricks.experts is not None:
                 yield bricks.experts.combine, self._normed_or_combined
-            yield bricks.ffn_add, partial(self._left, layer)
+            yield self._bricks.adds_up(layer), partial(self._left, layer)
 
     def _entered(self, calls: Calls) -> int:
         x, *_, normed = calls[0]
@@ -121,8 +121,8 @@ class LogitProbe:
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         self._outputs.clear()
-        for bricks in self._bricks.layers:
-            yield bricks.ffn_add, self._left
+        for layer in range(len(self._bricks.layers)):
+            yield self._bricks.adds_up(layer), self._left
         yield self._bricks.final_norm, self._normed
         yield self._bricks.lm_head, self._multiplied
         if self._bricks.soft_cap is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.activation import GEGLU, SWIGLU
+    from cbtop.compute.kernels.add_rms_norm import ADD_RMS_NORM
     from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
@@ -60,6 +61,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         *EXPERT_LINEAR_INT8.values(),
         COMBINE,
         RESIDUAL_ADD,
+        ADD_RMS_NORM,
         SOFT_CAP,
         GREEDY,
         DRAWN,

@@ -51,14 +51,20 @@ CUDA = CudaModule(
     + f"const int IN_REGISTERS = {IN_REGISTERS};"
     + r"""
 
-// With ROUNDS the output also in bfloat16.
-template <bool ROUNDS>
+__device__ __forceinline__ float4 sum_of(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// With ADDS delta is added to x before; with ROUNDS the output also in bfloat16.
+template <bool ADDS, bool ROUNDS>
 __device__ __forceinline__ void norm_row(
-    const float* x, const float* weight, float epsilon, float* out, int hidden, uint16_t* rounded)
+    float* x, const float* delta, const float* weight, float epsilon, float* out, int hidden, uint16_t* rounded)
 {
     __shared__ float space[32];
     x += (int64_t)blockIdx.x * hidden;
     out += (int64_t)blockIdx.x * hidden;
+    if (ADDS) delta += (int64_t)blockIdx.x * hidden;
     if (ROUNDS) rounded += (int64_t)blockIdx.x * hidden;
     const int fours = hidden / 4;
     float squares = 0;
@@ -69,6 +75,7 @@ __device__ __forceinline__ void norm_row(
             const int at = threadIdx.x + n * blockDim.x;
             if (at < fours) {
                 own[n] = ((const float4*)x)[at];
+                if (ADDS) ((float4*)x)[at] = own[n] = sum_of(own[n], ((const float4*)delta)[at]);
                 by[n] = ((const float4*)weight)[at];
                 squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
             }
@@ -86,7 +93,10 @@ __device__ __forceinline__ void norm_row(
             }
         }
     } else {
-        for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares += x[i] * x[i];
+        for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+            if (ADDS) x[i] += delta[i];
+            squares += x[i] * x[i];
+        }
         const float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
             const float v = x[i] * scale * weight[i];
@@ -96,29 +106,16 @@ __device__ __forceinline__ void norm_row(
     }
 }
 
-KERNEL rms_norm(const float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
+// The output also as quantize_rows leaves it: eight threads have a block of 32 numbers.
+template <bool ADDS>
+__device__ __forceinline__ void norm_coded(
+    float* x, const float* delta, const float* weight, float epsilon, float* out, int hidden, uint32_t* codes,
+    float4* factors)
 {
-    ENTER
-    norm_row<false>(x, weight, epsilon, out, hidden, nullptr);
-    LEAVE
-}
-
-KERNEL rms_norm_bf16(const float* x, const float* weight, float epsilon, float* out, int hidden,
-    uint16_t* rounded STAMP)
-{
-    ENTER
-    norm_row<true>(x, weight, epsilon, out, hidden, rounded);
-    LEAVE
-}
-
-// The same, and its output as quantize_rows leaves it: eight threads have a block of 32 numbers.
-KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* out, int hidden, uint32_t* codes,
-    float4* factors STAMP)
-{
-    ENTER
     __shared__ float space[32];
     x += (int64_t)blockIdx.x * hidden;
     out += (int64_t)blockIdx.x * hidden;
+    if (ADDS) delta += (int64_t)blockIdx.x * hidden;
     codes += (int64_t)blockIdx.x * (hidden / 4);
     factors += (int64_t)blockIdx.x * (hidden / 32);
     const int fours = hidden / 4;
@@ -129,6 +126,7 @@ KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* 
     for (int n = 0; n < IN_REGISTERS; n++) {
         const int at = threadIdx.x + n * blockDim.x;
         own[n] = at < fours ? ((const float4*)x)[at] : nothing;
+        if (ADDS && at < fours) ((float4*)x)[at] = own[n] = sum_of(own[n], ((const float4*)delta)[at]);
         by[n] = at < fours ? ((const float4*)weight)[at] : nothing;
         squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
     }
@@ -140,14 +138,58 @@ KERNEL rms_norm_int8(const float* x, const float* weight, float epsilon, float* 
                             own[n].w * norm * by[n].w};
         write_coded(v, at, fours, out, codes, factors);
     }
+}
+
+KERNEL rms_norm(float* x, const float* weight, float epsilon, float* out, int hidden STAMP)
+{
+    ENTER
+    norm_row<false, false>(x, nullptr, weight, epsilon, out, hidden, nullptr);
+    LEAVE
+}
+
+KERNEL rms_norm_bf16(float* x, const float* weight, float epsilon, float* out, int hidden, uint16_t* rounded STAMP)
+{
+    ENTER
+    norm_row<false, true>(x, nullptr, weight, epsilon, out, hidden, rounded);
+    LEAVE
+}
+
+KERNEL rms_norm_int8(float* x, const float* weight, float epsilon, float* out, int hidden, uint32_t* codes,
+    float4* factors STAMP)
+{
+    ENTER
+    norm_coded<false>(x, nullptr, weight, epsilon, out, hidden, codes, factors);
+    LEAVE
+}
+
+KERNEL add_rms_norm(float* x, const float* weight, float epsilon, float* out, int hidden, const float* delta STAMP)
+{
+    ENTER
+    norm_row<true, false>(x, delta, weight, epsilon, out, hidden, nullptr);
+    LEAVE
+}
+
+KERNEL add_rms_norm_bf16(float* x, const float* weight, float epsilon, float* out, int hidden, const float* delta,
+    uint16_t* rounded STAMP)
+{
+    ENTER
+    norm_row<true, true>(x, delta, weight, epsilon, out, hidden, rounded);
+    LEAVE
+}
+
+KERNEL add_rms_norm_int8(float* x, const float* weight, float epsilon, float* out, int hidden, const float* delta,
+    uint32_t* codes, float4* factors STAMP)
+{
+    ENTER
+    norm_coded<true>(x, delta, weight, epsilon, out, hidden, codes, factors);
     LEAVE
 }
 """,
 )
 
 
-def _by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
-    """A block for each row."""
+def by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
+    """An entry of CUDA, with a block for each row; `more`: what it takes behind the sizes."""
     rows, hidden = x.shape
     arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), *more
     return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
@@ -155,12 +197,12 @@ def _by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: An
 
 def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
     """A block for each row."""
-    return (_by_row("rms_norm", x, weight, epsilon, out),)
+    return (by_row("rms_norm", x, weight, epsilon, out),)
 
 
 def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
     """As `launches`, and `out` in bfloat16 at the beginning of `rounded`, uint16."""
-    return (_by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
+    return (by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
@@ -169,7 +211,7 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
-    return (_by_row("rms_norm_int8", x, weight, epsilon, out, codes, factors),)
+    return (by_row("rms_norm_int8", x, weight, epsilon, out, codes, factors),)
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:

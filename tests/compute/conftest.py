@@ -107,11 +107,13 @@ class Norms:
     brick: str
     module: Any
     name: str
+    behind_sum: str  # the brick of one that stands behind a residual add
 
     @classmethod
     def of(cls, model: Model) -> Norms:
-        is_centred = model.final_norm.bias is not None
-        return cls("LayerNorm", layer_norm, "LAYER_NORM") if is_centred else cls("RmsNorm", rms_norm, "RMS_NORM")
+        if model.final_norm.bias is not None:
+            return cls("LayerNorm", layer_norm, "LAYER_NORM", "LayerNorm")
+        return cls("RmsNorm", rms_norm, "RMS_NORM", "AddRmsNorm (fused)")
 
     @property
     def kernel(self) -> Kernel:

@@ -76,7 +76,7 @@ def test_a_condition_that_comes_not_to_hold_is_announced_once(
         nonlocal calls
         calls += 1
         right(*arguments)
-        if calls in (5, 8, 9):
+        if calls in (3, 6, 7):
             arguments[-1][0, 0] = 1e6
 
     norms.plant(monkeypatch, wrong)
@@ -85,7 +85,7 @@ def test_a_condition_that_comes_not_to_hold_is_announced_once(
     assert "<= sqrt(columns(x)) * abs(weight)" in condition
     of_norms = [one for one in results(recorder) if (one.brick, one.assertion) == (norms.brick, condition)]
     assert [result.passed for result in of_norms] == [True, False]
-    assert calls > 9
+    assert calls > 7
 
 
 def test_a_precondition_that_does_not_hold_is_announced_before_the_kernel_runs(
@@ -115,7 +115,7 @@ def test_a_violation_in_a_later_step_of_the_workload_is_announced(
         nonlocal calls
         calls += 1
         rms_norm.rms_norm(x, weight, epsilon, out)
-        if calls == 42:  # those before are of the warm-up and of the checks before the first step
+        if calls == 17:  # those before are of the warm-up and of the checks before the first step
             out[:] = np.nan
 
     monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=wrong))

@@ -43,11 +43,11 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
 from tests.compute.test_cuda_kernels import error_of_product
-from tests.compute.test_on_gpu import MIXTURES, NORMS, PROMPT, of_family, off, weights_of
+from tests.compute.test_on_gpu import MIXTURES, NORMS, PROMPT, of_family, off, sums_and_norms, weights_of
 
 SIZES = (7, 32)
-QUICK = ("combine", "embedding", "greedy", "drawn", "kv_write", "layer_norm", "quantize_rows", "residual_add",
-    "rms_norm", "rope_neox", "rope_normal", "route", "soft_cap", "swiglu", "take_rows")  # fmt: skip
+QUICK = ("add_rms_norm", "combine", "embedding", "greedy", "drawn", "kv_write", "layer_norm", "quantize_rows",
+    "residual_add", "rms_norm", "rope_neox", "rope_normal", "route", "soft_cap", "swiglu", "take_rows")  # fmt: skip
 QUICK_PRODUCTS = ("q4_k_linear_int8", "q6_k_linear_int8", "q8_0_linear_int8", "q4_k_q6_k_gated_int8",
     "q4_k_q6_k_qkv_int8", "q4_k_linear", "q4_k_expert_gated", "q4_k_expert_linear", "q4_k_expert_linear_int8",
     "q4_k_q6_k_expert_gated_int8")  # fmt: skip
@@ -186,6 +186,17 @@ def test_codes_that_a_norm_makes_are_to_the_bit_those_of_its_output(
 ) -> None:
     for one, other in zip(*codes_of_norm(kernel, hidden, rows, gpu), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("hidden", [64, 3584, 8256])
+def test_a_norm_and_the_sum_before_it_are_in_one_launch_to_the_bit_what_they_are_in_two(
+    hidden: int, rows: int, gpu: CpuAsGpu
+) -> None:
+    fused, apart = sums_and_norms(gpu, rows, hidden)
+    for one, other in zip(fused, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert all(np.any(one) for one in fused)
 
 
 @NORMS
@@ -343,7 +354,8 @@ def test_a_pass_launches_what_the_plan_says(
     names, layers = pass_of(gpu, decoder, [1]), len(decoder.model.layers)
     plan = planned(model_files[family], "cuda")
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
-    assert names.count(norm) == 2 * layers + 1
+    assert sum(name.endswith(norm) for name in names) == 2 * layers + 1
+    assert names.count("add_rms_norm_int8") == (2 * layers - 1 if norm == "rms_norm_int8" else 0)
     assert names.count("quantize_rows") == 2 * layers  # of what attention and the gated activations left
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
     decoder, token = broken(model, profiler, Reaction.STOP, fault)
-    norm = Norms.of(model).brick
+    norm = re.escape(Norms.of(model).behind_sum)
     with pytest.raises(GuardError, match=rf"^{norm} in layer 1 computed .* at position 4; the guard stopped"):
         decoder.decode(token)
     assert [result.note for result in of_guard(recorder)] == [f"{fault.value} in layer 1, position 4; met 1 time"]
@@ -74,7 +75,7 @@ def test_log_counts_what_was_met_as_a_failed_check_and_goes_on(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
 ) -> None:
     decoder, token = broken(model, profiler, Reaction.LOG, fault)
-    norm = Norms.of(model).brick
+    norm = Norms.of(model).behind_sum
     decoder.decode(token)
     first = of_guard(recorder)[0]
     assert (first.brick, first.passed, first.note) == (
@@ -110,7 +111,7 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
-    weight, norm = model.layers[LAYER].ffn_norm.weight, Norms.of(model).brick
+    weight, norm = model.layers[LAYER].ffn_norm.weight, re.escape(Norms.of(model).behind_sum)
     kept = weight.copy()
     weight[0] = np.nan
     try:

@@ -16,9 +16,11 @@ from cbtop.compute.decoder.plan import planned
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
+from cbtop.compute.kernels.add_rms_norm import ADD_RMS_NORM
 from cbtop.compute.kernels.base import Kernel, floats
 from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
+from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.rms_norm import RMS_NORM
 from cbtop.compute.settings import Sampling
 from cbtop.profiler.profiler import BrickProfiler
@@ -189,3 +191,35 @@ def test_codes_of_a_norm_are_those_of_its_output(kernel: Kernel, hidden: int, gp
     gpu.run(QUANTIZE_ROWS, out, *expected)
     for found, wanted in zip(made, expected, strict=True):
         np.testing.assert_array_equal(gpu.host(found), gpu.host(wanted))
+
+
+def sums_and_norms(gpu: Any, rows: int, hidden: int) -> tuple[list[Any], list[Any]]:
+    """What a sum and its norm write in one launch, plain, in codes and in bfloat16; and what they do in a row."""
+    rng = np.random.default_rng(hidden)
+    x, *others = floats(rng, rows, hidden), floats(rng, rows, hidden), floats(rng, hidden)
+    delta, weight = (gpu.array(one) for one in others)
+    both: tuple[list[Any], list[Any]] = ([], [])
+    for found, is_fused in zip(both, (True, False), strict=True):
+        for kind in ("launches", "with_codes", "with_bf16"):
+            own, out = gpu.array(x), gpu.zeros((rows, hidden), np.float32)
+            if kind == "with_codes":
+                more = [gpu.zeros((rows, hidden), np.uint8), gpu.zeros((rows, max(hidden // 8, 4)), np.float32)]
+            else:
+                more = [gpu.zeros((rows * hidden,), np.uint16)] * (kind == "with_bf16")
+            kernel, given = ADD_RMS_NORM, (own, delta, weight, 1e-6, out)
+            if not is_fused:
+                gpu.run(RESIDUAL_ADD, own, delta)
+                kernel, given = RMS_NORM, (own, weight, 1e-6, out)
+            for one in getattr(kernel.cuda, kind)(*given, *more):
+                gpu.launch(one)
+            found.extend(gpu.host(one) for one in (own, out, *more))
+    return both
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("hidden", [64, 3584, 8256])
+def test_a_norm_and_the_sum_before_it_are_in_one_launch_to_the_bit_what_they_are_in_two(
+    hidden: int, rows: int, gpu: Gpu
+) -> None:
+    for one, other in zip(*sums_and_norms(gpu, rows, hidden), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -382,7 +382,7 @@ def test_one_wrong_norm_weight_is_found_in_its_layer(model: Model, decoder_for: 
     wrong = fingerprints_of(decoder_for(with_norm(model, layer=1, value=3.0), 1))
     found = wrong.find_divergence(reference)
     assert found is not None
-    assert (found.brick, found.layer, found.position) == (Norms.of(model).brick, 1, 0)
+    assert (found.brick, found.layer, found.position) == (Norms.of(model).behind_sum, 1, 0)
     assert found.expected != found.actual
 
 

@@ -24,7 +24,7 @@ from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually
 DECODED_BRICKS = {
     "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "Attention (fused)",
     "OutputProjection", "GateUpActivation (fused)", "DownProjection", "LmHead", "Sampling",
-    "ResidualAdd", "KvWrite",
+    "AddRmsNorm (fused)", "ResidualAdd", "KvWrite",
 }  # fmt: skip
 
 
