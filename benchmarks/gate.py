@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import sys
 from collections import Counter
 from pathlib import Path
 
-from cbtop.client.run_reader import runs_in
-from cbtop.commands.shared.runs import RUNTIME_VARIABLE, record_command
+from cbtop.client.run_file import read_runs, write_runs
+from cbtop.commands.shared.runs import run_of_command
 from cbtop.viewmodels.run_diff import diff_of
 from cbtop.viewmodels.runs import Run
 from cbtop.viewmodels.thresholds import Outcome, default_gate
@@ -31,7 +30,7 @@ def main() -> int:
     for name, usual in (("runs", 50), ("steps", 480), ("base", 6), ("comparisons", 1000), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=usual, help=f"default: {usual}")
     options = parser.parse_args()
-    runs = [recorded(options.folder / f"run {at:02}.cbtop", options.steps) for at in range(options.runs)]
+    runs = [recorded(options.folder / f"run {at:02}.json", options.steps) for at in range(options.runs)]
     rng = random.Random(options.seed)
     if options.base == 1:
         drawn = [list(pair) for pair in itertools.combinations(runs, 2)]
@@ -46,16 +45,11 @@ def main() -> int:
 def recorded(path: Path, steps: int) -> Run:
     """The run in `path`, which is recorded where there is none."""
     if not path.exists():
-        runtime = path.parent / "runtime"
-        runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.environ[RUNTIME_VARIABLE] = str(runtime)
-        nobody = argparse.Namespace(connect=None, server_key=None, key=None)
-        unfinished = path.with_name("unfinished.cbtop")
-        unfinished.unlink(missing_ok=True)
+        options = argparse.Namespace(connect=None, server_key=None, key=None, source=None)
         command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--steps", str(steps)]
-        record_command(command, "the demo", nobody, unfinished)
-        unfinished.rename(path)
-    (run,) = runs_in(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_runs(path, [run_of_command(command, "the demo", options, path.stem)])
+    (run,) = read_runs(path)
     return run
 
 

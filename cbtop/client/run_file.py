@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import Figure
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
-from cbtop.viewmodels.runs import Part, Run, TooShort
+from cbtop.viewmodels.runs import Pace, Part, Run, TooShort
 
 SCHEMA = "cbtop.runs/1"
 MAX_FILE_BYTES = 64 << 20
@@ -105,6 +105,7 @@ def _run(run: Run) -> dict[str, Any]:
         "is_cut": run.is_cut,
         "gpu_clock_mhz": run.gpu_clock_mhz,
         "host_busy_percent": run.host_busy_percent,
+        "paces": [[pace.cache_us, pace.memory_us] for pace in run.paces],
         "failed_checks": list(run.failed_checks),
         "too_short": [[one.phase, one.steps, one.needed, one.time_us] for one in run.too_short],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
@@ -171,10 +172,16 @@ def _decoded(document: object) -> Run:
         is_cut=said.get("is_cut") is True,
         gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
         host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
+        paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),  # older: none
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
     )
+
+
+def _pace(value: object) -> Pace:
+    cache_us, memory_us = (_positive(one, "paces") for one in _row(value, "paces", 2))
+    return Pace(cache_us, memory_us)
 
 
 def _part_in(document: object) -> Part:

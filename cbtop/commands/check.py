@@ -277,7 +277,7 @@ def _learn(options: argparse.Namespace) -> int:
     write_runs(path, runs, overwrite=options.force)
     sys.stderr.write(f"cbtop: {path}: written, of {counted(len(runs), 'run')}\n")
     if len(runs) > MIN_LEARNED:
-        for part in diff_of(runs[:-1], runs[-1:]).parts:
+        for part in diff_of(runs[:-1], runs[-1:], anyway=True).parts:
             sys.stderr.write(f"cbtop: {part.phase}, {runs[-1].name} beside those before: {power(part)}\n")
     return 0
 

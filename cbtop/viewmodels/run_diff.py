@@ -24,6 +24,7 @@ from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # so often a change is found that is called findable
 ALIKE_CLOCK = 0.03  # of a GPU: less than what passes for a change
+ALIKE_PACE = 0.10  # of a machine, beyond what it was while the baseline was recorded
 ALIKE_LOAD_POINTS = 15  # of the time of all processors
 ALIKE_RATIOS = 0.05  # of bricks that a whole machine makes longer
 ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
@@ -252,7 +253,7 @@ def diff(
     if why_not:
         return RunDiff(base, now, why_not)
     notes = [*differences(base.surroundings, now.surroundings)]
-    notes += [note for note in (_other_clock(base, now), _other_load(base, now)) if note]
+    notes += [note for other in (_other_clock, _other_pace, _other_load) if (note := other(base, now))]
     notes += [
         f"{run.name} was never closed: what came after its last frame is not in it"
         for run in (base, now)
@@ -314,7 +315,10 @@ def diff_of(
     for runs in (bases, news):
         if why_not := _not_alike(runs, anyway=anyway):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
-    return diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
+    found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
+    # Not of runs that are taken together: how they differ by it is part of how they scatter.
+    why_not = "" if found.why_not or anyway else _other_pace(base, now)
+    return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
@@ -532,6 +536,20 @@ def _other_clock(base: Run, now: Run) -> str:
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
         return ""
     return f"another GPU clock: {count(now.gpu_clock_mhz)} MHz, of the baseline {count(base.gpu_clock_mhz)}"
+
+
+def _other_pace(base: Run, now: Run) -> str:
+    """That the machine itself took another time for the same work around the new run than it ever did around those of
+    the baseline; empty where it did not, or that is not known."""
+    for where in ("cache", "memory"):
+        was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
+        if was and is_now and (is_now[0] > (1 + ALIKE_PACE) * was[-1] or was[0] > (1 + ALIKE_PACE) * is_now[-1]):
+            return (
+                f"another pace of the machine itself: the same work in its {where} took {count(is_now[0])} to "
+                f"{count(is_now[-1])} µs before and behind this run, {count(was[0])} to {count(was[-1])} of the "
+                "baseline"
+            )
+    return ""
 
 
 def _other_load(base: Run, now: Run) -> str:

@@ -96,6 +96,14 @@ class TooShort:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What work that is always the same took on the machine, beside no run."""
+
+    cache_us: float  # arithmetic on what a cache holds
+    memory_us: float  # reading what only memory holds
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One process, as it was recorded."""
 
@@ -114,6 +122,7 @@ class Run:
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # of its GPUs while it ran, median
     host_busy_percent: float | None = None  # of the time of all processors, by whatever ran there, median
+    paces: tuple[Pace, ...] = ()  # of the machine, right before it and right behind; none: not measured
     runs: int = 1  # that it is the mean of
 
     @property
@@ -245,6 +254,7 @@ def together(runs: Sequence[Run]) -> Run:
         is_cut=any(run.is_cut for run in runs),
         gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
         host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
+        paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
     )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -65,17 +66,21 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def run_of_command(command: Sequence[str], title: str, options: argparse.Namespace, name: str) -> Run:
-    """Run `command` where nothing else is seen, and record it from its beginning to its end.
+    """Run `command` where nothing else is seen, and record it from its beginning to its end, between two looks at the
+    machine's own pace.
 
     What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails, with its `title`.
     """
+    from cbtop.commands.shared.machine_pace import machine_pace
+
     with TemporaryDirectory(prefix="check-", dir=runtime_dir()) as directory:
         before = os.environ.get(RUNTIME_VARIABLE)
         os.environ[RUNTIME_VARIABLE] = directory
         try:
             path = Path(directory) / name
-            record_command(command, title, options, path)
-            return _only(path, options.source)
+            before_it = machine_pace()
+            _record_command(command, title, options, path)
+            return replace(_only(path, options.source), paces=(before_it, machine_pace()))
         finally:
             if before is None:
                 del os.environ[RUNTIME_VARIABLE]
@@ -83,7 +88,7 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
                 os.environ[RUNTIME_VARIABLE] = before
 
 
-def record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
+def _record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
     """Run `command`, and record into `path` what runs from its beginning to its end.
 
     Raises CbtopError where it fails, with its `title`.

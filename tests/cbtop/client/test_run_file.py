@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cbtop.client.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.errors import UsageError
 from cbtop.reports.gate import gate_json, gate_text
 from cbtop.viewmodels.run_diff import diff
+from cbtop.viewmodels.runs import Pace
 from cbtop.viewmodels.thresholds import default_gate
 from tests.cbtop.viewmodels.made_runs import made_run
 
@@ -33,15 +35,18 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     runs = [made_run(seed, steps=60, cached_from=10, us_a_position=0.1) for seed in (1, 2)]
+    runs[0] = replace(runs[0], paces=(Pace(1.5, 2.5), Pace(1.6, 2.6)))
     write_runs(tmp_path / "runs.json", runs)
     assert read_runs(tmp_path / "runs.json") == runs
     with pytest.raises(UsageError, match="exists; pass --force"):
         write_runs(tmp_path / "runs.json", runs)
 
 
-def test_a_file_that_does_not_say_how_many_steps_failed_is_read(document: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_says_neither_how_many_steps_failed_nor_the_machines_pace_is_read(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
     (run,) = document["runs"]
-    del run["parts"][0]["failed"]
+    del run["parts"][0]["failed"], run["paces"]
     (tmp_path / "older.json").write_text(json.dumps({"schema": document["schema"], "runs": [run]}))
     assert read_runs(tmp_path / "older.json")[0].parts[0].failed == 0
 

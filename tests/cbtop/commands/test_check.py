@@ -15,6 +15,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.commands.check import FORMATS
 from cbtop.protocol.messages import Quiet
+from cbtop.viewmodels.runs import Pace
 from tests.cbtop.made_runs_on_disk import Recordings
 
 GUILTY = "DownProjection in Layer 2"
@@ -335,6 +336,17 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     ):
         assert check("--baseline", baseline, "--", sys.executable, "-c", program) == code
         assert said in capfd.readouterr().err
+
+
+def test_a_machine_that_became_slower_between_two_runs_is_not_judged_unless_that_is_wanted(
+    runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], steady_pace: list[Pace]
+) -> None:
+    baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)
+    assert check("--baseline", baseline, "--learn", 1, *command) == 0
+    steady_pace[:] = [Pace(1_000.0, 8_000.0)]
+    assert check("tokens_per_sec<=0.1x", "--baseline", baseline, *command) == 5
+    assert "another pace of the machine itself: the same work in its memory took 8,000 to" in capfd.readouterr().err
+    assert check("tokens_per_sec<=0.1x", "--anyway", "--baseline", baseline, *command) == 4
 
 
 def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(

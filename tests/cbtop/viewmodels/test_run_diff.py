@@ -13,7 +13,7 @@ from cbtop.reports.run_diff import sentence
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
-from cbtop.viewmodels.runs import Run, TooShort, together
+from cbtop.viewmodels.runs import Pace, Run, TooShort, together
 from cbtop.viewmodels.thresholds import default_gate
 from tests.cbtop.viewmodels.made_runs import AT, Noise, made_run
 
@@ -134,6 +134,47 @@ def test_another_gpu_clock_is_another_machine_where_recordings_carry_it() -> Non
     assert said in diff(base, now, anyway=True).notes
     for unknown in (replace(now, gpu_clock_mhz=None), replace(now, gpu_clock_mhz=1950.0)):
         assert diff(base, unknown).why_not == ""
+
+
+def paced(seed: int, *paces: tuple[float, float]) -> Run:
+    return replace(made_run(seed, STEADY, 40), paces=tuple(Pace(*one) for one in paces))
+
+
+def test_a_run_of_a_machine_that_took_longer_for_the_same_work_than_it_ever_did_does_not_compare() -> None:
+    bases = [paced(seed, (1_000.0, 5_000.0 + 100 * seed), (1_020.0, 5_200.0)) for seed in (1, 2, 3)]
+    slow = paced(4, (1_000.0, 7_000.0), (1_010.0, 7_400.0))
+    found = diff_of(bases, [slow])
+    assert found.why_not == (
+        "another pace of the machine itself: the same work in its memory took 7,000 to 7,400 µs before and behind "
+        "this run, 5,100 to 5,300 of the baseline"
+    )
+    assert found.why_not in diff_of(bases, [slow], anyway=True).notes
+    in_cache = diff_of(bases, [paced(4, (1_500.0, 5_100.0), (1_400.0, 5_100.0))])
+    assert "work in its cache took 1,400 to 1,500 µs" in in_cache.why_not
+    quicker = diff_of(bases, [paced(4, (1_000.0, 4_000.0), (1_000.0, 4_100.0))])
+    assert "memory took 4,000 to 4,100 µs" in quicker.why_not
+
+
+@pytest.mark.parametrize(
+    "paces",
+    [
+        pytest.param([(1_000.0, 7_000.0), (1_010.0, 5_250.0)], id="before it alone"),
+        pytest.param([(1_020.0, 5_830.0), (1_020.0, 5_830.0)], id="by a tenth"),
+        pytest.param([(1_020.0, 4_640.0), (1_020.0, 4_640.0)], id="quicker by a tenth"),
+        pytest.param([], id="not known"),
+    ],
+)
+def test_a_machine_whose_pace_comes_near_what_it_was_is_the_same(paces: list[tuple[float, float]]) -> None:
+    bases = [paced(seed, (1_000.0, 5_000.0 + 100 * seed), (1_020.0, 5_200.0)) for seed in (1, 2, 3)]
+    assert diff_of(bases, [paced(4, *paces)]).why_not == ""
+    assert diff_of([paced(seed) for seed in (1, 2, 3)], [paced(4, (9.0, 9.0))]).why_not == ""
+
+
+def test_runs_that_are_taken_together_may_be_of_any_pace_and_widen_what_is_the_same() -> None:
+    bases = [paced(seed, (1_000.0, 1_000.0 * seed), (1_000.0, 1_000.0 * seed)) for seed in (1, 2, 3)]
+    assert diff_of(bases, [paced(4, (1_000.0, 3_000.0), (1_000.0, 3_100.0))]).why_not == ""
+    assert together(bases).paces == tuple(pace for run in bases for pace in run.paces)
+    assert together([*bases[:2], paced(3)]).paces == ()  # of one it is not known
 
 
 def test_a_busier_machine_is_said_beside_what_changed() -> None:

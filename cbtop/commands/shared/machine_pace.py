@@ -1,0 +1,33 @@
+"""How fast the machine itself is at the moment: what work that is always the same takes while nothing of ours runs.
+
+A virtual machine shares its processors' caches, clock and memory with others, of which it sees nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import numpy as np
+
+from cbtop.viewmodels.runs import Pace
+
+ROUNDS = 15  # that take turns, some 0.2 s
+CACHE_BYTES, CACHE_TIMES = 64 << 10, 400
+MEMORY_BYTES = 64 << 20
+
+
+def machine_pace() -> Pace:
+    """The processor time of arithmetic on arrays that a cache holds, and of reading some that only memory does."""
+    small = np.ones(CACHE_BYTES // 4, np.float32)
+    out, large = np.empty_like(small), np.ones(MEMORY_BYTES // 4, np.float32)
+    cache_us, memory_us = [], []
+    for _ in range(ROUNDS):
+        begun_ns = time.thread_time_ns()
+        for _ in range(CACHE_TIMES):
+            np.multiply(small, small, out=out)
+        between_ns = time.thread_time_ns()
+        np.add.reduce(large)
+        cache_us.append((between_ns - begun_ns) / 1e3)
+        memory_us.append((time.thread_time_ns() - between_ns) / 1e3)
+    return Pace(median(cache_us), median(memory_us))
