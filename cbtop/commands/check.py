@@ -61,7 +61,8 @@ one of --learn, tell how runs scatter. A single one does not: without thresholds
 with exit code 5, never 4, below 3 % nothing is called a change, and what all bricks share is not called slower: a
 clock does that, too. Where a step seems to be longer by over 10 %, or a token by over 25 %, within an interval as
 wide, where more steps fail, or the new run spends over 10 % of its time on steps that the baseline lacks, it is not
-judged: exit code 5.
+judged: exit code 5. Nor is it where the machine itself took over 10 % longer, or less, for the same work right before
+and behind a command that was run here than it ever did around the baseline; --anyway judges it all the same.
 
 5 % on one brick of one layer are found 95 times in 100 from 240 steps of a phase on, 7 % from 120, 10 % from 60: see
 docs/gate.md. Each comparison says what it would have found.
