@@ -165,13 +165,18 @@ def variants() -> Iterator[Variant]:
 
 
 def variants_on_gpu() -> Iterator[Variant]:
-    """Those of a GPU: beside their references, and of threads, which are the CPU's, one; products in bfloat16, which
-    processors without tiles do not have."""
-    in_bf16 = (
-        Variant(linear_bf16.kernel_for(FORMATS[code], MANY), f"{MANY} tokens") for code in linear_bf16.LINEAR_BF16
+    """Those of a GPU, the same beside every processor: beside their references, and of threads, which are the CPU's,
+    one; products of many tokens both in int8 and in bfloat16, whichever of the two this processor has."""
+    of_many = (
+        Variant(kernel_for(FORMATS[code], MANY), f"{MANY} tokens")
+        for kernel_for, codes in (
+            (linear_bf16.kernel_for, linear_bf16.LINEAR_BF16),
+            (linear_int8.kernel_for, linear_int8.LINEAR_INT8),
+        )
+        for code in codes
     )
     found: dict[tuple[str, str], Variant] = {}
-    for one in (*variants(), *in_bf16):
+    for one in (*variants(), *of_many):
         if one.kernel.cuda is not None and one.peer == REFERENCE:
             how = one.how.replace(", 1 thread", "").replace(", 2 threads", "")
             found.setdefault((one.kernel.name, how), replace(one, how=how))

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbtop.compute import verification
 from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import all_kernels, attention, gated, linear, products
 from cbtop.compute.quantization import FORMATS
-from cbtop.compute.verification import FAULTS, PARTS, PEERS, SIZES, Variant, variants, verified
+from cbtop.compute.verification import FAULTS, PARTS, PEERS, SIZES, Variant, variants, variants_on_gpu, verified
 
 
 def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
@@ -23,6 +24,16 @@ def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
     run_here = {kernel.name for kernel in all_kernels() if HAS_TILES or kernel.contract.name != "linear_bf16"}
     assert {variant.kernel.name for variant in found} >= run_here
     assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
+
+
+def test_what_is_verified_on_a_gpu_is_the_same_beside_a_processor_with_tiles_and_one_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for has_tiles in (True, False):
+        monkeypatch.setattr(verification, "HAS_TILES", has_tiles)
+        found.append({(one.kernel.name, one.how) for one in variants_on_gpu()})
+    assert found[0] == found[1]
 
 
 def nothing(*_: Any) -> None:
