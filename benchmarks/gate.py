@@ -3,7 +3,8 @@
     python -m benchmarks.gate FOLDER [--runs 50] [--steps 480] [--base 6] [--comparisons 1000]
 
 What FOLDER lacks of recordings is made first, about ten seconds each. A comparison draws, by a seed, as many of them
-as base and one more, and judges that as `cbtop demo --check` does; with `--base 1` every pair is compared.
+as base and one more, and judges that as `cbtop demo --check` does: what is broken is confirmed by the run that was
+recorded right behind it, which is in no base then. With `--base 1` every pair is compared, and nothing confirmed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cbtop.client.run_file import read_runs, write_runs
 from cbtop.commands.shared.runs import run_of_command
 from cbtop.viewmodels.run_diff import diff_of
 from cbtop.viewmodels.runs import Run
-from cbtop.viewmodels.thresholds import Outcome, default_gate
+from cbtop.viewmodels.thresholds import Outcome, confirmed, default_gate
 
 WORST_FIRST = (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE, Outcome.HOLDS)
 
@@ -33,12 +34,12 @@ def main() -> int:
     runs = [recorded(options.folder / f"run {at:02}.json", options.steps) for at in range(options.runs)]
     rng = random.Random(options.seed)
     if options.base == 1:
-        drawn = [list(pair) for pair in itertools.combinations(runs, 2)]
+        outcomes = Counter(judged([one], other) for one, other in itertools.combinations(runs, 2))
     else:
-        drawn = [rng.sample(runs, options.base + 1) for _ in range(options.comparisons)]
-    outcomes = Counter(judged(some[:-1], some[-1]) for some in drawn)
+        drawn = (drawn_runs(runs, options.base, rng) for _ in range(options.comparisons))
+        outcomes = Counter(judged(*some) for some in drawn)
     said = ", ".join(f"{outcomes[one]} {one}" for one in WORST_FIRST)
-    print(f"{len(runs)} recordings, {options.base} of them beside one more, {len(drawn)} times: {said}")
+    print(f"{len(runs)} recordings, {options.base} of them beside one more, {outcomes.total()} times: {said}")
     return 0
 
 
@@ -53,10 +54,21 @@ def recorded(path: Path, steps: int) -> Run:
     return run
 
 
-def judged(bases: list[Run], now: Run) -> Outcome:
-    """What the default gate says at worst."""
-    found = diff_of(bases, [now])
-    outcomes = {one.outcome for one in default_gate(found)}
+def drawn_runs(runs: list[Run], base: int, rng: random.Random) -> tuple[list[Run], Run, Run]:
+    """Some for the base; one, and the one recorded right behind it."""
+    at = rng.randrange(len(runs) - 1)
+    return rng.sample(runs[:at] + runs[at + 2 :], base), runs[at], runs[at + 1]
+
+
+def judged(bases: list[Run], now: Run, again: Run | None = None) -> Outcome:
+    """What the default gate says at worst; of what it breaks with `again`, too."""
+    found = default_gate(diff_of(bases, [now]))
+    if again is not None and any(one.outcome is Outcome.BROKEN for one in found):
+        second = diff_of(bases, [again])
+        if second.why_not:
+            return Outcome.UNKNOWN
+        found = confirmed(found, default_gate(second))
+    outcomes = {one.outcome for one in found}
     return next((one for one in WORST_FIRST if one in outcomes), Outcome.UNKNOWN)
 
 

@@ -250,6 +250,19 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
     ]
 
 
+def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
+    """What a default gate says of two new runs, one right behind the other: what both break is broken. What one alone
+    does was that run's, and unsure."""
+    broken = [{(one.rule, one.about) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
+    once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.about) not in broken[1]]
+    return [
+        replace(one, outcome=Outcome.UNSURE, said=f"{one.said}; in one of two runs alone")
+        if one.outcome is Outcome.BROKEN and (one.rule, one.about) not in broken[0] & broken[1]
+        else one
+        for one in (*second, *once)
+    ]
+
+
 def _machine_is_no_slower(part: PartDiff) -> Judged:
     """What all bricks share may be the machine's: one run of the baseline does not tell by how much that differs."""
     assert part.shared is not None

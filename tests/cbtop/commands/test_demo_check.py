@@ -12,7 +12,7 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A process that knows which of seven it is, and whose bricks take what they are made to.
+# A process that knows which it is, and whose bricks take what they are made to from the seventh on, or in it alone.
 WORKLOAD = """
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from cbtop import BrickProfiler
 
 turns, odd = Path(sys.argv[1]), sys.argv[2]
 turns.write_text(turns.read_text() + "x")
-is_judged = len(turns.read_text()) == 7
+is_judged = len(turns.read_text()) in ((7,) if odd == "slower once" else (7, 8))
 now_ns = 1_000_000
 profiler = BrickProfiler(clock_ns=lambda: now_ns)
 for step in range(40):
@@ -29,7 +29,7 @@ for step in range(40):
         for layer in range(4):
             with profiler.layer(layer):
                 for brick, us in (("RmsNorm", 10), ("Attention", 40), ("DownProjection", 80)):
-                    is_planted = is_judged and odd == "slower" and (layer, brick) == (2, "Attention")
+                    is_planted = is_judged and odd.startswith("slower") and (layer, brick) == (2, "Attention")
                     with profiler.brick(brick):
                         now_ns += round(us * 1000 * grown * (1.2 if is_planted else 1 + 0.01 * ((step * 7) % 5)))
     now_ns += 20_000
@@ -38,19 +38,21 @@ profiler.close("done")
 
 
 @pytest.mark.parametrize(
-    ("odd", "code", "said"),
+    ("odd", "runs", "code", "said"),
     [
-        pytest.param("no", 0, "", marks=pytest.mark.slow),
-        ("slower", 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
-        ("drifts", 5, "only a change of "),
+        pytest.param("no", 7, 0, "", marks=pytest.mark.slow),
+        ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
+        ("slower once", 8, 0, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
+        ("drifts", 7, 5, "only a change of "),
     ],
 )
-def test_six_runs_tell_how_runs_scatter_and_the_seventh_is_judged(
+def test_six_runs_tell_how_runs_scatter_the_seventh_is_judged_and_another_confirms_that_it_is_slower(
     runtime: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     odd: str,
+    runs: int,
     code: int,
     said: str,
 ) -> None:
@@ -58,11 +60,13 @@ def test_six_runs_tell_how_runs_scatter_and_the_seventh_is_judged(
     turns.write_text("")
     monkeypatch.setattr(demo, "_command", lambda _: [sys.executable, "-c", WORKLOAD, str(turns), odd])
     assert main(["demo", "--check"]) == code
-    assert turns.read_text() == "x" * 7
+    assert turns.read_text() == "x" * runs
     out, err = capfd.readouterr()
     assert said in err
+    assert ("whether it stays so, another run tells" in err) == (runs == 8)
     assert ("or longer: cbtop demo --check --steps N" in err) == (code == 5)
-    assert ("all 3 hold" in out) == (code == 0)
+    assert ("all 3 hold" in out) == (odd == "no")
+    assert ("; in one of two runs alone" in out) == (odd == "slower once")
 
 
 def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +86,7 @@ if "--serve-only" in sys.orig_argv:
 
     turns = Path(os.environ["TURNS"])
     turns.write_text(turns.read_text() + "x")
-    is_slow = len(turns.read_text()) == 7 and os.environ["PLANTED"]
+    is_slow = len(turns.read_text()) >= 7 and os.environ["PLANTED"]
     ticks = count(1_000_000, 1_000)
     BrickProfiler.__init__.__kwdefaults__["clock_ns"] = ticks.__next__
     if is_slow:
@@ -121,5 +125,5 @@ def test_the_demo_itself_is_judged(
     tiny = tmp_path / "tiny.gguf"
     write_model(tiny, TINY, lambda *_: None)
     assert main(["demo", "--check", "--steps", "40", "--model", str(tiny), "--guard", "off"]) == code
-    assert turns.read_text() == "x" * 7
+    assert turns.read_text() == "x" * (8 if planted else 7)
     assert said in capfd.readouterr().err

@@ -20,6 +20,7 @@ from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import (
     Judged,
     Outcome,
+    confirmed,
     default_gate,
     judge,
     known_to_scatter,
@@ -875,3 +876,21 @@ def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contra
 def test_only_what_three_base_runs_or_more_tell_breaks_a_default_gate(base_runs: int, outcome: Outcome) -> None:
     judged = [Judged("rule", "decode", one, "said") for one in (Outcome.BROKEN, Outcome.HOLDS)]
     assert [one.outcome for one in known_to_scatter(judged, base_runs)] == [outcome, Outcome.HOLDS]
+
+
+def test_what_one_of_two_new_runs_alone_breaks_is_unsure_and_what_both_do_is_broken() -> None:
+    def said(about: str, outcome: Outcome) -> Judged:
+        return Judged("no brick slower", about, outcome, f"{about}: 1.2×")
+
+    first = [said("A", Outcome.BROKEN), said("B", Outcome.BROKEN), said("C", Outcome.HOLDS)]
+    second = [said("A", Outcome.BROKEN), said("C", Outcome.BROKEN), said("D", Outcome.UNKNOWN)]
+    found = {one.about: (one.outcome, one.said) for one in confirmed(first, second)}
+    once = "; in one of two runs alone"
+    assert found == {
+        "A": (Outcome.BROKEN, "A: 1.2×"),
+        "B": (Outcome.UNSURE, f"B: 1.2×{once}"),
+        "C": (Outcome.UNSURE, f"C: 1.2×{once}"),
+        "D": (Outcome.UNKNOWN, "D: 1.2×"),
+    }
+    of_another_rule = [replace(one, rule="no longer step") for one in second]
+    assert Outcome.BROKEN not in {one.outcome for one in confirmed(first, of_another_rule)}
