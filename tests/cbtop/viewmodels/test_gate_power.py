@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from cbtop.reports.run_diff import diff_json, diff_text
-from cbtop.viewmodels.run_diff import diff, findable_percent
+from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
 from cbtop.viewmodels.runs import together
-from cbtop.viewmodels.thresholds import Outcome, default_gate
+from cbtop.viewmodels.thresholds import Outcome, confirmed, default_gate
 from tests.cbtop.viewmodels.made_runs import Noise, made_run
 
 PLANTED = "DownProjection in Layer 4"
@@ -124,3 +124,26 @@ def test_five_percent_on_one_brick_of_one_layer_are_named_in_95_of_100_compariso
         if steps >= 240 and percent >= 5:
             assert (found.named >= 0.95 * found.of, found.wrong) == (True, 0)
     print(f"{steps} steps: named of 100: {', '.join(row)}")  # noqa: T201
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_five_percent_are_named_by_six_runs_of_the_baseline_and_confirmed_by_another_run() -> None:
+    """As `cbtop demo --check` does it: what either of two new runs does not break is not broken."""
+    noise, comparisons, row = Noise(run=0.005), 40, []
+    for percent in (0, 2, 5):
+        named = wrong = 0
+        for at in range(comparisons):
+            seeds = range(10**7 + 8 * at, 10**7 + 8 * at + 8)
+            bases = [made_run(seed, noise, 300) for seed in seeds[:6]]
+            first, second = (
+                default_gate(diff_of(bases, [made_run(seed, noise, 300, slower=1 + percent / 100)]))
+                for seed in seeds[6:]
+            )
+            broken = [one.guilty for one in confirmed(first, second) if one.outcome is Outcome.BROKEN]
+            named += broken[:1] == [PLANTED]
+            wrong += bool(broken) and broken[:1] != [PLANTED]
+        row.append(f"+{percent} %: {named}")
+        assert wrong == 0
+        assert percent == 2 or named >= (0.95 * comparisons if percent else 0)
+    print(f"confirmed, of six base runs: named of {comparisons}: {', '.join(row)}")  # noqa: T201
