@@ -52,6 +52,7 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
+LESS_128 = HAS_AVX2 and not HAS_VNNI  # where `largest` is more than 127, products are of weights less 128
 _tuple_of: Any = types.UniTuple
 
 
@@ -240,8 +241,7 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """As `_sums_of_small`: 128 less than a weight is an int8, whose sign may be the code's, and two products fit an
-    int16; then 128 times the codes."""
+    """As `_sums_of_small`, of LESS_128: an int8, whose sign may be the code's, and two products fit an int16."""
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
     for i, quad in enumerate(quads):
@@ -254,12 +254,7 @@ def _sums_of_signed(
                 products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])
                 found.append(_called(builder, "llvm.x86.avx2.pmadd.wd", _EIGHT, [products, _ONES]))
             totals[token] = _added(builder, totals[token], found)
-    ones, seven = ir.Constant(kind, [1] * 32), ir.Constant(_EIGHT, [7] * 8)
-    of_codes = _sums_of_small(builder, [lambda: [ones]] * len(quads), codes, 1)
-    return [
-        _added(builder, total, [builder.shl(more, seven)] * 2)
-        for total, (more,) in zip(totals, of_codes, strict=True)
-    ]
+    return totals
 
 
 def _added(builder: Any, totals: list[Any], more: list[Any]) -> list[Any]:
@@ -279,8 +274,8 @@ def sums_of_products(
     """Of `tokens` tokens t, for each row r, the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column +
     4i + j], as a tuple of Ints16.
 
-    `weights` is a tuple of Bytes64, unsigned, none above `largest`; `codes` int8, none of them -128, in a uint8
-    matrix. `tokens` and `largest` are constants.
+    `weights` is a tuple of Bytes64, unsigned, none above `largest` (beyond 127 see LESS_128); `codes` int8, none of
+    them -128, in a uint8 matrix. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 

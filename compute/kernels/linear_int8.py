@@ -36,7 +36,7 @@ from cbtop.compute.cuda.products import (
     together,
     ways_of,
 )
-from cbtop.compute.jit.bytes64 import add_products_apart, store_64, sums_of_loaded, sums_of_products
+from cbtop.compute.jit.bytes64 import LESS_128, add_products_apart, store_64, sums_of_loaded, sums_of_products
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.jit.vectors import (
@@ -136,6 +136,14 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
     place = block * U(FACTORS)
     total = multiply_add(multiply(to_floats(products), splat(factors[token, place])), scale, total)
     return multiply_add(splat(factors[token, place + U(1)]), minimum, total)
+
+
+@jit_inlined
+def _without_minimum(
+    products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
+) -> Any:
+    """As `_with_minimum`, of products of LESS_128: the minimum is in them."""
+    return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
 @jit_inlined
@@ -390,17 +398,22 @@ def _compiled(
         "_STEP_BYTES": block_format.block_bytes * parts * BLOCK // block_format.block_elements,
         "_spread_step": jit_inlined(spread),
         "_one_token": jit_inlined(one_token),
-        "_add_four": jit_inlined(copy_of(add_four, f"{add_four.__name__}_{name}", _LARGEST=largest)),
+        "_add_four": jit_inlined(copy_of(add_four, f"{add_four.__name__}_{name}", **_sums_of(largest))),
     }
     own["_four_by_four"] = jit_inlined(copy_of(_four_by_four, f"_four_by_four_{name}", **own))
     return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", **own)), ROWS)
+
+
+def _sums_of(largest: int) -> dict[str, Any]:
+    """What makes sums of weights of which none is above `largest`."""
+    return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
 def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> CompiledRows:
     """Of a format that is unpacked 32 columns after the others."""
     name, is_small = block_format.name, block_format.block_elements == BLOCK
     spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
-    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", _LARGEST=largest))
+    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(largest)))
     return _compiled(
         block_format,
         1 if is_small else 4,
