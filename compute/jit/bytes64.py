@@ -157,6 +157,31 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
     return _bytes(_bytes, _ints, types.int32), generate
 
 
+@_intrinsic
+def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
+    """For each byte of `places`, 0 to 15, what stands there in each sixteen int8 of `table`, and 128 more."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        table, places = values
+        more = ir.Constant(_BYTES, [128] * 4 * LANES)
+        if HAS_VNNI:  # a loop flips the table before its first turn
+            return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
+        if HAS_AVX2:  # what multiplies flips again: LLVM leaves both out
+            kind = ir.VectorType(_BYTE, 32)
+            parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
+            halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
+            whole = ir.Constant(ir.VectorType(_INT, 4 * LANES), list(range(4 * LANES)))
+            return builder.xor(builder.shuffle_vector(*halves, whole), more)
+        found = ir.Constant(_BYTES, [0] * 4 * LANES)
+        for place in range(16):
+            mask = ir.Constant(ir.VectorType(_INT, 4 * LANES), [place] * 4 * LANES)
+            is_there = builder.icmp_unsigned("==", places, ir.Constant(_BYTES, [place] * 4 * LANES))
+            found = builder.select(is_there, builder.shuffle_vector(table, table, mask), found)
+        return builder.xor(found, more)
+
+    return _bytes(_bytes, _bytes), generate
+
+
 # How a tile's rows of weights stand beside each other: two of every four, then the other two. In this order the bytes
 # of two columns need no permutation across a register, which takes two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]

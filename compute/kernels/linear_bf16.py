@@ -41,6 +41,8 @@ from cbtop.compute.kernels.linear import work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.unpacking import (
     narrow,
+    unpack_iq4_nl,
+    unpack_iq4_xs,
     unpack_q4_0,
     unpack_q4_1,
     unpack_q4_k,
@@ -55,6 +57,8 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import BF16
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, rows_of
+from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -348,6 +352,8 @@ ROWS_OF: dict[int, CompiledRows] = {
     Q4_K.code: _compiled(Q4_K, unpack_q4_k, _write_with_minimum),
     Q5_K.code: _compiled(Q5_K, unpack_q5_k, _write_with_minimum),
     Q6_K.code: _compiled(Q6_K, unpack_q6_k, _write_less_32),
+    IQ4_NL.code: _compiled(IQ4_NL, unpack_iq4_nl, _write_with_minimum),
+    IQ4_XS.code: _compiled(IQ4_XS, unpack_iq4_xs, _write_with_minimum),
 }
 
 

@@ -69,6 +69,8 @@ from cbtop.compute.kernels.unpacking import (
     four_columns_q5_k,
     four_columns_q6_k,
     narrow,
+    unpack_iq4_nl,
+    unpack_iq4_xs,
     unpack_q4_0,
     unpack_q4_1,
     unpack_q4_k,
@@ -79,6 +81,8 @@ from cbtop.compute.kernels.unpacking import (
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
+from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -445,6 +449,8 @@ ROWS_OF: dict[int, CompiledRows] = {
         Q6_K, _one_token_q6_k, _add_four_less_32, 63,
         _four_columns=four_columns_q6_k, _factors=factors_q6_k, _COLUMNS_BYTES=Q6_K_COLUMNS,
     ),
+    IQ4_NL.code: _of_32_columns(IQ4_NL, unpack_iq4_nl, 241),
+    IQ4_XS.code: _of_32_columns(IQ4_XS, unpack_iq4_xs, 241),
 }  # fmt: skip
 
 

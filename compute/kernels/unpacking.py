@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.bytes64 import flipped, load_64, masked, shifted, with_fifth_bits, with_upper_bits
+from cbtop.compute.jit.bytes64 import flipped, load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
 from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.cpu import LOOKS_AHEAD
 from cbtop.compute.jit.vectors import (
+    add,
     bits_and,
     bits_or,
     load_bytes,
@@ -19,6 +20,7 @@ from cbtop.compute.jit.vectors import (
     multiply,
     prefetch,
     prefetch_to_l2,
+    shift_left,
     shift_right,
     splat,
     to_floats,
@@ -26,10 +28,12 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear import CHECKED_ROWS
 from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
 AHEAD = np.uint64(4096)  # bytes that are asked for before they are needed
 FAR_AHEAD = np.uint64(8192)
+UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
 Q5_K_COLUMNS, Q6_K_COLUMNS = 5 * 64, 6 * 64  # bytes of four columns and those 32, 64, ... 224 behind them
 
 
@@ -116,6 +120,46 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
         with_fifth_bits(c, words, np.int32(24)),
         with_fifth_bits(d, words, np.int32(28)),
     )
+
+
+@jit_inlined
+def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
+    """As `_four_bits`, the levels that they stand for, and 128 more."""
+    table = load_64(UNEVEN, U(0), U(0))
+    q, r, s, t, a, b, c, d = _four_bits(w, row, at)
+    return (
+        looked_up(table, q),
+        looked_up(table, r),
+        looked_up(table, s),
+        looked_up(table, t),
+        looked_up(table, a),
+        looked_up(table, b),
+        looked_up(table, c),
+        looked_up(table, d),
+    )
+
+
+@jit_inlined
+def unpack_iq4_nl(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base = step * U(18 * ROWS)
+    ask_ahead(w, row, base, 5)
+    scale = load_halves(w, row, base)
+    return (*_uneven_levels(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(128))))
+
+
+@jit_inlined
+def unpack_iq4_xs(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, half = (step >> U(1)) * U(136 * ROWS), step & U(1)
+    place = half * U(4) + part
+    ask_ahead(w, row, base + place * U(17 * ROWS), 5)
+    high = load_bytes(w, row, base + U(2 * ROWS) + half * U(ROWS))
+    low = load_bytes(w, row, base + U(4 * ROWS) + (place >> U(1)) * U(ROWS))
+    high = bits_and(shift_left(shift_right(high, np.int32(2) * np.int32(part)), np.int32(4)), np.int32(48))
+    low = bits_and(shift_right(low, np.int32(4) * np.int32(part & U(1))), np.int32(15))
+    level = add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+    scale = multiply(load_halves(w, row, base), level)
+    levels = _uneven_levels(w, row, base + U(8 * ROWS) + place * U(16 * ROWS))
+    return (*levels, scale, multiply(scale, splat(np.float32(128))))
 
 
 @jit_inlined

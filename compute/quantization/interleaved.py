@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, QuantizedMatrix
+from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -40,6 +42,8 @@ UNITS: Mapping[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
     Q4_K.code: ((2, 2, (0,)), (1, 12, (4,)), (4, 32, (16,))),
     Q5_K.code: ((4, 8, (48, 80, 112, 144, 16)), (2, 2, (0,)), (1, 12, (4,))),
     Q6_K.code: ((4, 8, (0, 32, 128, 64, 96, 160)), (1, 16, (192,)), (2, 1, (208,))),
+    IQ4_NL.code: ((2, 1, (0,)), (4, 4, (2,))),
+    IQ4_XS.code: ((2, 1, (0,)), (1, 6, (2,)), (4, 32, (8,))),
 }
 
 

@@ -14,32 +14,41 @@ from cbtop.compute import demo_model
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix
 
 PROMPT = [3, 141, 59, 26, 5]
 NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)  # no multiples of 256
 WIDE = replace(TINY, layers=1)
 
 
-@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
-def test_a_model_of_any_format_decodes_and_its_checks_hold(
-    block_format: BlockFormat,
-    decoder_for: Callable[[Model, int], Decoder],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BlockFormat], Model]:
+    """Makes a model whose matrices are of one format."""
     tensors: Any = demo_model._tensors
 
-    def of_one_format(shape: demo_model.Shape) -> Iterator[Any]:
-        for tensor in tensors(shape):
-            yield replace(tensor, format=block_format) if len(tensor.shape) == 2 else tensor
+    def made(block_format: BlockFormat) -> Model:
+        def of_one_format(shape: demo_model.Shape) -> Iterator[Any]:
+            for tensor in tensors(shape):
+                yield replace(tensor, format=block_format) if len(tensor.shape) == 2 else tensor
 
-    monkeypatch.setattr(demo_model, "_tensors", of_one_format)
-    write_model(tmp_path / "model.gguf", WIDE if block_format.block_elements == 256 else NARROW, lambda *_: None)
-    model = read_model(tmp_path / "model.gguf", FAMILIES)
+        monkeypatch.setattr(demo_model, "_tensors", of_one_format)
+        shape = WIDE if block_format.block_elements == 256 else NARROW
+        write_model(tmp_path / "model.gguf", shape, lambda *_: None)
+        return read_model(tmp_path / "model.gguf", FAMILIES)
+
+    return made
+
+
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=lambda one: one.name)
+def test_a_model_of_any_format_decodes_and_its_checks_hold(
+    block_format: BlockFormat, model_of: Callable[[BlockFormat], Model], decoder_for: Callable[[Model, int], Decoder]
+) -> None:
+    model = model_of(block_format)
     assert model.quantization == block_format.name
 
     decoder = decoder_for(model, 1)
@@ -50,3 +59,23 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert sequence[len(PROMPT) :] == list(expected[len(PROMPT) - 1 :].argmax(axis=1))
     error = np.abs(decoder.logits - expected[-1]).max()
     assert error < 1e-3 * np.abs(expected[-1]).max()
+
+
+@pytest.mark.parametrize(  # by default one of blocks of 32 and one of 256
+    "block_format",
+    [
+        pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)
+        for code in UNITS
+    ],
+)
+def test_a_model_of_any_interleaved_format_is_as_far_from_float64_as_its_activations_rounding(
+    block_format: BlockFormat, model_of: Callable[[BlockFormat], Model], decoder_for: Callable[[Model, int], Decoder]
+) -> None:
+    expected = forward_reference(model_of(block_format), PROMPT)[-1]
+    model = interleaved(model_of(block_format))
+    assert isinstance(model.layers[0].down.weight, InterleavedMatrix)
+
+    decoder = decoder_for(model, 1)
+    assert [result for result in decoder.verify(PROMPT) if not result.passed] == []
+    decoder.prefill(PROMPT)
+    assert 1e-5 < np.abs(decoder.logits - expected).max() / np.abs(expected).max() < 0.03
