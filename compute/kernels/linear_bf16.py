@@ -43,6 +43,8 @@ from cbtop.compute.kernels.unpacking import (
     narrow,
     unpack_iq4_nl,
     unpack_iq4_xs,
+    unpack_q2_k,
+    unpack_q3_k,
     unpack_q4_0,
     unpack_q4_1,
     unpack_q4_k,
@@ -59,6 +61,8 @@ from cbtop.compute.quantization.floats import BF16
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, rows_of
 from cbtop.compute.quantization.iq4_nl import IQ4_NL
 from cbtop.compute.quantization.iq4_xs import IQ4_XS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -179,6 +183,15 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
     less = splat(np.float32(-32))
     _sixteen_columns(q, r, s, t, first, multiply(first, less), panels, chunk, at)
     _sixteen_columns(a, b, c, d, last, multiply(last, less), panels, chunk, at + U(WORDS // 2))
+
+
+@jit_inlined
+def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
+    """As `_write_with_minimum`, a scale and a minimum for 16 columns each."""
+    q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
+    less = splat(np.float32(-1))
+    _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
+    _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
 # What the code below calls of a format; each has a copy of it with its own in place of these.
@@ -352,6 +365,8 @@ ROWS_OF: dict[int, CompiledRows] = {
     Q4_K.code: _compiled(Q4_K, unpack_q4_k, _write_with_minimum),
     Q5_K.code: _compiled(Q5_K, unpack_q5_k, _write_with_minimum),
     Q6_K.code: _compiled(Q6_K, unpack_q6_k, _write_less_32),
+    Q3_K.code: _compiled(Q3_K, unpack_q3_k, _write_with_minima),
+    Q2_K.code: _compiled(Q2_K, unpack_q2_k, _write_with_minima),
     IQ4_NL.code: _compiled(IQ4_NL, unpack_iq4_nl, _write_with_minimum),
     IQ4_XS.code: _compiled(IQ4_XS, unpack_iq4_xs, _write_with_minimum),
 }

@@ -59,15 +59,25 @@ from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
 from cbtop.compute.kernels.unpacking import (
+    Q2_K_COLUMNS,
+    Q3_K_COLUMNS,
     Q5_K_COLUMNS,
     Q6_K_COLUMNS,
     ask_ahead,
     ask_out_of_order,
     factor_q6_k,
+    factors_of_16_q2_k,
+    factors_of_16_q3_k,
+    factors_q2_k,
+    factors_q3_k,
     factors_q5_k,
     factors_q6_k,
+    four_columns_q2_k,
+    four_columns_q3_k,
     four_columns_q5_k,
     four_columns_q6_k,
+    four_q2_k,
+    four_q3_k,
     narrow,
     unpack_iq4_nl,
     unpack_iq4_xs,
@@ -83,6 +93,8 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
 from cbtop.compute.quantization.iq4_nl import IQ4_NL
 from cbtop.compute.quantization.iq4_xs import IQ4_XS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -151,6 +163,22 @@ def _without_minimum(
 
 
 @jit_inlined
+def _half_with_minimum(
+    products: Any, factors: Any, token: Any, block: Any, half: Any, scale: Any, minimum: Any, total: Any
+) -> Any:
+    place = block * U(FACTORS)
+    total = multiply_add(multiply(to_floats(products), splat(factors[token, place])), scale, total)
+    return multiply_add(splat(factors[token, place + U(2) + half]), minimum, total)
+
+
+@jit_inlined
+def _with_minima(low: Any, high: Any, factors: Any, token: Any, block: Any, own: Any, total: Any) -> Any:
+    first, last, minimum, other_minimum = own
+    total = _half_with_minimum(low, factors, token, block, U(0), first, minimum, total)
+    return _half_with_minimum(high, factors, token, block, U(1), last, other_minimum, total)
+
+
+@jit_inlined
 def _half_less_32(products: Any, factors: Any, token: Any, block: Any, half: Any, scale: Any, total: Any) -> Any:
     place = block * U(FACTORS)
     offset = multiply(splat(np.float32(32)), splat(factors[token, place + U(2) + half]))
@@ -200,10 +228,32 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
     )
 
 
+def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_four_with_minimum`, a scale and a minimum for 16 columns each."""  # compiled
+    column = block * U(BLOCK)
+    first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
+    minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
+    own = first, last, minimum, load_floats(panel, U(0), at + U(SCALES + 3 * LINE))
+    low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
+    high = sums_of_loaded(4, panel, at + U(4 * LINE), codes, t, column + U(16), 4, _LARGEST)
+    return (
+        _with_minima(low[0], high[0], factors, t, block, own, totals[0]),
+        _with_minima(low[1], high[1], factors, t + U(1), block, own, totals[1]),
+        _with_minima(low[2], high[2], factors, t + U(2), block, own, totals[2]),
+        _with_minima(low[3], high[3], factors, t + U(3), block, own, totals[3]),
+    )
+
+
 @jit_inlined
 def _store_factors(panel: Any, at: Any, first: Any, second: Any) -> None:
     store_floats(panel, U(0), at + U(SCALES), first)
     store_floats(panel, U(0), at + U(SCALES + LINE), second)
+
+
+@jit_inlined
+def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any, other_minimum: Any) -> None:
+    _store_factors(panel, at, first, last)
+    _store_factors(panel, at + U(2 * LINE), minimum, other_minimum)
 
 
 @jit_inlined
@@ -338,6 +388,42 @@ def _one_token_q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: An
     return total
 
 
+# What the code below calls of a format; each has a copy of it with its own in place of these.
+_four, _factors_of_16 = four_q2_k, factors_of_16_q2_k
+
+
+def _add_sixteen(
+    w: Any, row: Any, base: Any, at: Any, half: Any, part: Any, codes: Any, factors: Any, t: Any, block: Any,
+    second: Any, total: Any,
+) -> Any:  # compiled  # fmt: skip
+    """As `_add_with_minimum`, of 16 columns, 128 * half + 32 * part behind those that lie at `at`: the first or, with
+    `second`, the last of 32."""
+    found = (
+        _four(w, row, at, half, part),
+        _four(w, row, at + U(_COLUMNS_BYTES), half, part),
+        _four(w, row, at + U(2 * _COLUMNS_BYTES), half, part),
+        _four(w, row, at + U(3 * _COLUMNS_BYTES), half, part),
+    )
+    place = half * U(4) + U(part)
+    block += place
+    (sums,) = sums_of_products(found, codes, t, block * U(BLOCK) + second * U(16), 1, _LARGEST)
+    scale, minimum = _factors_of_16(w, row, base, place * U(2) + second)
+    return _half_with_minimum(sums, factors, t, block, second, scale, minimum, total)
+
+
+def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block = step * U(_BLOCK_BYTES * ROWS), step * U(8)
+    for turn in range(U(4)):
+        second, half = turn >> U(1), turn & U(1)
+        at = base + second * U(4 * _COLUMNS_BYTES)
+        ask_ahead(w, row, base + turn * U(4 * _BLOCK_BYTES), _BLOCK_BYTES // 16 + 1)
+        total = _add_sixteen(w, row, base, at, half, 0, codes, factors, t, block, second, total)
+        total = _add_sixteen(w, row, base, at, half, 1, codes, factors, t, block, second, total)
+        total = _add_sixteen(w, row, base, at, half, 2, codes, factors, t, block, second, total)
+        total = _add_sixteen(w, row, base, at, half, 3, codes, factors, t, block, second, total)
+    return total
+
+
 _spread_step, _one_token = _spread_128, _one_token_128
 _STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and how many times 32 columns these are
 
@@ -393,11 +479,12 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
 
 
 def _compiled(
-    block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int
+    block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int, **more: Any
 ) -> CompiledRows:
     """`_groups` of one format, with `parts` times 32 columns in a step; compiled when they are first called."""
     name = block_format.name
     own: dict[str, Any] = {
+        **more,
         "_PARTS": parts,
         "_STEP_BYTES": block_format.block_bytes * parts * BLOCK // block_format.block_elements,
         "_spread_step": jit_inlined(spread),
@@ -434,6 +521,23 @@ def _of_blocks(block_format: BlockFormat, one_token: Any, add_four: Any, largest
     return _compiled(block_format, 8, spread, one_token, add_four, largest)
 
 
+def _of_16_columns(block_format: BlockFormat, largest: int, **pieces: Any) -> CompiledRows:
+    """Of a format with a scale and a minimum for each 16 columns; `pieces` as `_spread_256` and `_add_sixteen` name
+    them."""
+    name, spread = block_format.name, SPREAD + 2 * LINE  # of the minima
+    pieces |= {"_BLOCK_BYTES": block_format.block_bytes, "_store_factors": _store_four_factors, "SPREAD": spread}
+    add = jit_inlined(copy_of(_add_sixteen, f"_add_sixteen_{name}", _LARGEST=largest, **pieces))
+    return _compiled(
+        block_format,
+        8,
+        copy_of(_spread_256, f"_spread_{name}", **pieces),
+        copy_of(_one_token_by_16, f"_one_token_{name}", _add_sixteen=add, **pieces),
+        _add_four_with_minima,
+        largest,
+        SPREAD=spread,
+    )
+
+
 ROWS_OF: dict[int, CompiledRows] = {
     Q8_0.code: _of_32_columns(Q8_0, unpack_q8_0, 255),
     Q5_0.code: _of_32_columns(Q5_0, unpack_q5_0, 31),
@@ -448,6 +552,14 @@ ROWS_OF: dict[int, CompiledRows] = {
     Q6_K.code: _of_blocks(
         Q6_K, _one_token_q6_k, _add_four_less_32, 63,
         _four_columns=four_columns_q6_k, _factors=factors_q6_k, _COLUMNS_BYTES=Q6_K_COLUMNS,
+    ),
+    Q3_K.code: _of_16_columns(
+        Q3_K, 7, _four=four_q3_k, _factors_of_16=factors_of_16_q3_k,
+        _four_columns=four_columns_q3_k, _factors=factors_q3_k, _COLUMNS_BYTES=Q3_K_COLUMNS,
+    ),
+    Q2_K.code: _of_16_columns(
+        Q2_K, 3, _four=four_q2_k, _factors_of_16=factors_of_16_q2_k,
+        _four_columns=four_columns_q2_k, _factors=factors_q2_k, _COLUMNS_BYTES=Q2_K_COLUMNS,
     ),
     IQ4_NL.code: _of_32_columns(IQ4_NL, unpack_iq4_nl, 241),
     IQ4_XS.code: _of_32_columns(IQ4_XS, unpack_iq4_xs, 241),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.jit.bytes64 import flipped, load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
-from cbtop.compute.jit.compile import jit_inlined
+from cbtop.compute.jit.compile import copy_of, jit_inlined
 from cbtop.compute.jit.cpu import LOOKS_AHEAD
 from cbtop.compute.jit.vectors import (
     add,
@@ -28,13 +28,16 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear import CHECKED_ROWS
 from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
 AHEAD = np.uint64(4096)  # bytes that are asked for before they are needed
 FAR_AHEAD = np.uint64(8192)
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
-Q5_K_COLUMNS, Q6_K_COLUMNS = 5 * 64, 6 * 64  # bytes of four columns and those 32, 64, ... 224 behind them
+# Bytes of four columns and those 32, 64, ... 224 behind them.
+Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
 
 
 def narrow(arguments: Arguments) -> Arguments:
@@ -349,3 +352,98 @@ def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
         _high_with(c, second, 4, 48),
         _high_with(d, second, 6, 48),
     )
+
+
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A block is laid out as those above; a byte of low
+# bits has two each of four columns, 32 apart.
+
+
+@jit_inlined
+def four_q2_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
+    """Four columns 128 * half + 32 * part behind those that lie at `at`."""
+    return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
+
+
+@jit_inlined
+def four_q3_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
+    """As `four_q2_k`."""
+    # A shift for all parts, then one by a constant: by what is known only as it runs AVX2 would shift to and fro.
+    high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
+    return with_upper_bits(four_q2_k(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
+
+
+@jit_inlined
+def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """Scale and minimum of 16 columns of the block at `base`."""
+    both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
+    scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
+    return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)
+
+
+@jit_inlined
+def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """As `factors_of_16_q2_k`; the minimum is what the highest bit stands for."""
+    at, low_shift, high_shift = base + U(96 * ROWS), np.int32(place >> U(3)), np.int32(place >> U(2))
+    low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
+    high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
+    low = bits_and(shift_right(low, np.int32(4) * low_shift), np.int32(15))
+    high = bits_and(shift_left(shift_right(high, np.int32(2) * high_shift), np.int32(4)), np.int32(48))
+    level = add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+    scale = multiply(load_halves(w, row, base + U(108 * ROWS)), level)
+    return scale, multiply(scale, splat(np.float32(4)))
+
+
+# What the code below calls of a format; each has a copy of it with its own in place of these.
+_four, _factors_of_16, _COLUMNS_BYTES, _BLOCK_BYTES = four_q2_k, factors_of_16_q2_k, Q2_K_COLUMNS, Q2_K.block_bytes
+
+
+def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
+    """As `four_columns_q5_k`."""
+    return (
+        _four(w, row, at, 0, 0),
+        _four(w, row, at, 0, 1),
+        _four(w, row, at, 0, 2),
+        _four(w, row, at, 0, 3),
+        _four(w, row, at, 1, 0),
+        _four(w, row, at, 1, 1),
+        _four(w, row, at, 1, 2),
+        _four(w, row, at, 1, 3),
+    )
+
+
+def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:  # compiled
+    """Of 32 columns both scales, then both minima."""
+    first, minimum = _factors_of_16(w, row, base, part * U(2))
+    last, other_minimum = _factors_of_16(w, row, base, part * U(2) + U(1))
+    return first, last, minimum, other_minimum
+
+
+def _unpack(w: Any, row: Any, step: Any, part: Any) -> Any:  # compiled
+    base, half = (step >> U(1)) * U(_BLOCK_BYTES * ROWS), step & U(1)
+    place = half * U(4) + part
+    ask_out_of_order(w, row, base + place * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
+    return (
+        _four(w, row, base, half, part),
+        _four(w, row, base + U(_COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(2 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(3 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(4 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(5 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(6 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(7 * _COLUMNS_BYTES), half, part),
+        *_factors(w, row, base, place),
+    )
+
+
+four_columns_q2_k = jit_inlined(copy_of(_four_columns, "four_columns_q2_k"))
+factors_q2_k = jit_inlined(copy_of(_factors, "factors_q2_k"))
+unpack_q2_k = jit_inlined(copy_of(_unpack, "unpack_q2_k", _factors=factors_q2_k))
+_OF_Q3_K = {
+    "_four": four_q3_k,
+    "_factors_of_16": factors_of_16_q3_k,
+    "_COLUMNS_BYTES": Q3_K_COLUMNS,
+    "_BLOCK_BYTES": Q3_K.block_bytes,
+}
+four_columns_q3_k = jit_inlined(copy_of(_four_columns, "four_columns_q3_k", **_OF_Q3_K))
+factors_q3_k = jit_inlined(copy_of(_factors, "factors_q3_k", **_OF_Q3_K))
+unpack_q3_k = jit_inlined(copy_of(_unpack, "unpack_q3_k", **_OF_Q3_K, _factors=factors_q3_k))

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, QuantizedMatrix
 from cbtop.compute.quantization.iq4_nl import IQ4_NL
 from cbtop.compute.quantization.iq4_xs import IQ4_XS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.q4_0 import Q4_0
 from cbtop.compute.quantization.q4_1 import Q4_1
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -42,6 +44,8 @@ UNITS: Mapping[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
     Q4_K.code: ((2, 2, (0,)), (1, 12, (4,)), (4, 32, (16,))),
     Q5_K.code: ((4, 8, (48, 80, 112, 144, 16)), (2, 2, (0,)), (1, 12, (4,))),
     Q6_K.code: ((4, 8, (0, 32, 128, 64, 96, 160)), (1, 16, (192,)), (2, 1, (208,))),
+    Q3_K.code: ((4, 8, (32, 64, 0)), (1, 12, (96,)), (2, 1, (108,))),
+    Q2_K.code: ((4, 8, (16, 48)), (1, 16, (0,)), (2, 2, (80,))),
     IQ4_NL.code: ((2, 1, (0,)), (4, 4, (2,))),
     IQ4_XS.code: ((2, 1, (0,)), (1, 6, (2,)), (4, 32, (8,))),
 }

@@ -259,9 +259,17 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> 
     assert "zmm" not in text
 
 
-@pytest.mark.parametrize("code", [13, 14], ids=["Q5_K", "Q6_K"])
-def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int) -> None:
-    one_token, four_tokens = 8, 4 * 8  # products: with all turns of a block written out 64 of one token
+@pytest.mark.parametrize(
+    ("code", "one_token"),
+    [
+        pytest.param(13, 8, id="Q5_K"),
+        pytest.param(14, 8, id="Q6_K", marks=pytest.mark.slow),
+        pytest.param(11, 16, id="Q3_K"),
+        pytest.param(10, 16, id="Q2_K", marks=pytest.mark.slow),
+    ],
+)
+def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
+    four_tokens = 4 * 8  # products: with all turns of a block written out 64 of one token
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
