@@ -151,15 +151,21 @@ def unpack_iq4_nl(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 
 @jit_inlined
+def _less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
+    """Six bits of a scale, four of `low` and above them two of `high`, less 32."""
+    low = bits_and(shift_right(low, low_shift), np.int32(15))
+    high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
+    return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+
+
+@jit_inlined
 def unpack_iq4_xs(w: Any, row: Any, step: Any, part: Any) -> Any:
     base, half = (step >> U(1)) * U(136 * ROWS), step & U(1)
     place = half * U(4) + part
     ask_ahead(w, row, base + place * U(17 * ROWS), 5)
     high = load_bytes(w, row, base + U(2 * ROWS) + half * U(ROWS))
     low = load_bytes(w, row, base + U(4 * ROWS) + (place >> U(1)) * U(ROWS))
-    high = bits_and(shift_left(shift_right(high, np.int32(2) * np.int32(part)), np.int32(4)), np.int32(48))
-    low = bits_and(shift_right(low, np.int32(4) * np.int32(part & U(1))), np.int32(15))
-    level = add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+    level = _less_32(low, np.int32(4) * np.int32(part & U(1)), high, np.int32(2) * np.int32(part))
     scale = multiply(load_halves(w, row, base), level)
     levels = _uneven_levels(w, row, base + U(8 * ROWS) + place * U(16 * ROWS))
     return (*levels, scale, multiply(scale, splat(np.float32(128))))
@@ -383,12 +389,10 @@ def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
 @jit_inlined
 def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
     """As `factors_of_16_q2_k`; the minimum is what the highest bit stands for."""
-    at, low_shift, high_shift = base + U(96 * ROWS), np.int32(place >> U(3)), np.int32(place >> U(2))
+    at = base + U(96 * ROWS)
     low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
     high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
-    low = bits_and(shift_right(low, np.int32(4) * low_shift), np.int32(15))
-    high = bits_and(shift_left(shift_right(high, np.int32(2) * high_shift), np.int32(4)), np.int32(48))
-    level = add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+    level = _less_32(low, np.int32(4) * np.int32(place >> U(3)), high, np.int32(2) * np.int32(place >> U(2)))
     scale = multiply(load_halves(w, row, base + U(108 * ROWS)), level)
     return scale, multiply(scale, splat(np.float32(4)))
 
