@@ -202,6 +202,8 @@ def _beside_reference() -> Iterator[Variant]:
             many = HAS_TILES and tokens >= crossovers().bf16_tokens
             kernel_for = linear_bf16.kernel_for if many else linear_int8.kernel_for
             yield _of(kernel_for(FORMATS[code], tokens, threads), tokens, threads)
+            if many:
+                yield _of(kernel_for(FORMATS[code], tokens, 1), tokens, 1)
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     for tokens, threads in ((1, 1), (70, 2)):
         held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)

@@ -36,6 +36,16 @@ def test_what_is_verified_on_a_gpu_is_the_same_beside_a_processor_with_tiles_and
     assert found[0] == found[1]
 
 
+def test_where_a_processor_has_tiles_their_products_are_verified_on_one_thread_and_on_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verification, "HAS_TILES", True)
+    found = {(one.kernel.name, one.how) for one in variants() if one.kernel.contract.name == "linear_bf16"}
+    names = {name for name, _ in found}
+    assert len(names) > 10
+    assert found == {(name, f"127 tokens, {threads}") for name in names for threads in ("1 thread", "2 threads")}
+
+
 def nothing(*_: Any) -> None:
     pass
 
