@@ -41,6 +41,7 @@ _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _FAST = ("fast",)  # reorder sums, contract to fused multiply-add
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
+_pointer_to: Any = types.CPointer
 
 
 class Ints16(types.Type):
@@ -221,6 +222,18 @@ def load_words(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Cod
 
 
 @_intrinsic
+def store_words(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 64] = Ints16, of a uint8 matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = _address(context, builder, signature.args[0], *values[:3])
+        builder.store(values[3], builder.bitcast(pointer, _INTS.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.uint64, _ints), generate
+
+
+@_intrinsic
 def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
     """The eight bytes of each of two uint64, lowest first, widened."""
 
@@ -267,6 +280,30 @@ def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any,
     return _prefetched(array, 2)
 
 
+@constant_intrinsic
+def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
+    """Pointer to `lines` times 64 bytes of the stack, from where a line of the cache begins; for `carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        with builder.goto_entry_block():  # once, not in every turn of a loop
+            room = builder.alloca(ir.ArrayType(ir.IntType(8), 64 * lines.literal_value))
+        room.align = 64
+        return builder.bitcast(room, ir.IntType(8).as_pointer())
+
+    return _pointer_to(types.uint8)(lines), generate
+
+
+@_intrinsic
+def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
+    """`number`, of which LLVM knows nothing: a loop of so many turns is not written out."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.call(ir.InlineAsm(ir.FunctionType(word, [word]), "", "=r,0"), [values[0]])
+
+    return types.uint64(types.uint64), generate
+
+
 def _int_operation(name: str) -> Any:
     def define(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -288,6 +325,16 @@ def bits_or(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.or_(*values)
+
+    return _ints(_ints, _ints), generate
+
+
+@_intrinsic
+def add_ints(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """a + b of two Ints16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.add(*values)
 
     return _ints(_ints, _ints), generate
 

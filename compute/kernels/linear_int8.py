@@ -2,7 +2,8 @@
 
 reference    float64 product of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time: four weights of each and four codes are multiplied and added by one instruction
-             (AVX-512 VNNI; AVX2 takes four or five), exactly; then one scale a row. Of four tokens and more, a
+             (AVX-512 VNNI; AVX2 takes four or five), exactly; then one scale a row. One token by AVX2 is in
+             one_token_avx2. Of four tokens and more, a
              stretch of sixteen rows is spread to bytes once, and four tokens share every reading of it. One thread,
              or some groups of rows for each. With AMX products of many tokens are those of linear_bf16.
 cuda         a block a row, of planes (quantization/planes.py); dp4a
@@ -38,7 +39,7 @@ from cbtop.compute.cuda.products import (
 )
 from cbtop.compute.jit.bytes64 import LESS_128, add_products_apart, store_64, sums_of_loaded, sums_of_products
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
-from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.cpu import HAS_TILES, TIER
 from cbtop.compute.jit.vectors import (
     add,
     load_floats,
@@ -53,6 +54,7 @@ from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import work
 from cbtop.compute.kernels.linear_bf16 import TileScratch
+from cbtop.compute.kernels.one_token_avx2 import ONE_TOKEN
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
@@ -492,6 +494,9 @@ def _compiled(
         "_add_four": jit_inlined(copy_of(add_four, f"{add_four.__name__}_{name}", **_sums_of(largest))),
     }
     own["_four_by_four"] = jit_inlined(copy_of(_four_by_four, f"_four_by_four_{name}", **own))
+    if TIER == "AVX2" and block_format.code in ONE_TOKEN:
+        one_token = ONE_TOKEN[block_format.code]
+        own |= {"_one_token": jit_inlined(one_token), "_STEP_BYTES": block_format.block_bytes}
     return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", **own)), ROWS)
 
 

@@ -26,11 +26,12 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Bytes that are asked for before they are needed. Of reading, F16 and BF16: an Emerald Rapids Xeon, with VNNI, is
-# at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC without is at 0.63 with 4 KiB and at 0.85 with 1 KiB.
-# A Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what is loaded, in
+# Bytes that are asked for before they are needed, of floats of 2 bytes and of 4. Of reading, F16 and BF16: an Emerald
+# Rapids Xeon, with VNNI, is at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC of Zen 2 is at 0.63 with
+# 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes, F32 there at 0.76 with 1 KiB and 0.93 with 256 bytes. A
+# Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what is loaded, in
 # order.
-AHEAD = np.uint64(0 if LOOKS_AHEAD else 4096 if HAS_VNNI else 1024)
+AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else 4096 if HAS_VNNI else near) for near in (768, 256))
 
 
 def _unpack_f32(blocks: Bytes) -> Floats:
@@ -96,12 +97,12 @@ def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     return total
 
 
-def _dot_row_of(name: str, load_16: Any, load_one: Any, size_bytes: int) -> Any:
-    own = {"_load_16": load_16, "_load_one": load_one, "_size_bytes": np.uint64(size_bytes)}
+def _dot_row_of(name: str, load_16: Any, load_one: Any, size_bytes: int, ahead: np.uint64 = AHEAD) -> Any:
+    own = {"_load_16": load_16, "_load_one": load_one, "_size_bytes": np.uint64(size_bytes), "AHEAD": ahead}
     return jit_inlined(copy_of(_dot_row, f"dot_row_{name}", **own))
 
 
-dot_row_f32 = _dot_row_of("f32", load_floats, _load_float, 4)
+dot_row_f32 = _dot_row_of("f32", load_floats, _load_float, 4, F32_AHEAD)
 dot_row_f16 = _dot_row_of("f16", load_halves, load_half, 2)
 dot_row_bf16 = _dot_row_of("bf16", load_bfloats, _load_bfloat, 2)
 

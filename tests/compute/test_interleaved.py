@@ -274,6 +274,17 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
 
 
 @pytest.mark.parametrize(
+    ("code", "four_tokens"),
+    [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
+    ids=["Q4_K", "Q8_0", "Q5_K", "Q6_K"],
+)
+def test_machine_code_for_avx2_takes_one_token_line_by_line(code: int, four_tokens: int) -> None:
+    # Products of a token, of which a line has two or four; LLVM may take two lines in a turn and the odd one alone.
+    # A block of Q4_K written out has 128 of one token.
+    assert machine_code_of(code, AVX2).count("vpmaddubsw") - four_tokens <= 16
+
+
+@pytest.mark.parametrize(
     ("tier", "is_exact", "kind"),
     [
         ("generic", False, QuantizedMatrix),

@@ -1,0 +1,79 @@
+"""Products of bytes by AVX2 from turn to turn of a loop: two and two added as int16, and sums of signed bytes.
+
+Only where the processor has AVX2 (`cpu.HAS_AVX2`); `bytes64` has what serves every processor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from cbtop.compute.jit.bytes64 import _BYTE, _EIGHT, _ONES, _PAIRS, _bytes, _part, _splat_of_four
+from cbtop.compute.jit.vectors import _INT, _INTS, LANES, Codegen, _address, _called, _intrinsic, _ints
+
+_ALL_PAIRS, _HALF = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(_BYTE, 32)
+
+
+def _codes(context: Any, builder: Any, array_type: Any, place: Any) -> Any:
+    """Four codes, as often as a register of AVX2 has room for them."""
+    return _part(builder, _splat_of_four(builder, _address(context, builder, array_type, *place)), 0, 32)
+
+
+def _joined(builder: Any, halves: list[Any], count: int) -> Any:
+    return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(_INT, count), list(range(count))))
+
+
+@_intrinsic
+def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """total + weights * codes: for each row r weights[4r + j] * codes[row, column + j], added as int16, of j = 0, 1
+    and of j = 2, 3.
+
+    `total` and the result are Ints16, each of two int16, which must not overflow: two products come at once, each as
+    large as 127 times the largest weight. `weights` is a Bytes64, unsigned; `codes` are int8 in a uint8 matrix.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pairs, x = builder.bitcast(values[0], _ALL_PAIRS), _codes(context, builder, signature.args[2], values[2:])
+        halves = []
+        for first in (0, 32):
+            of_weights = _part(builder, values[1], first, 32)
+            products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [of_weights, x])
+            halves.append(builder.add(_part(builder, pairs, first // 2, LANES), products))
+        return builder.bitcast(_joined(builder, halves, 2 * LANES), _INTS)
+
+    return _ints(_ints, _bytes, codes, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
+    """Of each row the sum of both int16 of `add_pairs`, as Ints16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pairs = builder.bitcast(values[0], _ALL_PAIRS)
+        parts = [_part(builder, pairs, first, LANES) for first in (0, LANES)]
+        halves = [_called(builder, "llvm.x86.avx2.pmadd.wd", _EIGHT, [part, _ONES]) for part in parts]
+        return _joined(builder, halves, LANES)
+
+    return _ints(_ints), generate
+
+
+@_intrinsic
+def add_signed(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
+    """total + for each row r the sum over j < 4 of weights[4r + j] * codes[row, column + j], Ints16; `weights` is a
+    Bytes64 of int8, `codes` int8, none of them -128, in a uint8 matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        x, halves = _codes(context, builder, signature.args[2], values[2:]), []
+        for first in (0, 32):
+            signed = _part(builder, values[1], first, 32)
+            # The instruction takes one side unsigned: the weight without its sign, which the code takes over.
+            size = _called(builder, "llvm.abs.v32i8", _HALF, [signed, ir.IntType(1)(0)])
+            code = _called(builder, "llvm.x86.avx2.psign.b", _HALF, [x, signed])
+            products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])
+            sums = _called(builder, "llvm.x86.avx2.pmadd.wd", _EIGHT, [products, _ONES])
+            halves.append(builder.add(_part(builder, values[0], first // 4, 8), sums))
+        return _joined(builder, halves, LANES)
+
+    return _ints(_ints, _bytes, codes, types.uint64, types.uint64), generate
