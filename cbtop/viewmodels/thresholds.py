@@ -97,6 +97,7 @@ class Judged:
     said: str  # what was measured and what is wanted, in words
     guilty: str = ""  # the brick and layer that break it
     where: tuple[str, int] = ("", 1)
+    brick: str = ""  # of a default gate: what breaks it, in whatever layer
 
 
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
@@ -251,13 +252,18 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 
 
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
-    """What a default gate says of two new runs, one right behind the other: what both break is broken. What one alone
-    does was that run's, and unsure."""
-    broken = [{(one.rule, one.about) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
-    once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.about) not in broken[1]]
+    """What a default gate says of two new runs, one right behind the other: what both break is broken, in whatever
+    layer either shows most of a brick. What one alone does was that run's, and unsure; where each breaks something
+    else, neither is known."""
+    broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
+    both = broken[0] & broken[1]
+    once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in broken[1]]
+    outcome, said = Outcome.UNSURE, "in one of two runs alone"
+    if all(broken) and not both:
+        outcome, said = Outcome.UNKNOWN, f"{said}, of which each is slower elsewhere"
     return [
-        replace(one, outcome=Outcome.UNSURE, said=f"{one.said}; in one of two runs alone")
-        if one.outcome is Outcome.BROKEN and (one.rule, one.about) not in broken[0] & broken[1]
+        replace(one, outcome=outcome, said=f"{one.said}; {said}")
+        if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
         else one
         for one in (*second, *once)
     ]
@@ -279,7 +285,11 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     # A brick that is new is no slower, but where a token takes longer and that is most of it, it is the guilty one.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
-        return [Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name) for one in slower]
+        return [
+            Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name, brick=one.brick[0])
+            for one in slower
+            if one.brick
+        ]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):

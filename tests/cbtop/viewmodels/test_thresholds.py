@@ -15,7 +15,7 @@ from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import duration, number
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
-from cbtop.viewmodels.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff
+from cbtop.viewmodels.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff, diff_of
 from cbtop.viewmodels.runs import Run, TooShort, together
 from cbtop.viewmodels.thresholds import (
     Judged,
@@ -880,7 +880,7 @@ def test_only_what_three_base_runs_or_more_tell_breaks_a_default_gate(base_runs:
 
 def test_what_one_of_two_new_runs_alone_breaks_is_unsure_and_what_both_do_is_broken() -> None:
     def said(about: str, outcome: Outcome) -> Judged:
-        return Judged("no brick slower", about, outcome, f"{about}: 1.2×")
+        return Judged("no brick slower", about, outcome, f"{about}: 1.2×", brick=about)
 
     first = [said("A", Outcome.BROKEN), said("B", Outcome.BROKEN), said("C", Outcome.HOLDS)]
     second = [said("A", Outcome.BROKEN), said("C", Outcome.BROKEN), said("D", Outcome.UNKNOWN)]
@@ -892,5 +892,25 @@ def test_what_one_of_two_new_runs_alone_breaks_is_unsure_and_what_both_do_is_bro
         "C": (Outcome.UNSURE, f"C: 1.2×{once}"),
         "D": (Outcome.UNKNOWN, "D: 1.2×"),
     }
-    of_another_rule = [replace(one, rule="no longer step") for one in second]
-    assert Outcome.BROKEN not in {one.outcome for one in confirmed(first, of_another_rule)}
+    nothing = [said("A", Outcome.HOLDS)]
+    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.HOLDS, Outcome.UNSURE, Outcome.UNSURE]
+
+
+def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
+    """Both are slower than the baseline: that is no pass."""
+    first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
+    for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
+        found = confirmed(first, [second])
+        assert [one.outcome for one in found] == [Outcome.UNKNOWN] * 2
+        assert {one.said for one in found} == {"1.2×; in one of two runs alone, of which each is slower elsewhere"}
+
+
+def test_a_brick_that_is_slower_in_two_layers_is_confirmed_whichever_of_them_either_run_names() -> None:
+    bases = [made_run(seed, Noise(run=0.005)) for seed in range(6)]
+    first, second = (
+        default_gate(diff_of(bases, [made_run(seed, Noise(run=0.005), slower=1.2, in_layer=layer)]))
+        for seed, layer in ((7, 1), (8, 3))
+    )
+    assert [one.about for one in first if one.outcome is Outcome.BROKEN] == ["decode: DownProjection in Layer 1"]
+    (broken,) = [one for one in confirmed(first, second) if one.outcome is Outcome.BROKEN]
+    assert broken.guilty == "DownProjection in Layer 3"
