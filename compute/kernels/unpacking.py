@@ -8,7 +8,7 @@ import numpy as np
 
 from cbtop.compute.jit.bytes64 import flipped, load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
 from cbtop.compute.jit.compile import copy_of, jit_inlined
-from cbtop.compute.jit.cpu import LOOKS_AHEAD, TIER
+from cbtop.compute.jit.cpu import ASKS_TWICE, L1_AHEAD, L2_AHEAD, LOOKS_AHEAD, TIER
 from cbtop.compute.jit.vectors import (
     add,
     bits_and,
@@ -33,8 +33,8 @@ from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
-AHEAD = np.uint64(4096)  # bytes that are asked for before they are needed
-FAR_AHEAD = np.uint64(8192)
+# Bytes that are asked for before they are needed, into L1 and into L2.
+AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
 # Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, with 4 KiB at
 # 0.80 and 0.83. What is asked for so near its own looking ahead has brought into L2 (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
@@ -60,6 +60,8 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
     if not LOOKS_AHEAD:
         for line in range(U(lines)):
             prefetch(w, row, at + ahead + U(64) * line)
+            if ASKS_TWICE:
+                prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
 
 
 @jit_inlined
@@ -68,6 +70,8 @@ def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
     memory take a Zen 4 1.5 times as long unasked."""
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
+        if ASKS_TWICE:
+            prefetch(w, row, at + AHEAD + U(64) * line)
 
 
 @jit_inlined

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.jit.compile import copy_of, half_to_float, jit, jit_inlined, load_half
-from cbtop.compute.jit.cpu import HAS_VNNI, LOOKS_AHEAD
+from cbtop.compute.jit.cpu import ASKS_TWICE, L1_AHEAD, L2_AHEAD, LOOKS_AHEAD
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
@@ -20,18 +20,18 @@ from cbtop.compute.jit.vectors import (
     load_halves,
     multiply_add,
     prefetch,
+    prefetch_to_l2,
     splat,
     total_of,
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Bytes that are asked for before they are needed, of floats of 2 bytes and of 4. Of reading, F16 and BF16: an Emerald
-# Rapids Xeon, with VNNI, is at 0.89 to 0.96 with 4 KiB and at 0.69 with 1 KiB; an EPYC of Zen 2 is at 0.63 with
-# 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes, F32 there at 0.76 with 1 KiB and 0.93 with 256 bytes. A
-# Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what is loaded, in
-# order.
-AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else 4096 if HAS_VNNI else near) for near in (768, 256))
+# Bytes that are asked for before they are needed, of floats of 2 bytes and of 4. Of reading, F16 and BF16: an EPYC of
+# Zen 2 is at 0.63 with 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes, F32 there at 0.76 with 1 KiB and 0.93
+# with 256 bytes. A Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what
+# is loaded, in order.
+AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else L1_AHEAD if ASKS_TWICE else near) for near in (768, 256))
 
 
 def _unpack_f32(blocks: Bytes) -> Floats:
@@ -84,7 +84,10 @@ def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     p, q, r = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
     while i + np.uint64(4 * LANES) <= columns:
         for line in range(_size_bytes):  # so many of 64 bytes hold 64 elements
-            prefetch(weights, row, i * _size_bytes + AHEAD + np.uint64(64) * np.uint64(line))
+            at = i * _size_bytes + np.uint64(64) * np.uint64(line)
+            prefetch(weights, row, at + AHEAD)
+            if ASKS_TWICE:
+                prefetch_to_l2(weights, row, at + np.uint64(L2_AHEAD))
         a = multiply_add(_load_16(weights, row, i * _size_bytes), load_floats(x, token, i), a)
         b = multiply_add(_load_16(weights, row, (i + p) * _size_bytes), load_floats(x, token, i + p), b)
         c = multiply_add(_load_16(weights, row, (i + q) * _size_bytes), load_floats(x, token, i + q), c)
