@@ -1,83 +1,159 @@
-"""What checking contracts at every call costs: conditions of shapes and numbers, and those that read arrays.
+"""What checking contracts at every call costs in a debug run, a condition: of the demo's model and of half a billion.
 
-Processor time, in rounds that take turns. A condition of shapes, on average over those of each contract, beside one
-written by hand in a function of its own, `out.shape[0] == x.shape[0]`. One that reads an array, finite(x), of float32
-from cache and from memory: beside a compiled sum of the same bytes, which reads them once, and NumPy.
+Processor time, one thread, rounds that take turns. Evaluated: the conditions of all calls of a decode step, in the
+order of the step, over copies of what each call had; less the same loop without them. All told: a step of a decoder
+that checks beside one that does not, which has all that comes with it: the copies that `old(x)` asks for, Python, and
+caches that the kernels in between have filled. Then the conditions that take longest, each alone again and again, and
+those of the choice among as many logits as Qwen has: reading is what they take.
 """
 
 from __future__ import annotations
 
-import ast
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
+from benchmarks.decode import half_a_billion
 from cbtop.compute.backends import cpu_backend
-from cbtop.compute.ceilings import _read
-from cbtop.compute.contracts import Checks, Condition
-from cbtop.compute.contracts.passes import finite
-from cbtop.compute.kernels import all_kernels
-from cbtop.compute.kernels.base import Kernel
+from cbtop.compute.contracts import Checks, Condition, Contract, contract
+from cbtop.compute.contracts.conditions import Failed
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import model_to_run
+from cbtop.compute.demo_model import demo_model
+from cbtop.compute.kernels.base import Arguments, with_copies
+from cbtop.profiler.profiler import BrickProfiler
 
-ROUNDS, ROUND_CALLS, ROUND_ELEMENTS = 11, 1_000, 1 << 22
-SIZE = 32  # of the kernels' examples
-SIZES = (32, 4_096, 1 << 25)  # float32: a call and no more, in L1, in memory
-READING = {"finite", "all", "max", "min", "count"}
-Calls = dict[str, Callable[[], object]]
+ROUNDS, ROUND_STEPS = 41, 5
+PAIRS = 400  # steps of both decoders
+CONTEXT = 32  # tokens in the KV cache at each step
+LOGITS = 151_936
+LARGEST, CALLS, ALONE_ROUNDS = 8, 1_000, 9
+COPIED_ELEMENTS = 1 << 17  # of what a later call of the step may overwrite; caches and weights stay as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One side of a kernel's call: the conditions, what evaluates them, and the values it does so on."""
+
+    contract: Contract
+    conditions: Sequence[Condition]
+    failed: Failed
+    values: Arguments
+
+    @classmethod
+    def of(cls, contract: Contract, conditions: Sequence[Condition], checks: Checks, values: Arguments) -> Call:
+        assert checks.failed(values) == 0, contract.name  # the first call makes the function
+        return cls(contract, conditions, checks.failed, values)
+
+    def alone_ns(self) -> Iterator[tuple[float, str]]:
+        """Of each condition the nanoseconds that it takes alone, and its name."""
+        for one in self.conditions:
+            checks = Checks([one], self.contract.arguments)
+            assert checks.failed(self.values) == 0
+            failed, values = checks.failed, self.values
+            calls: dict[str, Callable[[], object]] = {"own": lambda: failed(values), "none": lambda: None}  # noqa: B023
+            yield (
+                _less(interleaved_cpu_ns(calls, CALLS, ALONE_ROUNDS)),
+                f"{self.contract.name}: {one.expression.text}",
+            )
 
 
 def run() -> list[Figure]:
     cpu_backend(1)  # threads that wait spin, which is processor time, too
-    return [_of_shapes(), *_of_arrays()]
+    found = []
+    for name, path in (("the demo's", demo_model(lambda *_: None)), ("0.5 billion", half_a_billion())):
+        found += _of_model(name, path)
+    return [*found, *_of_logits()]
 
 
-def _of_shapes() -> Figure:
-    """The median of the contracts, each the mean of its conditions."""
-    x = out = np.zeros((1, SIZE), np.float32)
-    own_ns, ratios = [], []
-    for kernel in {kernel.contract.name: kernel for kernel in all_kernels()}.values():
-        call, count = _shapes_of(kernel)
-        taken = interleaved_cpu_ns({"own": call, "hand": lambda: _by_hand(out, x)}, ROUND_CALLS, ROUNDS)
-        own_ns.append(statistics.median(taken["own"]) / count)
-        ratios.append(Ratio.of(taken["own"], taken["hand"]).median / count)
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    ratio = Ratio(median, low, high)
-    return Figure("a condition of shapes and numbers", statistics.median(own_ns), "ns", "one by hand", ratio)
+def _of_model(name: str, path: Path) -> Iterator[Figure]:
+    model, backend, profiler = model_to_run(path), cpu_backend(1), BrickProfiler()
+    decoders = {
+        checks: Decoder(model, backend.label, 1, profiler, context=512, check_contracts=checks)
+        for checks in (True, False)
+    }
+    (token,) = {decoder.prefill(range(CONTEXT)) for decoder in decoders.values()}
+    calls = _calls_of(decoders[True], token, profiler)
+    count = sum(len(call.conditions) for call in calls)
+    yield Figure(f"{name}: a condition, evaluated", _in_step(calls) / count, "ns")
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(PAIRS):
+        for checks in (True, False) if turn % 2 else (False, True):
+            decoders[checks].position = CONTEXT
+            begun_ns = time.thread_time_ns()
+            decoders[checks].decode(token)
+            times[checks].append(time.thread_time_ns() - begun_ns)
+    added_ns = statistics.median(on - off for on, off in zip(times[True], times[False], strict=True))
+    yield Figure(f"{name}: a condition, all told", added_ns / count, "ns")
+    step_ms = statistics.median(times[True]) / 1e6
+    yield Figure(
+        f"{name}: a step with {count:,} conditions", step_ms, "ms", "one without", Ratio.of(times[True], times[False])
+    )
+    first = {call.failed: call for call in reversed(calls)}
+    alone_ns = sorted((found for call in first.values() for found in call.alone_ns()), reverse=True)
+    for each_ns, condition in alone_ns[:LARGEST]:
+        yield Figure(f"{name}: {condition:.38}", each_ns, "ns")
 
 
-def _by_hand(out: Any, x: Any) -> bool:
-    return bool(out.shape[0] == x.shape[0])
+def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Call]:
+    """The calls of a decode step, each with what it had."""
+    calls: list[Call] = []
+
+    def kept(values: Arguments) -> Arguments:
+        return with_copies(values, [place for place, one in enumerate(values) if _may_change(one)])
+
+    def noted(brick: Any, elements: int, *given: Arguments) -> None:
+        earlier = [kept(arguments) for arguments in given]
+        for kernel, values in zip(brick.kernels, earlier, strict=True):
+            said = kernel.contract
+            calls.append(Call.of(said, said.preconditions, said.before, values))
+        brick(elements, *given)
+        for kernel, arguments, before in zip(brick.kernels, given, earlier, strict=True):
+            said = kernel.contract
+            changed = [at for at in kernel.outputs if _may_change(arguments[at])]
+            after = [arguments[at].copy() if at in changed else one for at, one in enumerate(before)]
+            calls.append(Call.of(said, said.postconditions, said.after, (*after, *before)))
+
+    decoder.position = CONTEXT
+    decoder.plan([token], noted, profiler.layer)
+    return calls
 
 
-def _shapes_of(kernel: Kernel) -> tuple[Callable[[], object], int]:
-    """What evaluates the preconditions of a kernel that read no array, and how many these are."""
-    contract, arguments = kernel.contract, kernel.examples(np.random.default_rng(1), SIZE)
-    chosen = [one for one in contract.preconditions if not _reads(one)]
-    checks = Checks(chosen, contract.arguments, contract.conditions)
-    return (lambda: checks.failed(arguments)), len(chosen)
+def _may_change(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray) and value.dtype != np.uint8
+    return is_array and value.size <= COPIED_ELEMENTS and value.ndim < 3
 
 
-def _reads(condition: Condition) -> bool:
-    calls = (node.func for node in ast.walk(condition.expression.tree) if isinstance(node, ast.Call))
-    return any(isinstance(called, ast.Name) and called.id in READING for called in calls)
+def _in_step(calls: list[Call]) -> float:
+    """Nanoseconds that the conditions of a step take, one call after the other."""
+    functions = [(call.failed, call.values) for call in calls]
+
+    def all_of() -> None:
+        for failed, values in functions:
+            failed(values)
+
+    def none_of() -> None:
+        for _, _ in functions:
+            pass
+
+    return _less(interleaved_cpu_ns({"own": all_of, "none": none_of}, ROUND_STEPS, ROUNDS))
 
 
-def _of_arrays() -> Iterator[Figure]:
-    sums = np.zeros(1, np.int64)
-    for size in SIZES:
-        x = np.ones((1, size), np.float32)
-        words = x.reshape(-1).view(np.int64)
-        calls: Calls = {
-            "own": lambda x=x: finite(x),  # type: ignore[misc]
-            "reading": lambda words=words: _read(words, sums, 1, 0),  # type: ignore[misc]
-            "NumPy": lambda x=x: np.isfinite(x).all(),  # type: ignore[misc]
-        }
-        taken = interleaved_cpu_ns(calls, max(min(ROUND_ELEMENTS // size, ROUND_CALLS), 1), ROUNDS)
-        own = taken.pop("own")
-        what = f"finite(x) of {size:,}"
-        yield Figure(f"{what}, an element", 1e3 * statistics.median(own) / size, "ps")
-        for peer, each in taken.items():
-            yield Figure(what, statistics.median(own), "ns", f"{peer}'s time", Ratio.of(own, each))
+def _less(taken: dict[str, list[float]]) -> float:
+    """What is its own of it: without the same loop around nothing."""
+    return statistics.median(taken["own"]) - statistics.median(taken["none"])
+
+
+def _of_logits() -> Iterator[Figure]:
+    said = contract("greedy")
+    logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
+    reading = said.preconditions[0], said.postconditions[-1]  # all of the logits
+    call = Call(said, reading, said.before.failed, (logits, logits.argmax(axis=1)))
+    for each_ns, condition in call.alone_ns():
+        yield Figure(f"{LOGITS:,} logits: {condition}", each_ns, "ns")

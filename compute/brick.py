@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cbtop.compute.brick_specs import BrickSpec
@@ -19,6 +19,7 @@ from cbtop.protocol.attributes import Work
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 REFERENCE = "numpy"  # the backend of a brick that computes by references
 Profiler = BrickProfiler  # as the rest of compute knows it
+Violated = Callable[["ComputeBrick", Iterable[str]], None]  # of a brick the names of the conditions that do not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
     __slots__ = (
-        "_implementations", "_many_elements", "_of_many", "_profiler", "definition", "kernels", "spec",
+        "_contracts", "_implementations", "_many_elements", "_of_many", "_profiler", "definition", "kernels", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class ComputeBrick:
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
+        self._contracts = tuple(kernel.contract for kernel in self.kernels)
         self.definition = BrickDefinition(
             name=spec.name,
             category=spec.category,
@@ -83,24 +85,18 @@ class ComputeBrick:
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
 
-    def violated(self, elements: int, *calls: Arguments) -> Iterator[str]:
-        """Call it between the conditions of its kernels' contracts; yields those that do not hold.
-
-        The checks are not in the timing.
-        """
-        for kernel, arguments in zip(self.kernels, calls, strict=True):
-            checks = kernel.contract.before
-            if failed := checks.failed(arguments):
-                yield from checks.names_of(failed)
-        earlier = [
-            with_copies(arguments, kernel.contract.earlier) if kernel.contract.earlier else arguments
-            for kernel, arguments in zip(self.kernels, calls, strict=True)
-        ]
+    def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
+        """Call it between the conditions of its kernels' contracts; `violated` is told which do not hold, of the
+        preconditions before the call. The checks are not in the timing."""
+        values = []  # as the postconditions take them: where these ask for what was, as copies
+        for contract, arguments in zip(self._contracts, calls):  # noqa: B905 - `strict` takes as long as a condition
+            if failed := contract.before.failed(arguments):
+                violated(self, contract.before.names_of(failed))
+            values.append(arguments + with_copies(arguments, contract.earlier) if contract.earlier else arguments)
         self(elements, *calls)
-        for kernel, arguments, before in zip(self.kernels, calls, earlier, strict=True):
-            checks = kernel.contract.after
-            if failed := checks.failed(arguments + before):
-                yield from checks.names_of(failed)
+        for contract, after in zip(self._contracts, values):  # noqa: B905
+            if failed := contract.after.failed(after):
+                violated(self, contract.after.names_of(failed))
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
         """Run each kernel, then its reference on the same input; yields (brick, assertion, finding)."""

@@ -60,19 +60,16 @@ class Condition:
 
 
 class Checks:
-    """Conditions that are evaluated together, by a function that is written as the first call needs it.
+    """Conditions that are evaluated together, by a function that is made as the first call needs it.
 
-    `failed(values)` is 0 where all hold, which of 6 to 8 of them takes some 1 us beside the arrays they read; else
-    bit n is set where condition n does not. The values are as of `Condition.holds`.
+    `failed(values)` is 0 where all hold; else bit n is set where condition n does not. The values are a tuple, as of
+    `Condition.holds`.
     """
 
-    def __init__(
-        self, conditions: Sequence[Condition], arguments: Sequence[str], others: Sequence[Condition] = ()
-    ) -> None:
+    def __init__(self, conditions: Sequence[Condition], arguments: Sequence[str]) -> None:
         self._conditions = tuple(conditions)
         self._arguments = arguments
-        self._others = others
-        self.failed: Failed = self._written
+        self.failed: Failed = self._first
 
     def names_of(self, failed: int) -> Iterator[str]:
         """The names of the conditions that do not hold."""
@@ -83,13 +80,9 @@ class Checks:
         failed = self.failed(values)
         return [(one.name, not failed >> number & 1) for number, one in enumerate(self._conditions)]
 
-    def _written(self, values: Values) -> int:
-        self.failed = failing(
-            [one.expression for one in self._conditions],
-            self._arguments,
-            [one.expression for one in self._others],
-            [one.holds for one in self._conditions],
-        )
+    def _first(self, values: Values) -> int:
+        expressions, meaning = zip(*[(one.expression, one.holds) for one in self._conditions], strict=True)
+        self.failed = failing(expressions, self._arguments, meaning)
         return self.failed(values)
 
 
@@ -131,8 +124,8 @@ class Contract:
     def __post_init__(self) -> None:
         names = {name for condition in self.postconditions for name in condition.expression.earlier}
         for name, value in (
-            ("before", Checks(self.preconditions, self.arguments, self.postconditions)),
-            ("after", Checks(self.postconditions, self.arguments, self.preconditions)),
+            ("before", Checks(self.preconditions, self.arguments)),
+            ("after", Checks(self.postconditions, self.arguments)),
             ("earlier", frozenset(self.arguments.index(name) for name in names)),
         ):
             object.__setattr__(self, name, value)

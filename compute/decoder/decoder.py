@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -59,20 +59,19 @@ def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
     said: dict[tuple[str, str], bool] = {}
     known: set[ComputeBrick] = set()
 
-    def say(brick: ComputeBrick, condition: str, holds: bool) -> None:
-        key = brick.spec.name, condition
-        if key not in said or (said[key] and not holds):
-            said[key] = holds
-            announce(CheckResult(*key, holds, None, None))
+    def say(brick: ComputeBrick, conditions: Iterable[str], holds: bool = False) -> None:
+        for condition in conditions:
+            key = brick.spec.name, condition
+            if key not in said or (said[key] and not holds):
+                said[key] = holds
+                announce(CheckResult(*key, holds, None, None))
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-        for condition in brick.violated(elements, *calls):
-            say(brick, condition, False)
+        brick.run_checked(say, elements, calls)
         if brick not in known:
             known.add(brick)
             for kernel in brick.kernels:
-                for held in kernel.contract.conditions:
-                    say(brick, held.name, True)
+                say(brick, [held.name for held in kernel.contract.conditions], holds=True)
 
     return run
 

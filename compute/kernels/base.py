@@ -79,7 +79,10 @@ Part = tuple[Kernel, Arguments]
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
     """The arguments, of those at `places` copies."""
-    return tuple(one.copy() if place in places else one for place, one in enumerate(arguments))
+    copied = list(arguments)
+    for place in places:
+        copied[place] = copied[place].copy()
+    return tuple(copied)
 
 
 def check_floats(x: Any) -> None:

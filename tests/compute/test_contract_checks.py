@@ -60,7 +60,7 @@ def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_
 def test_without_checks_no_condition_is_evaluated(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(ComputeBrick, "violated")
+    monkeypatch.delattr(ComputeBrick, "run_checked")
     decoded(model, profiler, GREEDY, check=False)
     with pytest.raises(AttributeError):
         decoded(model, profiler, GREEDY, check=True)
