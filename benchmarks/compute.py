@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 
 from benchmarks.base import Figure, Ratio
 from benchmarks.llama_peer import Llama, library, write_model
-from cbtop.compute.demo_model import DEMO
+from cbtop.compute.demo_model import DEMO, Shape
 
 PEER = "llama.cpp"
-ROUNDS, DECODED, CACHED = 11, 24, 64
+QWEN3 = Shape("qwen3", 1024, 16, 8, 3072, 28, 151_936, 0, key_length=128)
+MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # and rounds
+DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
+CONTEXT = max(PREFILLS) + DECODED
 COMPARED = 12  # prompts whose logits are compared
 PROMPT_TOKENS = 24
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -42,32 +45,46 @@ def run() -> list[Figure]:
         return []
     if HUGE_PAGES not in os.environ.get("GLIBC_TUNABLES", ""):
         print(f"  llama.cpp's heap is on small pages: run with GLIBC_TUNABLES={HUGE_PAGES}", file=sys.stderr)
-    from cbtop.compute.backends import cpu_backend
-    from cbtop.compute.decoder.base import Model
+    figures: list[Figure] = []
+    for name, (shape, rounds) in MODELS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "model.gguf"
+            write_model(path, replace(shape, context_length=CONTEXT))
+            figures += _of_model(name, path, shape, rounds)
+    return figures
+
+
+def _of_model(name: str, path: Path, shape: Shape, rounds: int) -> Iterator[Figure]:
+    from cbtop.compute.backends import available_threads, cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.decoder.reference import forward_reference
     from cbtop.profiler.profiler import BrickProfiler
 
-    context = max(PREFILLS) + DECODED
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "model.gguf"
-        write_model(path, replace(DEMO, context_length=context))
-        llama = Llama(path, context=context)
-        backend = cpu_backend(1)
-        exact = model_to_run(path, is_exact=True)
+    models = {"int8": model_to_run(path)}
+    if shape is DEMO:
+        models["exact"] = model_to_run(path, is_exact=True)
 
-        def decoder(model: Model) -> Decoder:
-            return Decoder(model, backend.label, 1, BrickProfiler(enabled=False), context)
+    def ways_of(threads: int) -> dict[str, Any]:
+        backend = cpu_backend(threads)
+        ways: dict[str, Any] = {PEER: _Peer(Llama(path, threads=threads, context=CONTEXT))}
+        for each, model in models.items():
+            ways[each] = Decoder(model, backend.label, threads, BrickProfiler(enabled=False), CONTEXT)
+        return ways
 
-        ways = {PEER: _Peer(llama), "int8": decoder(model_to_run(path)), "exact": decoder(exact)}
-        tokens = np.random.default_rng(1).integers(0, DEMO.vocabulary, context).tolist()
-        figures = [*_figures(f"decode at {CACHED}", _decoded(ways, tokens))]
-        for count in PREFILLS:
-            figures += _figures(f"prefill of {count}", _prefilled(ways, tokens[:count]))
-        figures += _distances(ways, lambda prompt: forward_reference(exact, prompt)[-1])
-        llama.close()
-    return figures
+    tokens = np.random.default_rng(1).integers(0, shape.vocabulary, CONTEXT).tolist()
+    ways = ways_of(1)
+    yield from _figures(f"{name}: decode at {CACHED}", _decoded(ways, tokens, rounds, time.process_time_ns))
+    for count in PREFILLS:
+        yield from _figures(f"{name}: prefill of {count}", _prefilled(ways, tokens[:count], rounds))
+    if shape is DEMO:
+        yield from _distances(ways, lambda prompt: forward_reference(models["exact"], prompt)[-1])
+    ways[PEER].close()
+    if available_threads() > 1:
+        ways = ways_of(2)
+        times = _decoded(ways, tokens, rounds, time.perf_counter_ns)
+        yield from _figures(f"{name}: decode at {CACHED}, two threads", times)
+        ways[PEER].close()
 
 
 Logits = NDArray[np.floating[Any]]
@@ -80,6 +97,9 @@ class _Peer:
         self._llama = llama
         self.logits: Logits = np.zeros(0)
 
+    def close(self) -> None:
+        self._llama.close()
+
     def restart(self) -> None:
         self._llama.forget()
 
@@ -90,31 +110,41 @@ class _Peer:
         self.logits = self._llama.decode([token])
 
 
-def _decoded(ways: Mapping[str, Any], tokens: Sequence[int]) -> dict[str, list[float]]:
+def _decoded(
+    ways: Mapping[str, Any], tokens: Sequence[int], rounds: int, clock: Callable[[], int]
+) -> dict[str, list[float]]:
     def decode(way: Any) -> None:
         for token in tokens[:DECODED]:
             way.decode(token)
 
-    return _times(ways, lambda way: way.prefill(tokens[:CACHED]), decode, DECODED)
+    return _times(ways, lambda way: way.prefill(tokens[:CACHED]), decode, DECODED, rounds, clock)
 
 
-def _prefilled(ways: Mapping[str, Any], tokens: Sequence[int]) -> dict[str, list[float]]:
-    return _times(ways, lambda way: None, lambda way: way.prefill(tokens), len(tokens))
+def _prefilled(ways: Mapping[str, Any], tokens: Sequence[int], rounds: int) -> dict[str, list[float]]:
+    def prefill(way: Any) -> None:
+        way.prefill(tokens)
+
+    return _times(ways, lambda way: None, prefill, len(tokens), rounds, time.process_time_ns)
 
 
 def _times(
-    ways: Mapping[str, Any], begin: Callable[[Any], None], call: Callable[[Any], None], tokens: int
+    ways: Mapping[str, Any],
+    begin: Callable[[Any], None],
+    call: Callable[[Any], None],
+    tokens: int,
+    rounds: int,
+    clock: Callable[[], int],
 ) -> dict[str, list[float]]:
     """Milliseconds a token, round by round; the first round is not counted."""
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for name, way in ways.items():
             way.restart()
             begin(way)
-            begun_ns = time.process_time_ns()
+            begun_ns = clock()
             call(way)
             if turn:
-                found[name].append((time.process_time_ns() - begun_ns) / tokens / 1e6)
+                found[name].append((clock() - begun_ns) / tokens / 1e6)
     return found
 
 

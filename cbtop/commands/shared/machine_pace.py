@@ -12,7 +12,7 @@ import numpy as np
 
 from cbtop.viewmodels.runs import Pace
 
-ROUNDS = 15  # that take turns, some 0.2 s
+ROUNDS = 15  # that take turns, some 0.1 s
 CACHE_BYTES, CACHE_TIMES = 64 << 10, 400
 MEMORY_BYTES = 64 << 20
 
