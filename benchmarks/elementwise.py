@@ -18,7 +18,7 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.vectors import LANES, load_floats, store_floats
 from cbtop.compute.kernels.activation import swiglu
-from cbtop.compute.kernels.attention import POSITIONS, _weigh, empty_caches
+from cbtop.compute.kernels.attention import LOWEST, POSITIONS, _rise, _weigh, empty_caches
 from cbtop.compute.kernels.kv_write import kv_write
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 from cbtop.compute.kernels.layer_norm import layer_norm
@@ -116,16 +116,17 @@ def _rotations(size: int, torch: Any) -> Calls:
 
 @jit
 def _weigh_all(scores: Any, scratch: Any) -> None:
-    """scratch[i] = powers of the scores of piece i, its running maximum and its sum of all so far."""
-    positions, state = np.uint64(POSITIONS), np.uint64(POSITIONS)
+    """scratch[i] = powers of two of the scores of piece i, its running maximum and its sum of all so far."""
+    zero, positions, state = np.uint64(0), np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        for p in range(np.uint64(0), positions, np.uint64(LANES)):  # as vectors, which is how scores come
+        for p in range(zero, positions, np.uint64(LANES)):  # as vectors, which is how scores come
             store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (
-                scratch[piece - np.uint64(1), state + i] if piece else np.float32(-1e30) * np.float32(1 - i)
+                scratch[piece - np.uint64(1), state + i] if piece else np.float32(LOWEST) * np.float32(1 - i)
             )
-        _weigh(scratch, piece, np.uint64(0), positions, np.uint64(0), state, state)
+        _rise(scratch, piece, zero, positions, zero, state, state)
+        _weigh(scratch, piece, state)
 
 
 def _softmaxes(size: int, torch: Any) -> Calls:

@@ -416,6 +416,16 @@ def add(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
+def subtract(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """a - b of two Floats16."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fsub(*values, flags=_FAST)
+
+    return _floats(_floats, _floats), generate
+
+
+@_intrinsic
 def multiply(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
     """a * b of two Floats16."""
 
@@ -481,7 +491,7 @@ def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """2 to the power of each lane of a Floats16: whole numbers of -126 to 127."""
+    """2 to the power of each lane of a Floats16: whole numbers of -126 to 127, and -127, of which it is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         exponent = builder.add(builder.fptosi(values[0], _INTS), _INTS([127] * LANES))

@@ -14,6 +14,7 @@ and on a GPU keys too.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.jit.exponential import (
-    EXPONENTIAL_FLOPS,
+    POWER_FLOPS,
     TANGENT_FLOPS,
     exponential,
-    exponential_of_negative,
+    negative_power_of_two,
     tangent,
 )
 from cbtop.compute.jit.halves import from_bits
@@ -54,11 +55,11 @@ POSITIONS = 64  # looked at together; a cache has a whole number of them
 # with AVX-512, whose vectors are one register, each of more is, too.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI
-# Keys and values are asked for when those as many positions before them are read, and no nearer than L2: in L1 they
-# have no room beside those that are read.
-AHEAD = POSITIONS
 MAX_ROWS = 64  # of one piece of work
-LOWEST = np.float32(-1e30)  # below any score; an infinity would be undefined under fastmath
+LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores come as powers of two take them
+# Below any score, and that of a position that is not seen: its weight is 0 also where no other has been. An infinity
+# would be undefined under fastmath.
+LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 
 
 def reference(
@@ -158,11 +159,13 @@ def scratch_for(threads: int, head_dim: int) -> Any:
 _ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
 
 
-def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query: Any, column: Any) -> None:
+def _scores(
+    keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
+) -> None:
     """scratch[row : row + _ROWS, column : + 16 * _VECTORS] = the queries of these rows times as many keys."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
-    none, ahead = np.uint64(0), head_dim * np.uint64(AHEAD // LANES)
+    none = np.uint64(0)
     for i in range(head_dim):
         for vector in range(np.uint64(_VECTORS)):
             prefetch_to_l2(keys, first + i + vector * head_dim + ahead, none)
@@ -171,15 +174,15 @@ def _scores(keys: Any, first: Any, head_dim: Any, scratch: Any, row: Any, query:
 
 
 def _add_values(
-    values: Any, first: Any, skipped: Any, count: Any, scratch: Any, row: Any, output: Any, column: Any
+    values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
     """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count` values
     but the skipped ones."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
-    none, lanes, ahead = np.uint64(0), np.uint64(LANES), np.uint64(AHEAD)
+    none, lanes = np.uint64(0), np.uint64(LANES)
     for p in range(skipped, count):
-        prefetch_to_l2(values, first + p + ahead, column)
+        prefetch_to_l2(values, first + ahead, column * np.uint64(POSITIONS) + p * np.uint64(LANES * _VECTORS))
         sums = add_products(sums, values, first + p, column, none, lanes, scratch, row, p, _ROWS, _VECTORS)
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
@@ -221,39 +224,37 @@ def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
         scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
 
 
-@jit
-def _weigh(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Scores of visible positions after the hidden ones to powers, the rest to zeros; the sums to the new maximum."""
+@jit_inlined
+def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
+    """Scores but those of visible positions after the hidden ones to UNSEEN; the sums to the new maximum."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
-    if visible <= hidden:
-        for p in range(positions):
-            scratch[row, p] = np.float32(0)
-        return
     for p in range(hidden):
-        scratch[row, p] = np.float32(LOWEST)
+        scratch[row, p] = np.float32(UNSEEN)
     for p in range(visible, positions):
-        scratch[row, p] = np.float32(LOWEST)
+        scratch[row, p] = np.float32(UNSEEN)
     before = scratch[row, state]
     most = splat(before)
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     largest = largest_of(most)
-    less, sums = splat(np.float32(-largest)), splat(np.float32(0))
-    for p in range(np.uint64(0), positions, lanes):
-        powers = exponential_of_negative(add(load_floats(scratch, row, p), less))
-        store_floats(scratch, row, p, powers)
-        sums = add(sums, powers)
-    # Of those that are not seen the powers are not quite nothing: 1e-38 of the sum, which does not show there.
-    for p in range(hidden):
-        scratch[row, p] = np.float32(0)
-    for p in range(visible, positions):
-        scratch[row, p] = np.float32(0)
-    factor = exponential(np.float32(before - largest))
-    scratch[row, state] = largest
-    scratch[row, state + np.uint64(1)] = scratch[row, state + np.uint64(1)] * factor + total_of(sums)
-    if factor != np.float32(1):
+    if largest != before:
+        factor = exponential(np.float32((before - largest) * LN_2))
+        scratch[row, state] = largest
+        scratch[row, state + np.uint64(1)] *= factor
         for i in range(head_dim):
             scratch[row, output + i] *= factor
+
+
+@jit_inlined
+def _weigh(scratch: Any, row: Any, state: Any) -> None:
+    """Scores to powers of two, which are 0 of those that are UNSEEN."""
+    positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
+    less, sums = splat(np.float32(-scratch[row, state])), splat(np.float32(0))
+    for p in range(np.uint64(0), positions, lanes):
+        powers = negative_power_of_two(add(load_floats(scratch, row, p), less))
+        store_floats(scratch, row, p, powers)
+        sums = add(sums, powers)
+    scratch[row, state + np.uint64(1)] += total_of(sums)
 
 
 _held = _leave  # in the copy of the code below that is for scores with a cap it is `_hold`
@@ -303,17 +304,23 @@ def _attend_any(  # compiled
         for one in range(rows):
             t, head = first_token + one // heads_here, first_head + one % heads_here
             for i in range(head_dim):
-                scratch[base + one, query + i] = q[t, head * head_dim + i] * scale
+                scratch[base + one, query + i] = q[t, head * head_dim + i] * np.float32(scale)
         end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
+            # What is read next, behind these or of the next head, is asked for line by line and no nearer than L2: in
+            # L1 it has no room beside what is read.
+            ahead = positions if p + positions < end else context + begin_of_all - p
+            keys_ahead = ahead // lanes * head_dim
             r: Any = np.uint64(0)
             while r < rows:
                 left, at = rows - r, base + r
                 together = many if left >= many - np.uint64(1) else some if left > pair else pair
                 last = min(r + together, rows) - np.uint64(1)
+                position: Any = start + first_token + r // heads_here
+                of_token: Any = r % heads_here
                 seen = start + first_token + last // heads_here + np.uint64(1)
-                lowest = _first_seen(start + first_token + r // heads_here, window)
+                lowest = _first_seen(position, window)
                 own_rows = r
                 r += together
                 if seen <= p or lowest >= p + positions:
@@ -324,35 +331,39 @@ def _attend_any(  # compiled
                 for place in range(skipped // at_once * at_once, count, at_once):
                     key = (kv_head * (context // lanes) + (p + place) // lanes) * head_dim
                     if together == many:
-                        _scores_of_six(keys, key, head_dim, scratch, at, query, place)
+                        _scores_of_six(keys, key, head_dim, keys_ahead, scratch, at, query, place)
                     elif together == some:
-                        _scores_of_four(keys, key, head_dim, scratch, at, query, place)
+                        _scores_of_four(keys, key, head_dim, keys_ahead, scratch, at, query, place)
                     else:
-                        _scores_of_pair(keys, key, head_dim, scratch, at, query, place)
+                        _scores_of_pair(keys, key, head_dim, keys_ahead, scratch, at, query, place)
                 for one in range(own_rows, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
-                    position = start + first_token + one // heads_here
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
                     _held(scratch, base + one, hidden, visible, cap)
-                    _weigh(scratch, base + one, hidden, visible, padded, output, state)
+                    _rise(scratch, base + one, hidden, visible, padded, output, state)
+                    of_token += np.uint64(1)
+                    if of_token == heads_here:  # divisions, one for each row, took 5 % of all
+                        position, of_token = position + np.uint64(1), np.uint64(0)
+                for one in range(own_rows, last + np.uint64(1)):
+                    _weigh(scratch, base + one, state)
                 first: Any = kv_head * context + p
                 column: Any = np.uint64(0)
                 while column + at_once <= padded:
                     if together == many:
-                        _add_values_of_six(values, first, skipped, count, scratch, at, output, column)
+                        _add_values_of_six(values, first, skipped, count, ahead, scratch, at, output, column)
                     elif together == some:
-                        _add_values_of_four(values, first, skipped, count, scratch, at, output, column)
+                        _add_values_of_four(values, first, skipped, count, ahead, scratch, at, output, column)
                     else:
-                        _add_values_of_pair(values, first, skipped, count, scratch, at, output, column)
+                        _add_values_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)
                     column += at_once
                 if column < padded:
                     if together == many:
-                        _add_last_of_six(values, first, skipped, count, scratch, at, output, column)
+                        _add_last_of_six(values, first, skipped, count, ahead, scratch, at, output, column)
                     elif together == some:
-                        _add_last_of_four(values, first, skipped, count, scratch, at, output, column)
+                        _add_last_of_four(values, first, skipped, count, ahead, scratch, at, output, column)
                     else:
-                        _add_last_of_pair(values, first, skipped, count, scratch, at, output, column)
+                        _add_last_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)
         for one in range(rows):
             t, head = first_token + one // heads_here, first_head + one % heads_here
             inverse = np.float32(np.float32(1) / scratch[base + one, state + np.uint64(1)])
@@ -402,7 +413,7 @@ def attention(
     # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
-    scores = np.float32(scale), window, cap
+    scores = scale * LOG2_E, window, cap * LOG2_E
     if chunks == 1:
         alone = _attend_held if cap else _attend
         alone(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, 0, 1)
@@ -499,7 +510,7 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
     """Elements are heads x positions, summed over the tokens. A key and its value, of `cache_bytes` a number, are
     read once for the heads that share them."""
     return KernelWork(
-        flops_per_element=4.0 * head_dim + EXPONENTIAL_FLOPS + 3 + is_capped * (TANGENT_FLOPS + 2),
+        flops_per_element=4.0 * head_dim + POWER_FLOPS + 3 + is_capped * (TANGENT_FLOPS + 2),
         bytes_per_element=2.0 * cache_bytes * head_dim / heads_per_key,
     )
 

@@ -116,6 +116,29 @@ def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     assert np.isnan(other).all()
 
 
+@given(
+    position=st.one_of(st.integers(1, 130), st.sampled_from([63, 127])),  # behind which another 64 begin
+    tokens=st.integers(2, 40),
+    group=st.integers(1, 6),
+    window=st.integers(1, 30),
+)
+def test_a_value_that_a_token_does_not_see_adds_nothing_to_its_output_however_large_it_is(
+    position: int, tokens: int, group: int, window: int
+) -> None:
+    rng, head_dim, start = np.random.default_rng(position), 16, max(position - tokens // 2, 0)
+    k_cache, v_cache = empty_caches(1, start + tokens, head_dim, np.float32)
+    k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+    q, scratch = floats(rng, tokens, group * head_dim), scratch_for(1, head_dim)
+    outs = np.zeros_like(q), np.zeros_like(q)
+    for out, value in zip(outs, (0, 1e37), strict=True):
+        v_cache[0, position] = value
+        attention(q, k_cache, v_cache, start, head_dim**-0.5, window, 0.0, out, scratch)
+    of_token = start + np.arange(tokens)
+    sees = (of_token >= position) & (of_token - window < position)
+    np.testing.assert_array_equal((outs[0] != outs[1]).all(axis=1), sees)
+    np.testing.assert_array_equal(outs[0][~sees], outs[1][~sees])
+
+
 @pytest.mark.parametrize("name", CACHE_TYPES)
 @pytest.mark.parametrize("head_dim", [7, 32])
 def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head_dim: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.compute.brick import ComputeBrick, Launch, combined_work
 from cbtop.compute.brick_specs import LM_HEAD
-from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
+from cbtop.compute.jit.exponential import POWER_FLOPS
 from cbtop.compute.kernels import (
     activation,
     attention,
@@ -65,7 +65,7 @@ def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them(
     elements = heads * positions
     flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
     products = 2 * 2 * head_dim  # with the key, and of the weight with the value
-    assert flops == elements * (products + EXPONENTIAL_FLOPS + 3)
+    assert flops == elements * (products + POWER_FLOPS + 3)
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
 
 
