@@ -1,11 +1,14 @@
 """What profiling costs a decode: one step with every brick on against one with the profiler off, taking turns.
 
-On one thread that never waits, so its processor time is its wall time, less what other processes took in between.
+On one thread that never waits, so its processor time is its wall time, less what other processes took in between. And
+what share of a step attention has at position 2,000, of the demo's model with as much room: of its ten bricks, as
+they were recorded, in rounds of some steps, by the clock on the wall.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from benchmarks.base import Figure, Ratio
 
 STEPS = 600  # with the profiler on, and as many with it off
 CONTEXT = 32  # tokens in the KV cache at each step: attention grows with it
+FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # and steps a round
 
 
 def half_a_billion() -> Path:
@@ -57,4 +61,34 @@ def run() -> list[Figure]:
             "profiler off",
             Ratio.of(times[True], times[False]),
         ),
+        _attention(),
     ]
+
+
+def _attention() -> Figure:
+    from cbtop.compute.backends import cpu_backend
+    from cbtop.compute.brick_specs import ATTENTION
+    from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.int8 import model_to_run
+    from cbtop.compute.demo_model import DEMO, write_model
+    from cbtop.profiler.profiler import BrickProfiler
+
+    profiler, backend, context = BrickProfiler(), cpu_backend(1), FAR + 1
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.gguf"
+        write_model(path, replace(DEMO, context_length=context), lambda *_: None)
+        decoder = Decoder(model_to_run(path), backend.label, backend.threads, profiler, context)
+    token = decoder.prefill(list(range(FAR)))
+    steps_ms, attention_ms = [], []
+    for _ in range(FAR_ROUNDS):
+        profiler.reset()
+        begun_ns = time.perf_counter_ns()
+        for _ in range(FAR_STEPS):
+            decoder.position = FAR
+            token = decoder.decode(token)
+        steps_ms.append((time.perf_counter_ns() - begun_ns) / FAR_STEPS / 1e6)
+        attention = profiler.stats_for(ATTENTION)
+        assert attention is not None
+        attention_ms.append(attention.calls.total_ns / FAR_STEPS / 1e6)
+    what = f"attention of a decode step at position {FAR:,}, 1 thread"
+    return Figure(what, statistics.median(attention_ms), "ms", "the step", Ratio.of(attention_ms, steps_ms))
