@@ -110,13 +110,15 @@ class ComputeBrick:
         self, calls: Sequence[Arguments], before: Sequence[Arguments]
     ) -> Iterator[tuple[str, Finding, Output, Output]]:
         """Each assertion evaluated on each output of calls that are over; `before` are their arguments as they were,
-        outputs as copies. Yields (assertion, finding, the rows that were looked at, those of the reference)."""
+        outputs as copies. Yields (assertion, finding, what was looked at, the rows of the reference). Where the
+        assertion needs none all of an output was looked at, else the rows that it computes in a moment."""
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             output, expected = kernel.narrow(arguments), kernel.narrow(with_copies(earlier, kernel.outputs))
             kernel.reference(*expected)
             for place in kernel.outputs:
-                met, wanted = from_bits(output[place]), from_bits(expected[place])
+                rows, wanted = from_bits(output[place]), from_bits(expected[place])
                 for assertion in self.spec.assertions:
+                    met = rows if assertion.needs_reference else from_bits(arguments[place])
                     yield assertion.name, assertion.evaluate(met, wanted), met, wanted
 
     def fall_back(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ class Finding:
 
 
 class Assertion(Protocol):
-    """Something that holds between an output and what the reference makes of the same input."""
+    """Something that holds between an output and what the reference makes of the same input, or of the output."""
+
+    needs_reference: ClassVar[bool]
 
     @property
     def name(self) -> str: ...
@@ -36,6 +38,8 @@ class Assertion(Protocol):
 @dataclass(frozen=True, slots=True)
 class Finite:
     """No NaN and no infinity."""
+
+    needs_reference: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -50,6 +54,7 @@ class Finite:
 class Equivalent:
     """max|output - expected| <= tolerance * max|expected|. `peer` is what has computed what is expected."""
 
+    needs_reference: ClassVar[bool] = True
     tolerance: float
     peer: str = "reference"
 

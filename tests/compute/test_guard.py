@@ -121,6 +121,34 @@ def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profile
         weight[:] = kept
 
 
+def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
+    """For so many calls what multiplies by the output matrix leaves a NaN in a row that no reference looks at."""
+    (right,) = decoder.bricks.lm_head._implementations
+
+    def wrong(*arguments: Any) -> None:
+        nonlocal times
+        right(*arguments)
+        times -= 1
+        if times >= 0:
+            arguments[4][0, 1] = np.nan
+
+    decoder.bricks.lm_head._implementations = (wrong,)
+
+
+@pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
+def test_a_nan_in_a_row_that_is_not_compared_is_found_and_mended(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    wanted = decoder.prefill(PROMPT)
+    decoder.restart()
+    beyond_the_rows_that_are_compared(decoder, times=99)
+    decoder.guard = JidokaGuard(Reaction.FALLBACK, profiler, decoder.bricks.places(), stopped)
+    assert decoder.prefill(PROMPT) == wanted
+    assert [(one.brick, one.not_finite) for one in of_guard(recorder)] == [("LmHead", "NaN")]
+    assert np.isfinite(decoder.logits).all()
+
+
 def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
