@@ -2,7 +2,8 @@
 
 # Rules
 # - Each step's logits are looked at: what is not finite anywhere in a pass comes out there. The pass then runs again,
-#   every brick beside its reference, so that the brick is named where it began.
+#   every brick beside its reference, so that the brick is named where it began. Where none is wrong this time, that
+#   the first run was is said all the same. An infinite score is the exception: where scores have a soft cap it ends.
 # - What the reference makes, too, came in with the input or lies in the weights: only the first brick of such a
 #   second run bears it, and no brick in a sample.
 # - What stays finite is found by samples: a brick at a time, in turn, with its reference beside it. Samples rest
@@ -57,6 +58,9 @@ class Met:
     finding: Finding
 
 
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # as findings call them
+
+
 def fault_of(output: Output) -> Fault | None:
     """What is wrong with the numbers of `output` alone."""
     largest = float(np.abs(output).max(initial=0))  # NaN where there is one
@@ -70,7 +74,8 @@ def fault_of(output: Output) -> Fault | None:
 class JidokaGuard:
     """Watches the passes of a decoder, whose bricks `places` names with their layers (None: outside of them).
 
-    `run` gives what runs the bricks of a pass, `after_pass` says whether the pass has to run again, by `again`.
+    `run` gives what runs the bricks of a pass, `has_fault` says whether the pass has to run again, by `again`, after
+    which comes `finish_again`.
     `clock_s` measures what samples cost. GuardError from any of them where the reaction is to stop.
     """
 
@@ -87,6 +92,7 @@ class JidokaGuard:
         self._in_turn = tuple(places)
         self._turn = 0
         self._position = 0
+        self._of_pass: Fault | None = None  # what the logits of the pass said
         self._bears_all = False  # whether the next brick bears what its reference makes, too
         self._clock_s = clock_s
         self._began_s = clock_s()
@@ -113,7 +119,8 @@ class JidokaGuard:
 
     def has_fault(self, logits: Output) -> bool:
         """Whether the logits of a pass say that something in it was wrong."""
-        return fault_of(logits) is not None
+        self._of_pass = fault_of(logits)
+        return self._of_pass is not None
 
     def again(self, run_brick: Run) -> Run:
         """What runs the bricks of the same pass again, each checked."""
@@ -123,6 +130,15 @@ class JidokaGuard:
             self._check(run_brick, brick, elements, calls)
 
         return run
+
+    def finish_again(self, last: ComputeBrick) -> None:
+        """Of a second run in which no brick was wrong say that the first one was: `last`, where that came out, bears
+        it. What the second one has computed stands."""
+        if not self._bears_all or self._of_pass is None:
+            return
+        met = Met(self._of_pass, Finding(False, not_finite=_NOT_FINITE.get(self._of_pass, "")))
+        self._announce(last, met, f"{self._noted(last, met.fault)}; not when the step ran once more")
+        self._stop_if_asked(last, met.fault)
 
     def finish(self) -> None:
         """Say what no sample has reached: it is skipped."""
@@ -170,22 +186,28 @@ class JidokaGuard:
         return first
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
-        times = self._times[brick] = self._times.get(brick, 0) + 1
-        place = f"position {self._position}"
-        if (layer := self._places[brick]) is not None:
-            place = f"layer {layer}, {place}"
-        note = f"{met.fault.value} in {place}; met {times} time{'s' * (times > 1)}"
+        note = self._noted(brick, met.fault)
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"
         self._announce(brick, met, note)
-        if self._reaction is Reaction.STOP:
-            raise GuardError(brick.spec.name, layer, self._position, met.fault.value)
+        self._stop_if_asked(brick, met.fault)
         if self._reaction is Reaction.FALLBACK:
             brick.fall_back()
             for kernel, call, earlier in zip(brick.kernels, calls, before, strict=True):
                 kernel.reference(*earlier)
                 for output in kernel.outputs:
                     call[output][...] = earlier[output]
+
+    def _noted(self, brick: ComputeBrick, fault: Fault) -> str:
+        times = self._times[brick] = self._times.get(brick, 0) + 1
+        place = f"position {self._position}"
+        if (layer := self._places[brick]) is not None:
+            place = f"layer {layer}, {place}"
+        return f"{fault.value} in {place}; met {times} time{'s' * (times > 1)}"
+
+    def _stop_if_asked(self, brick: ComputeBrick, fault: Fault) -> None:
+        if self._reaction is Reaction.STOP:
+            raise GuardError(brick.spec.name, self._places[brick], self._position, fault.value)
 
     def _announce(self, brick: ComputeBrick, met: Met, note: str) -> None:
         found = met.finding

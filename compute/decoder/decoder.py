@@ -210,6 +210,7 @@ class Decoder:
         if guard.has_fault(self._space.logits_product):  # a soft cap would hide infinities
             self.position = start
             token = self._forward(tokens, guard.again(self._run_brick), layer)
+            guard.finish_again(self.bricks.lm_head)
         return token
 
     def _run(self, observe: Observer | None) -> Run:

@@ -149,6 +149,26 @@ def test_a_nan_in_a_row_that_is_not_compared_is_found_and_mended(
     assert np.isfinite(decoder.logits).all()
 
 
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("reaction", Reaction)
+def test_what_was_wrong_once_and_is_not_when_the_step_runs_again_is_said(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, reaction: Reaction
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    wanted = decoder.prefill(PROMPT)
+    decoder.restart()
+    beyond_the_rows_that_are_compared(decoder, times=1)
+    decoder.guard = JidokaGuard(reaction, profiler, decoder.bricks.places(), stopped)
+    if reaction is Reaction.STOP:
+        with pytest.raises(GuardError, match=r"^LmHead computed a NaN at position 0; the guard stopped"):
+            decoder.prefill(PROMPT)
+    else:
+        assert decoder.prefill(PROMPT) == wanted
+    (said,) = of_guard(recorder)
+    assert (said.brick, said.passed, said.not_finite) == ("LmHead", False, "NaN")
+    assert said.note == "NaN in position 0; met 1 time; not when the step ran once more"
+
+
 def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
