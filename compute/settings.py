@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 from cbtop.compute.errors import ComputeError
 
@@ -28,9 +28,9 @@ class Sampling:
     def __post_init__(self) -> None:
         wanted = {
             "temperature": (0 <= self.temperature < math.inf, "a finite number from 0"),
-            "top_k": (self.top_k >= 0, "a whole number from 0"),
+            "top_k": (_is_whole(self.top_k, 1 << 63), "a whole number from 0, below 2^63"),
             "top_p": (0 < self.top_p <= 1, "above 0, to 1"),
-            "seed": (0 <= self.seed < 1 << 64, "a whole number from 0, below 2^64"),
+            "seed": (_is_whole(self.seed, 1 << 64), "a whole number from 0, below 2^64"),
         }
         for name, (is_good, what) in wanted.items():
             if not is_good:
@@ -39,6 +39,10 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _is_whole(value: object, end: int) -> bool:
+    return isinstance(value, SupportsIndex) and 0 <= value.__index__() < end
 
 
 GREEDY = Sampling()
