@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,9 @@ ShouldStop = Callable[[], bool]
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-WHOLE_PASS = "logits are those of float64"  # the check of `verify_pass`
+# The checks of `verify_pass`
+WHOLE_PASS = "logits are those of float64"
+EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
 VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
@@ -37,6 +40,8 @@ PASS_TOKENS, PASS_DECODED = 140, 7
 # How far logits may be from those of float64, in their standard deviations. Static. Exact products are off by what a
 # KV cache of float16 rounds: 0.1 %; int8 activations by 2 % of the demo, as are llama.cpp's (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
+# And each token's own: of the demo the largest is off by 0.1 % and 5 %. That of another token is off by about 1.
+LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
 def run(
@@ -154,20 +159,20 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
     return found
 
 
-def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> CheckResult:
+def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
     """Whether the logits of the model at `path` are those of a float64 pass in NumPy: what no check of single bricks
-    sees, whose arguments may be wrong already. ModelError where it cannot be run.
+    sees, whose arguments may be wrong already, and which compare some rows. ModelError where it cannot be run.
 
-    The error is the root of the mean square of what a token's logits are off, in their standard deviations: the
-    largest of all compared tokens, of a mixture of experts their median: where two experts are about as good for a
-    token, rounding chooses.
+    The error is the root of the mean square of what a position's logits are off, in their standard deviations: the
+    largest of all compared positions, of a mixture of experts their median: where two experts are about as good for
+    a token, rounding chooses. Of few logits that are wrong it says nothing: beside it stands how far the logit of
+    each token of the vocabulary is off, the median of all positions, the largest of all tokens.
     """
     import numpy as np
 
     from cbtop.compute.decoder import FAMILIES
     from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.reference import forward_reference
-    from cbtop.protocol.messages import CheckResult
 
     model, decoder = _to_verify(path, threads, PASS_TOKENS, is_exact=is_exact, backend=backend)
     tokens = np.random.default_rng(PROMPT_SEED).integers(0, model.vocabulary, decoder.context).tolist()
@@ -179,17 +184,28 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu
         found.append(decoder.logits.copy())
     on_host = model if backend == "cpu" else read_model(path, FAMILIES)
     expected = forward_reference(on_host, tokens, decoder.context)[together - 1 :]
-    off = np.sqrt(((np.array(found) - expected) ** 2).mean(axis=1)) / expected.std(axis=1)
-    error, tolerance = float(np.median(off) if model.experts else off.max()), PASS_TOLERANCE[is_exact]
-    is_known = bool(np.isfinite(error))
+    off = np.abs(np.array(found) - expected) / expected.std(axis=1, keepdims=True)
+    of_positions = np.sqrt((off**2).mean(axis=1))
+    error = float(np.median(of_positions) if model.experts else of_positions.max())
+    note, of_each = _unseen(model, len(tokens)), float(np.median(off, axis=0).max())
+    return [
+        _of_pass(WHOLE_PASS, error, PASS_TOLERANCE[is_exact], note),
+        _of_pass(EACH_LOGIT, of_each, LOGIT_TOLERANCE[is_exact], note),
+    ]
+
+
+def _of_pass(assertion: str, error: float, tolerance: float, note: str) -> CheckResult:
+    from cbtop.protocol.messages import CheckResult
+
+    is_known = math.isfinite(error)
     return CheckResult(
         brick="LmHead",
-        assertion=WHOLE_PASS,
+        assertion=assertion,
         passed=is_known and error <= tolerance,
         max_error=error if is_known else None,
         tolerance=tolerance,
         not_finite="" if is_known else "NaN or infinity",
-        note=_unseen(model, len(tokens)),
+        note=note,
     )
 
 

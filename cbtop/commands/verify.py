@@ -135,7 +135,7 @@ def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]
         line.show(f"verifying the model's bricks: {how}")
         results = verify_model(path, threads, is_exact=is_exact, backend=backend)
         line.show(f"verifying whole passes of the model: {how}; in float64 that takes its time")
-        results.append(verify_pass(path, threads, is_exact=is_exact, backend=backend))
+        results += verify_pass(path, threads, is_exact=is_exact, backend=backend)
         found += [replace(one, note=", ".join(filter(None, (how, one.note)))) for one in results]
     return found
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,9 +232,9 @@ def test_a_whole_pass_agrees_with_float64_and_says_which_window_it_does_not_reac
     for name, shape, unseen in (("narrow", TINY_GEMMA2, ""), ("wide", replace(TINY_GEMMA2, window=4096), "4,096")):
         path = tmp_path / f"{name}.gguf"
         write_model(path, shape, lambda *_: None)
-        found = verify_pass(path, 1, is_exact=is_exact)
-        assert found.passed
-        assert found.note == (f"the window of {unseen} tokens is not reached" if unseen else "")
+        for found in verify_pass(path, 1, is_exact=is_exact):
+            assert found.passed
+            assert found.note == (f"the window of {unseen} tokens is not reached" if unseen else "")
 
 
 @pytest.mark.parametrize(
@@ -256,5 +257,28 @@ def test_a_decoder_that_puts_sound_bricks_together_wrongly_fails_as_a_whole_thou
     path = tmp_path / "model.gguf"
     write_model(path, TINY_GEMMA2, lambda *_: None)
     assert all(one.passed for one in verify_model(path, 1, is_exact=True))
-    assert not verify_pass(path, 1, is_exact=True).passed
-    assert not verify_pass(path, 1, is_exact=False).passed
+    assert not verify_pass(path, 1, is_exact=True)[0].passed
+    assert not verify_pass(path, 1, is_exact=False)[0].passed
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3moe"])
+def test_two_swapped_logits_fail_by_themselves_though_all_together_are_near_enough(
+    architecture: str, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = workload.bare_decoder
+
+    def broken(*arguments: object) -> Decoder:
+        decoder = made(*arguments)
+        (right,) = decoder.bricks.lm_head._implementations
+
+        def wrong(*call: Any) -> None:
+            right(*call)
+            call[4][:, [100, 101]] = call[4][:, [101, 100]]
+
+        decoder.bricks.lm_head._implementations = (wrong,)
+        return decoder
+
+    monkeypatch.setattr(workload, "bare_decoder", broken)
+    together, each = verify_pass(model_files[architecture], 1, is_exact=False)
+    assert together.passed
+    assert (each.passed, each.brick) == (False, "LmHead")
