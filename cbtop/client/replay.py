@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -45,7 +45,7 @@ class _State:
 
     at_ns: int
     offset: int
-    store: Store
+    store: bytes  # pickled: half the time of a deep copy, and one object
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class ReplayFeed(StoreViews):
         if is_ahead and not was_range:
             self._begun_ns = self._at_ns
         elif (state := self._state_before(target_ns)) is not None:
-            self._store = deepcopy(state.store)
+            self._store = pickle.loads(state.store)
             self._read_from(state.offset)
             self._at_ns = self._begun_ns = self._whole_from_ns = self._said_ns = state.at_ns
         else:
@@ -464,7 +464,7 @@ class ReplayFeed(StoreViews):
         if self._store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(
             at_ns != one.at_ns for one in self._states
         ):
-            self._states.append(_State(at_ns, offset, deepcopy(self._store)))
+            self._states.append(_State(at_ns, offset, pickle.dumps(self._store, pickle.HIGHEST_PROTOCOL)))
 
     def _state_before(self, target_ns: int) -> _State | None:
         """The last one that was kept, where it spares a jump."""
