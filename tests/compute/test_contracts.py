@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ def named(*lists: str) -> list[Any]:
             name = what if isinstance(what, str) else what.name
             found.append(pytest.param(one.name, name, id=f"{one.name}: {name}"))
     return found
+
+
+def of_contract(name: str) -> Iterator[Kernel]:
+    return (kernel for kernel in all_kernels() if kernel.contract.name == name)
 
 
 def test_every_kernel_has_a_contract_and_every_contract_a_kernel() -> None:
@@ -81,7 +86,14 @@ def test_a_bias_of_another_size_can_be_planted_in_the_smallest_product() -> None
     assert broken["precondition size(bias) == 0 or size(bias) == rows(weights)"]
 
 
-@KERNELS
+# What a contract says it says of every format: by default its faults are planted in the outputs of one kernel of it.
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(one, id=one.name, marks=() if one is next(of_contract(one.contract.name)) else pytest.mark.slow)
+        for one in all_kernels()
+    ],
+)
 def test_a_contract_names_every_fault_that_can_be_planted_in_its_outputs(kernel: Kernel) -> None:
     for size in SIZES:
         _, right = right_call(kernel, size)

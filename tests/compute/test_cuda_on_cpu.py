@@ -44,6 +44,7 @@ from tests.compute import cuda_on_cpu
 from tests.compute.cuda_on_cpu import CpuAsGpu
 from tests.compute.test_cuda_kernels import error_of_product
 from tests.compute.test_on_gpu import MIXTURES, NORMS, PROMPT, of_family, off, sums_and_norms, weights_of
+from tests.representatives import each_value_once
 
 SIZES = (7, 32)
 QUICK = ("add_rms_norm", "combine", "embedding", "greedy", "drawn", "kv_write", "layer_norm", "quantize_rows",
@@ -81,8 +82,10 @@ def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, 
     assert (found.failed, found.missed) == ((), ())
 
 
-@pytest.mark.parametrize("weird", [np.nan, np.inf])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 0.9)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "weird"),
+    each_value_once([(0, 1.0, np.nan), (0, 1.0, np.inf), (5, 0.9, np.nan), (5, 0.9, np.inf)]),
+)
 def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right(
     weird: float, top_k: int, top_p: float, gpu: CpuAsGpu
 ) -> None:
@@ -360,7 +363,9 @@ def test_a_pass_launches_what_the_plan_says(
 
 
 @pytest.mark.parametrize("is_exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "int8"])
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(
+    "family", [MIXTURES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in MIXTURES[1:])]
+)
 def test_every_brick_of_a_mixture_passes_its_checks(
     family: str, is_exact: bool, model_files: dict[str, Path], gpu: CpuAsGpu
 ) -> None:

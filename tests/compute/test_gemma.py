@@ -122,7 +122,13 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("shape", "keys", "faults"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("shape", "keys", "faults"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if case[0].layers > 40 else ())  # seconds to decode
+        for name, case in CASES.items()
+    ],
+)
 def test_logits_are_llama_cpps_beyond_the_window_and_nothing_of_it_may_be_left_out(
     write: Write, shape: Shape, keys: Keys, faults: list[Callable[[Model], Model]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ModelError
 from cbtop.profiler.profiler import BrickProfiler
+from tests.representatives import each_value_once
 
 from .rewritten import rewritten
 
@@ -69,7 +71,11 @@ HONOURED = [  # keys, the scale and the magnitude of positions
 ]
 
 
-@pytest.mark.parametrize(("keys", "scale", "magnitude"), HONOURED)
+@pytest.mark.parametrize(
+    ("architecture", "keys", "scale", "magnitude"),
+    each_value_once((family, *case) for family in FAMILIES for case in HONOURED),
+    indirect=["architecture"],
+)
 def test_what_scales_positions_is_honoured(
     saying: Rewrite,
     keys: dict[str, Any],
@@ -85,7 +91,11 @@ def test_what_scales_positions_is_honoured(
     assert np.abs(decoder.logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("keys", [keys for keys, _, _ in HONOURED] + [{"attention.causal": True}])
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    each_value_once(product(FAMILIES, [keys for keys, _, _ in HONOURED] + [{"attention.causal": True}])),
+    indirect=["architecture"],
+)
 def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) -> None:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
     path = saying(keys | {"vocab_size": 512}, {"tokenizer.ggml.model": "none"})
@@ -213,31 +223,35 @@ def test_factors_for_long_contexts_alone_are_no_whole_model(saying: Rewrite) -> 
     )
 
 
+REFUSED = [
+    ({"attention.causal": False}, ".attention.causal = false"),
+    ({"attention.causal": 0}, ".attention.causal; true or false is wanted"),
+    ({"router_logit_softcapping": 50.0}, ".router_logit_softcapping' = '50.0', which a"),
+    ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
+    ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
+    ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),
+    ({"rope.scaling.type": "dynamic"}, "rope scaling 'dynamic'; supported are none, linear, yarn and longrope"),
+    ({"rope.scaling.yarn_ext_factor": -1.0}, ".rope.scaling.yarn_ext_factor; a finite number above zero"),
+    ({"rope.scaling.yarn_beta_fast": 0.0}, ".rope.scaling.yarn_beta_fast; a finite number above zero"),
+    ({"rope.scaling.yarn_log_multiplier": 0.5}, ".rope.scaling.yarn_log_multiplier' = '0.5', which a"),
+    ({"rope.scaling.type": "yarn", "rope.freq_base": 1.0}, "has 1 as"),
+    ({"rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length; a whole number"),
+    ({"attention.sliding_window": "wide"}, "has 'wide' as"),
+    ({"unheard.of": [1, 2, 3]}, ".unheard.of' = 'an array of 3', which a"),
+    ({"\x1b[2J\n\u202e": "\x1b[31m"}, r".\x1b[2J\n\u202e' = '\x1b[31m', which a"),
+    ({"x" * 900: "y" * 900}, "yyy', which a"),
+    ({"attention.head_count_kv": [2, 1]}, ".attention.head_count_kv (1 to 2), which is not supported"),
+    ({"attention.head_count_kv": [2, 2, 2]}, "has 'an array of 3' as"),
+    ({"attention.head_count_kv": [0, 0]}, "one for each of 2 layers, of whole numbers from 1 to 1,024,"),
+    ({"attention.head_count_kv": [2.0, 2.0]}, "one for each of 2 layers, of whole numbers"),
+    ({"attention.head_count_kv": ["2", "2"]}, "an array of numbers is wanted"),
+]
+
+
 @pytest.mark.parametrize(
-    ("keys", "wanted"),
-    [
-        ({"attention.causal": False}, ".attention.causal = false"),
-        ({"attention.causal": 0}, ".attention.causal; true or false is wanted"),
-        ({"router_logit_softcapping": 50.0}, ".router_logit_softcapping' = '50.0', which a"),
-        ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
-        ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),
-        ({"rope.scaling.attn_factor": -1.0}, ".rope.scaling.attn_factor; a finite number above zero is wanted"),
-        ({"rope.scaling.type": "dynamic"}, "rope scaling 'dynamic'; supported are none, linear, yarn and longrope"),
-        ({"rope.scaling.yarn_ext_factor": -1.0}, ".rope.scaling.yarn_ext_factor; a finite number above zero"),
-        ({"rope.scaling.yarn_beta_fast": 0.0}, ".rope.scaling.yarn_beta_fast; a finite number above zero"),
-        ({"rope.scaling.yarn_log_multiplier": 0.5}, ".rope.scaling.yarn_log_multiplier' = '0.5', which a"),
-        ({"rope.scaling.type": "yarn", "rope.freq_base": 1.0}, "has 1 as"),
-        ({"rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length; a whole number"),
-        ({"attention.sliding_window": "wide"}, "has 'wide' as"),
-        ({"unheard.of": [1, 2, 3]}, ".unheard.of' = 'an array of 3', which a"),
-        ({"\x1b[2J\n\u202e": "\x1b[31m"}, r".\x1b[2J\n\u202e' = '\x1b[31m', which a"),
-        ({"x" * 900: "y" * 900}, "yyy', which a"),
-        ({"attention.head_count_kv": [2, 1]}, ".attention.head_count_kv (1 to 2), which is not supported"),
-        ({"attention.head_count_kv": [2, 2, 2]}, "has 'an array of 3' as"),
-        ({"attention.head_count_kv": [0, 0]}, "one for each of 2 layers, of whole numbers from 1 to 1,024,"),
-        ({"attention.head_count_kv": [2.0, 2.0]}, "one for each of 2 layers, of whole numbers"),
-        ({"attention.head_count_kv": ["2", "2"]}, "an array of numbers is wanted"),
-    ],
+    ("architecture", "keys", "wanted"),
+    each_value_once((family, *case) for family in FAMILIES for case in REFUSED),
+    indirect=["architecture"],
 )
 def test_what_would_give_wrong_text_is_refused_by_its_name(
     saying: Rewrite, keys: dict[str, Any], wanted: str

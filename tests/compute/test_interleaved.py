@@ -251,20 +251,12 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
     return done.stdout
 
 
-def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512() -> None:
-    text = machine_code_of(8, AVX2)
-    assert "vpmaddubsw" in text
-    assert "vpmaddwd" in text
-    assert "vpdpbusd" not in text
-    assert "zmm" not in text
-
-
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
         pytest.param(13, 8, id="Q5_K"),
         pytest.param(14, 8, id="Q6_K", marks=pytest.mark.slow),
-        pytest.param(11, 16, id="Q3_K"),
+        pytest.param(11, 16, id="Q3_K", marks=pytest.mark.slow),
         pytest.param(10, 16, id="Q2_K", marks=pytest.mark.slow),
     ],
 )
@@ -278,10 +270,16 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
     ids=["Q4_K", "Q8_0", "Q5_K", "Q6_K"],
 )
-def test_machine_code_for_avx2_takes_one_token_line_by_line(code: int, four_tokens: int) -> None:
+def test_machine_code_for_avx2_multiplies_pairs_line_by_line_and_has_nothing_of_avx_512(
+    code: int, four_tokens: int
+) -> None:
+    text = machine_code_of(code, AVX2)
+    assert "vpmaddwd" in text
+    assert "vpdpbusd" not in text
+    assert "zmm" not in text
     # Products of a token, of which a line has two or four; LLVM may take two lines in a turn and the odd one alone.
     # A block of Q4_K written out has 128 of one token.
-    assert machine_code_of(code, AVX2).count("vpmaddubsw") - four_tokens <= 16
+    assert 0 < text.count("vpmaddubsw") - four_tokens <= 16
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
+from tests.representatives import each_value_once
 
 # Fewer layers and columns than the models that they stand for have; what divides the columns is the same.
 SHAPES = {
@@ -85,13 +86,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 FILES = [(shape, file_type) for shape, files in CHOSEN.items() for file_type in files]
 
 
-# The larger shapes mix the formats of the smallest: of them a few always, the others when there is time.
-ALWAYS = ("Q8_0", "Q6_K", "Q4_K_M", "IQ4_XS")
-RUNNING = [
-    pytest.param(*one, marks=() if one[0] == "0.5B" or one[1] in ALWAYS else pytest.mark.slow)
-    for one in FILES
-    if runs(*one)
-]
+# By default every shape and every type of file once.
+RUNNING = each_value_once(one for one in FILES if runs(*one))
+REFUSED = each_value_once(one for one in FILES if not runs(*one))
 
 
 @pytest.mark.parametrize(("shape", "file_type"), RUNNING)
@@ -106,7 +103,7 @@ def test_a_file_of_llama_cpp_decodes_to_what_its_weights_mean(
     assert np.abs(decoder.logits - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("shape", "file_type"), [one for one in FILES if not runs(*one)])
+@pytest.mark.parametrize(("shape", "file_type"), REFUSED)
 def test_a_file_that_does_not_run_is_refused_for_ones_of_the_same_model_that_do(
     shape: str, file_type: str, write: Write
 ) -> None:

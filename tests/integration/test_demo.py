@@ -88,6 +88,7 @@ def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     assert "has no tokenizer, so that it takes no prompt; give a model converted with its vocabulary" in said[0]
 
 
+@pytest.mark.slow  # test_contract_checks.py has them of a decoder, and one that is violated stands below
 def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]) -> None:
     command = ("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--check-contracts")
     done = cbtop(*command, "--format", "json")
@@ -129,7 +130,7 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "does not exist"),
+        pytest.param(None, "does not exist", marks=pytest.mark.slow),  # as test_terminal.py has it
         (b"GGUF\x03\0\0\0", ""),
         pytest.param(b"", "empty", marks=pytest.mark.slow),  # as test_gguf.py has it of a reader
         pytest.param(b"PK\x03\x04 not a model", "not a GGUF", marks=pytest.mark.slow),

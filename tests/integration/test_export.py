@@ -36,7 +36,11 @@ def test_every_record_of_a_recording_is_in_the_trace_and_what_is_not_is_counted(
     reader.close()
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+# Of text and of bytes one by default: what each writes tests/cbtop/exporters has.
+@pytest.mark.parametrize(
+    "name",
+    [one if one in ("csv", "perfetto") else pytest.param(one, marks=pytest.mark.slow) for one in EXPORTERS],
+)
 def test_every_format_goes_to_a_file_or_to_stdout_alike(recording: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     done = cbtop("export", str(recording), "--format", name, "-o", str(out))

@@ -139,6 +139,7 @@ def test_of_a_process_that_samples_its_steps_it_is_not_known_whether_it_is_idle(
 
 
 @compiled
+@pytest.mark.slow  # as tests/cbtop/viewmodels/test_stall.py has it
 def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     hangs, path = tmp_path / "hangs", tmp_path / "run.cbtop"
     with daemon(), hanging(hangs) as process:

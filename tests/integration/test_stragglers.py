@@ -110,6 +110,7 @@ def are_comparable(feed: Feed, processes: Ranks) -> bool:
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
+@pytest.mark.slow  # as test_straggler.py has it of ranks that are made
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))

@@ -166,16 +166,14 @@ def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None
         screen.close()
 
 
-def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everything_anew_until_ctrl_c(
-    model: str,
-) -> None:
-    with terminal("demo", "--model", model) as screen:
-        screen.wait_for("costliest bricks", "LIVE", "qwen2")
+def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everything_anew_until_ctrl_c() -> None:
+    with host(), terminal() as screen:
+        screen.wait_for("costliest bricks", "LIVE")
         for key, words in (
             ("2", "DownProjection"),
             ("3", "whole layer"),
             ("4", "follows the newest step"),
-            ("5", "GFLOP/s"),
+            ("5", "not measured by this source"),
             ("6", "Layer 0"),
             ("1", "costliest bricks"),
         ):
@@ -192,10 +190,10 @@ def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everyt
         while b"1 Overview" not in screen.raw[shown_before:]:  # which does not change by itself
             screen.read()
             assert time.monotonic() < deadline_s, "the tabs are not drawn again"
-        assert family(screen.process)[1:]
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
+@pytest.mark.slow  # test_app.py has it where the hang-up is ignored, too
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)

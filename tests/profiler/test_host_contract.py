@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from cbtop.protocol.messages import Activity
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
 from tests.profiler.memory import Memory
 from tests.profiler.signals import nothing_is_lost
+from tests.representatives import each_value_once
 
 MAKE = type[BrickProfiler]
 
@@ -191,8 +192,9 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 }
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("sync_mode", [SyncMode.DEFERRED, SyncMode.IMMEDIATE])
+@pytest.mark.parametrize(
+    ("trouble", "sync_mode"), each_value_once(product(TROUBLES, (SyncMode.DEFERRED, SyncMode.IMMEDIATE)))
+)
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,6 +33,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.ring import Record, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.recorded import Clock, source_of
+from tests.representatives import each_value_once
 
 YEAR_NS = 365 * 86400 * 10**9
 
@@ -101,9 +102,15 @@ FAILING: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("no reason"), MemoryError()])
-@pytest.mark.parametrize(("owner", "name"), FAILING, ids=[name for _, name in FAILING])
-@pytest.mark.parametrize("since", ["the start", "the middle"])
+@pytest.mark.parametrize(
+    ("owner", "name", "since", "error"),
+    each_value_once(
+        (*what, since, error)
+        for what in FAILING
+        for since in ("the start", "the middle")
+        for error in (OSError(28, "No space left on device"), RuntimeError("no reason"), MemoryError())
+    ),
+)
 def test_whatever_fails_is_said_once_and_the_host_goes_on(
     runtime: Path,
     owner: ModuleType,

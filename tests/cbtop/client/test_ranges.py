@@ -213,7 +213,9 @@ def saved(feed: ReplayFeed, directory: Path) -> Path:
     return done.path
 
 
-@pytest.mark.parametrize("ends", [(4.3, 11.7), (0, 3), (20, 24), (9.05, 9.95)])
+@pytest.mark.parametrize(
+    "ends", [(4.3, 11.7), (0, 3), *(pytest.param(ends, marks=pytest.mark.slow) for ends in ((20, 24), (9.05, 9.95)))]
+)
 def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[float, float], tmp_path: Path) -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         select(feed, *ends)

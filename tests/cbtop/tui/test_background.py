@@ -96,7 +96,9 @@ def screens() -> Iterator[list[Screen]]:
         screen.close()
 
 
-@pytest.mark.parametrize(("answer", "theme"), [(LIGHT_ANSWER, LIGHT), (DARK_ANSWER, DARK)])
+@pytest.mark.parametrize(
+    ("answer", "theme"), [(LIGHT_ANSWER, LIGHT), pytest.param(DARK_ANSWER, DARK, marks=pytest.mark.slow)]
+)
 def test_the_theme_is_that_of_the_background_and_the_answer_presses_no_key(
     screens: list[Screen], answer: bytes, theme: object
 ) -> None:
@@ -144,7 +146,9 @@ def test_who_names_a_theme_gets_it_and_the_terminal_is_not_asked(screens: list[S
     assert ASK.encode() not in screen.said
 
 
-@pytest.mark.parametrize(("environment", "theme"), [({}, DARK_16), ({"COLORFGBG": "0;15"}, LIGHT_16)])
+@pytest.mark.parametrize(
+    ("environment", "theme"), [pytest.param({}, DARK_16, marks=pytest.mark.slow), ({"COLORFGBG": "0;15"}, LIGHT_16)]
+)
 def test_the_linux_console_is_not_asked_and_is_sent_16_colours(
     screens: list[Screen], environment: dict[str, str], theme: object
 ) -> None:

@@ -99,6 +99,7 @@ def made_batch(
     return _records(us, layers, cached_from, unnamed_us, between_steps_us)
 
 
+@cache
 def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str = "", **changed: object) -> Run:  # noqa: B008
     """A run of `made_batch`, read as a recording is."""
     batch = made_batch(seed, noise, steps, **changed)  # type: ignore[arg-type]

@@ -50,16 +50,18 @@ def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0,
     return found
 
 
+@pytest.mark.parametrize("comparisons", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("noise", MACHINES.values(), ids=MACHINES)
-def test_what_machines_do_breaks_no_gate(noise: Noise) -> None:
-    found = tally(4, noise)
+def test_what_machines_do_breaks_no_gate(noise: Noise, comparisons: int) -> None:
+    found = tally(comparisons, noise)
     assert (found.named, found.wrong) == (0, 0)
 
 
+@pytest.mark.parametrize("comparisons", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MACHINES)
-def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str) -> None:
-    found = tally(2, MACHINES[name], slower=1.1)
-    assert (found.named, found.wrong) == (2, 0)
+def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str, comparisons: int) -> None:
+    found = tally(comparisons, MACHINES[name], slower=1.1)
+    assert (found.named, found.wrong) == (comparisons, 0)
 
 
 def test_where_a_clock_drifts_the_gate_says_by_how_much_a_brick_is_slower_beside_all_others() -> None:

@@ -30,6 +30,7 @@ from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
 
 KEY = str(1 + VIEWS.index(Timeline))
 SIZES = [(80, 24), (120, 40), (200, 60)]
+SIZES_BY_DEFAULT = [(80, 24), *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[1:])]
 AT_S = 20.0
 MARKED_S = 8.0
 
@@ -51,7 +52,7 @@ def map_of(app: CbtopApp) -> TimelineMap:
     return app.query_one(TimelineMap)
 
 
-@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("size", SIZES_BY_DEFAULT, ids="{0[0]}x{0[1]}".format)
 async def test_a_recording_shows_its_newest_step_with_lanes_gaps_and_sums(
     size: tuple[int, int], golden: Callable[[str, str], None]
 ) -> None:
@@ -329,7 +330,7 @@ async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
         assert {row[4] for row in cells.rows} >= {"between steps", "inside layers", "LmHead", "Layer 8"}
 
 
-@pytest.mark.parametrize("size", [(40, 10), *SIZES], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("size", [(40, 10), *SIZES_BY_DEFAULT], ids="{0[0]}x{0[1]}".format)
 async def test_beside_a_baseline_the_step_and_the_block_under_the_cursor_have_the_median_of_then(
     size: tuple[int, int], golden: Callable[[str, str], None]
 ) -> None:

@@ -110,7 +110,15 @@ def _each_tenth(factor: float, step: int) -> float:
     return factor if step % 10 == 0 else 1.0
 
 
-@pytest.mark.parametrize("factors", [(1.0, 2.0), (1.0, 1.5, 3.0), (1.0, 2.0, 4.0), (1.0, 1.4, 2.0, 4.0)])
+@pytest.mark.parametrize(
+    "factors",
+    [
+        (1.0, 2.0),
+        pytest.param((1.0, 1.5, 3.0), marks=pytest.mark.slow),
+        pytest.param((1.0, 2.0, 4.0), marks=pytest.mark.slow),
+        (1.0, 1.4, 2.0, 4.0),
+    ],
+)
 def test_as_many_kinds_of_steps_are_named_as_there_are_and_what_all_of_the_slow_ones_cost_is_gained(
     tmp_path: Path, factors: tuple[float, ...]
 ) -> None:
