@@ -452,6 +452,7 @@ for rows in (1, 2, 3): model(torch.ones(rows, 16))
 
 
 @needs_torch
+@pytest.mark.slow  # as test_post_mortem.py has it without a model
 def test_of_a_program_that_is_killed_the_brick_in_flight_is_named(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(KILLED)
     command = [*CBTOP, "run", "--overhead", "100%", "--", sys.executable, str(tmp_path / "main.py")]

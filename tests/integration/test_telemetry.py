@@ -299,6 +299,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
+@pytest.mark.slow  # as tests/cbtop/telemetry/test_traces.py has it of what is sent
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
