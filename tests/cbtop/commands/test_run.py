@@ -24,7 +24,7 @@ from cbtop import cli
 from cbtop.client.replay import ReplayFeed
 from cbtop.commands import run as run_command
 from cbtop.commands.run import isolating_option, plain
-from tests.integration.hosts import CBTOP, DEADLINE_S, HOST, cbtop, daemon, host
+from tests.integration.hosts import CBTOP, DEADLINE_S, HOST, cbtop, daemon, eventually, host
 from tests.integration.test_terminal import Terminal
 from tests.profiler.instrument.under_run import fake_torch
 
@@ -192,6 +192,7 @@ def test_what_ran_before_or_has_ended_is_not_in_the_recording_of_a_run(tmp_path:
     subprocess.run([sys.executable, "-c", HOST, "1"], check=True)
     file = tmp_path / "run.cbtop"
     with daemon(), host() as before:
+        eventually(lambda: [*runtime.glob(f"{before.pid}-*.catalog")])
         recorded = [*RUN, "--record", str(file), "--", sys.executable, "-c", HOST, "20"]
         done = subprocess.run(recorded, capture_output=True, timeout=DEADLINE_S, check=False)
         assert before.poll() is None
