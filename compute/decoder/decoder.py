@@ -207,7 +207,9 @@ class Decoder:
         if guard is None:
             return self._forward(tokens, run, layer)
         token = self._forward(tokens, guard.run(run, start), layer)
-        if guard.has_fault(self._space.logits_product):  # a soft cap would hide infinities
+        space = self._space
+        # A soft cap hides infinities, and may compute what is not finite itself.
+        if guard.has_fault(space.logits_product) or (self.bricks.soft_cap and guard.has_fault(space.logits)):
             self.position = start
             token = self._forward(tokens, guard.again(self._run_brick), layer)
             guard.finish_again(self.bricks.lm_head)

@@ -149,6 +149,21 @@ def test_a_nan_in_a_row_that_is_not_compared_is_found_and_mended(
     assert np.isfinite(decoder.logits).all()
 
 
+@pytest.mark.parametrize("model", ["gemma2"], indirect=True)
+def test_a_nan_that_the_soft_cap_of_logits_makes_is_found_and_mended(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    wanted = decoder.prefill(PROMPT)
+    decoder.restart()
+    brick = decoder.bricks.soft_cap
+    assert brick is not None
+    plant(brick, PLANTED[Fault.NAN])
+    decoder.guard = JidokaGuard(Reaction.FALLBACK, profiler, decoder.bricks.places(), stopped)
+    assert decoder.prefill(PROMPT) == wanted
+    assert [(one.brick, one.not_finite) for one in of_guard(recorder)] == [("SoftCap", "NaN")]
+
+
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 @pytest.mark.parametrize("reaction", Reaction)
 def test_what_was_wrong_once_and_is_not_when_the_step_runs_again_is_said(
