@@ -17,11 +17,11 @@ from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, stays_in_registe
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels import rms_norm
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK
+from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.residual_add import reference as add_reference
-from cbtop.compute.kernels.rms_norm import RMS_NORM
+from cbtop.compute.kernels.rms_norm import LARGEST_SUM, RMS_NORM
 
 
 def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
@@ -32,7 +32,7 @@ def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None
 
 @jit
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`."""
+    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         squares = np.float32(0)
@@ -43,6 +43,8 @@ def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> N
         scale = np.float32(1.0 / np.sqrt(squares / hidden + epsilon))
         for i in range(hidden):
             out[t, i] = x[t, i] * scale * weight[i]
+        if squares > LARGEST_SUM:
+            out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:

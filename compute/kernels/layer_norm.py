@@ -22,8 +22,9 @@ from cbtop.compute.cuda.launches import (
 )
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
+from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
+from cbtop.compute.kernels.rms_norm import LARGEST_SUM
 
 
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
@@ -37,7 +38,7 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """As `reference`."""
+    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         total = np.float32(0)
@@ -55,6 +56,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None
         else:
             for i in range(hidden):
                 out[t, i] = (x[t, i] - mean) * scale * weight[i]
+        if squares > LARGEST_SUM:
+            out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
 
 
 CUDA = CudaModule(

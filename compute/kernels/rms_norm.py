@@ -22,8 +22,12 @@ from cbtop.compute.cuda.launches import (
 )
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
+from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
+
+# Of a row's squares, a third of what float32 holds. Where their sum is infinite the norm would be zeros, which look
+# sound; whether it is, fastmath does not ask.
+LARGEST_SUM = np.float32(1e38)
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
@@ -34,7 +38,7 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`."""
+    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         squares = np.float32(0)
@@ -43,6 +47,8 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
         scale = np.float32(1.0 / np.sqrt(squares / hidden + epsilon))
         for i in range(hidden):
             out[t, i] = x[t, i] * scale * weight[i]
+        if squares > LARGEST_SUM:
+            out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
 
 
 CUDA = CudaModule(

@@ -108,6 +108,24 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
     assert len(of_guard(recorder)) == 1
 
 
+@pytest.mark.parametrize("model", ["qwen2", "stablelm"], indirect=True)
+def test_a_number_too_large_for_the_norms_behind_it_is_found_where_it_came_up(
+    model: Model, profiler: BrickProfiler
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    brick = decoder.bricks.layers[LAYER].output_projection
+    right = brick._implementations[0]
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[4][-1, 0] = 1e30
+
+    brick._implementations = (wrong,)
+    decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
+    with pytest.raises(GuardError, match=r"^OutputProjection in layer 1 computed an overflow at position 0"):
+        decoder.prefill(PROMPT)
+
+
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
