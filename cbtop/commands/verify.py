@@ -149,7 +149,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             one.how,
             one.peer,
             _error(one.max_error),
-            f"{one.tolerance:.0e}",
+            f"{one.tolerance:.1e}",
             f"{one.planted} found" if not one.missed else "MISSED: " + ", ".join(one.missed),
         )
         for one in kernels
@@ -164,7 +164,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
                 one.brick,
                 one.assertion,
                 "" if one.tolerance is None else _error(one.max_error),
-                "" if one.tolerance is None else f"{one.tolerance:.0e}",
+                "" if one.tolerance is None else f"{one.tolerance:.1e}",
                 one.note,
             )
             for one in model

@@ -182,3 +182,8 @@ def test_what_fails_beside_single_tokens_says_so_everywhere() -> None:
     ]
     assert "swiglu beside single tokens: fails" in FORMATS["text"]([found], [])
     assert 'name="swiglu beside single tokens"' in FORMATS["junit"]([found], [])
+
+
+def test_what_is_allowed_is_not_rounded_below_an_error_that_it_allows() -> None:
+    near = CheckResult("LmHead", "logits are those of float64", True, max_error=0.14, tolerance=0.15)
+    assert FORMATS["text"]([], [near]).splitlines()[-3].split()[-2:] == ["1.4e-01", "1.5e-01"]
