@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import json
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
-from cbtop.tuning.paired import CONFIDENCE_PERCENT
+from cbtop.tuning.paired import CONFIDENCE_PERCENT, mean_and_deviation, with_deviation
 
 if TYPE_CHECKING:  # they load Numba
     from cbtop.compute.decoder.base import Model
@@ -45,8 +44,8 @@ examples:
   cbtop bench --paired git:main git:HEAD -p 128 -n 64
   cbtop bench --paired 'run:llama-bench -m model.gguf -r 1 -o json' 'run:cbtop bench model.gguf -r 1 -o json'
 
-Each test runs once before it is measured. t/s is the mean of the repetitions, ± their standard deviation. A machine
-that does something else meanwhile shows it in the latter.
+Each test runs once before it is measured. t/s is the mean of the repetitions, ± their standard deviation, n/a of one.
+A machine that does something else meanwhile shows it in the latter.
 
 --paired A B: two runs, and more so two machines, differ by some percent without a cause. So both sides take turns in
 one job (A B, B A, A B, …), -r rounds of them (default: {paired_bench.DEFAULT_ROUNDS}). Printed are both, the ratio
@@ -178,7 +177,8 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
     """Under llama-bench's names what means the same there."""
-    deviation = statistics.stdev if len(result.samples_ns) > 1 else lambda _: 0.0
+    ns, ns_deviation = mean_and_deviation(result.samples_ns)
+    rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {
         "backends": result.backend,
         "model_filename": str(path),
@@ -191,10 +191,10 @@ def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
         "n_prompt": result.test.n_prompt,
         "n_gen": result.test.n_gen,
         "test_time": result.begun,
-        "avg_ns": round(statistics.mean(result.samples_ns)),
-        "stddev_ns": round(deviation(result.samples_ns)),
-        "avg_ts": statistics.mean(result.samples_ts),
-        "stddev_ts": deviation(result.samples_ts),
+        "avg_ns": round(ns),
+        "stddev_ns": None if ns_deviation is None else round(ns_deviation),
+        "avg_ts": rate,
+        "stddev_ts": rate_deviation,
     }
 
 
@@ -222,8 +222,7 @@ def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
     yield _row(head, widths)
     yield _row(["-" * (width - 1) + ("-" if at in LEFT else ":") for at, width in enumerate(widths)], widths)
     for result in results:
-        fields = _fields(path, model, result)
-        rate = f"{fields['avg_ts']:.2f} ± {fields['stddev_ts']:.2f}"
+        rate = with_deviation(result.samples_ts, 2)
         yield _row((*facts, result.backend, str(result.threads), result.test.name, rate), widths)
 
 

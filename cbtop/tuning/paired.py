@@ -98,9 +98,15 @@ def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[
     ]
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and the standard deviation of a sample; 0 of a single one."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and the standard deviation of a sample; None of a single one, which does not tell."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def with_deviation(values: Sequence[float], digits: int) -> str:
+    """As `mean ± deviation`, with so many digits behind the point."""
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.{digits}f} ± {'n/a' if deviation is None else f'{deviation:.{digits}f}'}"
 
 
 CONFIDENCE_PERCENT = round(100 * CONFIDENCE)

@@ -118,8 +118,10 @@ class Decoder:
         machine: Machine | None = None,
         rank: Rank = ALONE,
     ) -> None:
-        if threads < 1 or context < 1:
-            raise ComputeError(f"{threads} threads and a context of {context}; 1 or more of both are wanted")
+        if not all(isinstance(one, int | np.integer) and one > 0 for one in (threads, context)):
+            raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
+        if cache_type not in attention.CACHE_TYPES:
+            raise ComputeError(f"a KV cache of {cache_type!r}; supported are {' and '.join(attention.CACHE_TYPES)}")
         self.model = model
         self.backend = backend
         self.context = context

@@ -284,7 +284,13 @@ def test_an_empty_prompt_is_refused_by_that_name(model: Model, decoder_for: Make
             refuse([])
 
 
-@pytest.mark.parametrize(("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5)])
+@pytest.mark.parametrize(("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5), (1.5, 64), (1, 64.0)])
 def test_a_decoder_of_nothing_is_refused(model: Model, profiler: BrickProfiler, threads: int, context: int) -> None:
-    with pytest.raises(ComputeError, match=f"^{threads} threads and a context of {context}; 1 or more of both"):
+    wanted = f"^{threads} threads and a context of {context}; whole numbers from 1 are wanted"
+    with pytest.raises(ComputeError, match=wanted):
         Decoder(model, "numba", threads, profiler, context)
+
+
+def test_a_kv_cache_of_a_type_that_is_not_known_is_refused(model: Model, profiler: BrickProfiler) -> None:
+    with pytest.raises(ComputeError, match=r"^a KV cache of 'f64'; supported are f16 and f32$"):
+        Decoder(model, "test", 1, profiler, 16, "f64")

@@ -25,7 +25,17 @@ from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import CbtopError, UsageError
 from cbtop.reports.tables import Table
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, Test
-from cbtop.tuning.paired import CONFIDENCE_PERCENT, SIDES, Pair, Round, Turn, in_turns, mean_and_deviation, pairs_of
+from cbtop.tuning.paired import (
+    CONFIDENCE_PERCENT,
+    SIDES,
+    Pair,
+    Round,
+    Turn,
+    in_turns,
+    mean_and_deviation,
+    pairs_of,
+    with_deviation,
+)
 from cbtop.units import count as counted
 
 DEFAULT_ROUNDS = 10
@@ -248,10 +258,8 @@ def _markdown(outcome: Outcome) -> str:
 
 def _figure(pair: Pair, side: int) -> str:
     if pair.name == WHOLE and pair.tokens is None:
-        mean, deviation = mean_and_deviation([each / 1e9 for each in pair.sides_ns[side]])
-        return f"{mean:.3f} ± {deviation:.3f}"
-    mean, deviation = mean_and_deviation(pair.rates(side))
-    return f"{mean:.2f} ± {deviation:.2f}"
+        return with_deviation([each / 1e9 for each in pair.sides_ns[side]], 3)
+    return with_deviation(pair.rates(side), 2)
 
 
 def _json(outcome: Outcome) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cbtop.tuning.paired import CONFIDENCE_PERCENT, Pair, in_turns, mean_and_deviation, pairs_of
+from cbtop.tuning.paired import CONFIDENCE_PERCENT, Pair, in_turns, mean_and_deviation, pairs_of, with_deviation
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
 RUNS = 1000
@@ -80,7 +80,8 @@ def test_what_counts_no_tokens_has_runs_a_second_and_all_tests_of_a_job_are_comp
     whole, other = pairs_of(rounds, {"whole": None, "x": 4})
     assert (whole.rates(0), whole.rates(1), whole.compared, other.compared) == ([0.5, 0.5], [1.0, 1.0], 2, 2)
     assert mean_and_deviation([2.0, 4.0]) == (3.0, pytest.approx(2**0.5))
-    assert mean_and_deviation([7.0]) == (7.0, 0.0)
+    assert mean_and_deviation([7.0]) == (7.0, None)
+    assert (with_deviation([2.0, 4.0], 1), with_deviation([7.0], 2)) == ("3.0 ± 1.4", "7.00 ± n/a")
     assert CONFIDENCE_PERCENT == 99
 
 
