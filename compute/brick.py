@@ -35,7 +35,8 @@ class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
     __slots__ = (
-        "_contracts", "_implementations", "_many_elements", "_of_many", "_profiler", "definition", "kernels", "spec",
+        "_contracts", "_implementations", "_many_elements", "_of_many", "_profiler", "_turn",
+        "definition", "kernels", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,7 @@ class ComputeBrick:
             ),
             budget=budget,
         )
+        self._turn = 0  # of comparing with the reference
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
             self._of_many = replace(self.definition, work=replace(work, dtype="bfloat16"))
@@ -111,9 +113,12 @@ class ComputeBrick:
     ) -> Iterator[tuple[str, Finding, Output, Output]]:
         """Each assertion evaluated on each output of calls that are over; `before` are their arguments as they were,
         outputs as copies. Yields (assertion, finding, what was looked at, the rows of the reference). Where the
-        assertion needs none all of an output was looked at, else the rows that it computes in a moment."""
+        assertion needs none all of an output was looked at, else the rows that it computes in a moment, which are
+        others each time."""
+        turn, self._turn = self._turn, self._turn + 1
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
-            output, expected = kernel.narrow(arguments), kernel.narrow(with_copies(earlier, kernel.outputs))
+            output = kernel.narrow(arguments, turn)
+            expected = kernel.narrow(with_copies(earlier, kernel.outputs), turn)
             kernel.reference(*expected)
             for place in kernel.outputs:
                 rows, wanted = from_bits(output[place]), from_bits(expected[place])

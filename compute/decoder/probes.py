@@ -190,7 +190,7 @@ class QuantizationProbe:
         for kernel, call in _taken_apart(zip(brick.kernels, calls, strict=True)):
             if kernel.contract.name not in PRODUCTS:
                 continue
-            code, rows, bias, x, found, scratch = kernel.narrow(call)
+            code, rows, bias, x, found, scratch = kernel.narrow(call, 0)
             block_format = FORMATS[code]
             is_int8 = isinstance(scratch, Int8Scratch)
             if is_int8:

@@ -27,7 +27,7 @@ class KernelWork:
     dtype: str = "float32"
 
 
-def everything(arguments: Arguments) -> Arguments:
+def everything(arguments: Arguments, turn: int) -> Arguments:
     """The `narrow` of a kernel whose reference is cheap enough to run on all of its input."""
     return arguments
 
@@ -42,7 +42,8 @@ class Kernel:
     `contract` says what holds before and after a call, and how far the two may differ, in float32.
     `examples` makes arguments of about `size` elements a dimension.
     `parallel` says whether it may spread over all threads of the backend; the others run on one.
-    `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows.
+    `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows, which are
+    others with each turn.
     `parts` says of a fused kernel what a call is instead: kernels in a row, each with its arguments.
     `cuda`: the same on a GPU; None where it has no version for one.
     `by_token` are the places of the arguments with a row for each token; none where tokens are no calls of their own.
@@ -55,7 +56,7 @@ class Kernel:
     outputs: tuple[int, ...]
     contract: Contract
     examples: Callable[[np.random.Generator, int], Arguments]
-    narrow: Callable[[Arguments], Arguments] = everything
+    narrow: Callable[[Arguments, int], Arguments] = everything
     parallel: bool = False
     parts: Callable[[Arguments], tuple[Part, ...]] | None = None
     by_token: tuple[int, ...] = ()

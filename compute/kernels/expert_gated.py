@@ -150,10 +150,10 @@ def launches(
     return (CudaLaunch(module_of(gate_code), "expert_gated", grid, block, (*own, x, np.int32(columns))),)
 
 
-def narrow(arguments: Arguments) -> Arguments:
+def narrow(arguments: Arguments, turn: int) -> Arguments:
     """The same of some rows, which are the same of all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
-    rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch))
+    rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))
     return (*(gate_code, gate_weights, up_code, up_weights), experts, x, *(one[:, rows] for one in outs), scratch)
 

@@ -133,18 +133,18 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
     )
 
 
-def narrow(arguments: Arguments) -> Arguments:
+def narrow(arguments: Arguments, turn: int) -> Arguments:
     """The same of some rows, which are the same of all experts."""
     code, weights, experts, x, out, scratch = arguments
-    rows = rows_of(arguments)
+    rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch
 
 
-def rows_of(arguments: Arguments) -> Any:
+def rows_of(arguments: Arguments, turn: int) -> Any:
     """The rows that `narrow` leaves of what a linear kernel multiplies by."""
     code, weights, _, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
-    return kernel.narrow((code, np.arange(weights.shape[1]), NO_BIAS, x, out, scratch))[1]
+    return kernel.narrow((code, np.arange(weights.shape[1]), NO_BIAS, x, out, scratch), turn)[1]
 
 
 def example_matrices(

@@ -181,11 +181,11 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
     return (*((kernels[call[0]], call) for call in calls), (activation.SWIGLU, (gate, up, out)))
 
 
-def narrow(arguments: Arguments) -> Arguments:
+def narrow(arguments: Arguments, turn: int) -> Arguments:
     """The same of some rows, which are the same of both matrices."""
     (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
-    gate, up = gate_kernel.narrow(gate_call), up_kernel.narrow(up_call)
-    with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]))
+    gate, up = gate_kernel.narrow(gate_call, turn), up_kernel.narrow(up_call, turn)
+    with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]), turn)
     return (*gate[:3], *up[:3], arguments[6], gate[4], up[4], with_out[4], arguments[10])
 
 

@@ -166,11 +166,16 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
     )
 
 
-def narrow(arguments: Arguments) -> Arguments:
-    """The same product for CHECKED_ROWS rows, spread over the matrix."""
+def narrow(arguments: Arguments, turn: int) -> Arguments:
+    """The same product for CHECKED_ROWS rows, spread over the matrix: with each turn for the next ones."""
     code, weights, bias, x, out, scratch = arguments
-    rows = np.unique(np.linspace(0, weights.shape[0] - 1, CHECKED_ROWS).astype(np.int64))
+    rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
+
+
+def spread(number: int, at_most: int, turn: int) -> Any:
+    """Places below `number`, int64, as far apart as can be; in turn 0 the first and the last are among them."""
+    return np.unique((np.linspace(0, number - 1, at_most).astype(np.int64) + turn) % number)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:

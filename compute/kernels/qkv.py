@@ -171,9 +171,9 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
     return tuple((kernels[call[0]], call) for call in calls)
 
 
-def narrow(arguments: Arguments) -> Arguments:
+def narrow(arguments: Arguments, turn: int) -> Arguments:
     """The same of some rows of each matrix."""
-    calls = [kernel.narrow(call) for kernel, call in parts(arguments)]
+    calls = [kernel.narrow(call, turn) for kernel, call in parts(arguments)]
     matrices = [one for call in calls for one in call[:3]]
     return (*matrices, arguments[9], *(call[4] for call in calls), arguments[13])
 

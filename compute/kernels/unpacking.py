@@ -26,7 +26,7 @@ from cbtop.compute.jit.vectors import (
     to_floats,
 )
 from cbtop.compute.kernels.base import Arguments
-from cbtop.compute.kernels.linear import CHECKED_ROWS
+from cbtop.compute.kernels.linear import CHECKED_ROWS, spread
 from cbtop.compute.quantization.interleaved import ROWS
 from cbtop.compute.quantization.q2_k import Q2_K
 from cbtop.compute.quantization.q3_k import Q3_K
@@ -43,11 +43,10 @@ UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen b
 Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
 
 
-def narrow(arguments: Arguments) -> Arguments:
-    """The same product for CHECKED_ROWS rows, in groups spread over the matrix."""
+def narrow(arguments: Arguments, turn: int) -> Arguments:
+    """The same product for CHECKED_ROWS rows, in groups spread over the matrix: with each turn for the next ones."""
     code, weights, bias, x, out, scratch = arguments
-    last = len(weights) // ROWS - 1
-    groups = np.unique(np.linspace(0, last, CHECKED_ROWS // ROWS).astype(np.int64))
+    groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
     rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 

@@ -167,6 +167,29 @@ def test_a_nan_in_a_row_that_is_not_compared_is_found_and_mended(
     assert np.isfinite(decoder.logits).all()
 
 
+@pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
+def test_what_is_wrong_in_one_row_alone_is_found_by_a_later_sample_for_each_compares_other_rows(
+    model: Model, profiler: BrickProfiler
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    lm_head = decoder.bricks.lm_head
+    (right,) = lm_head._implementations
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[4][0, 44] += 10.0  # of 512: a first sample compares none from 41 to 47, of sixteen none from 32
+
+    def go_on(token: int) -> None:
+        for _ in range(8):
+            token = decoder.decode(token)
+
+    lm_head._implementations = (wrong,)
+    decoder.guard = JidokaGuard(Reaction.STOP, profiler, {lm_head: None}, stopped)
+    token = decoder.prefill(PROMPT)
+    with pytest.raises(GuardError, match=r"^LmHead computed what its reference does not"):
+        go_on(token)
+
+
 @pytest.mark.parametrize("model", ["gemma2"], indirect=True)
 def test_a_nan_that_the_soft_cap_of_logits_makes_is_found_and_mended(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder
