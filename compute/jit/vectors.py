@@ -168,18 +168,6 @@ def load_halves(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Co
 
 
 @_intrinsic
-def load_widened(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a matrix of float32, or of uint16 that are the bits of binary16."""
-    kind = _HALVES if array.dtype == types.uint16 else _FLOATS
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        loaded = _load(builder, _address(context, builder, signature.args[0], *values), kind)
-        return _widened(builder, loaded) if kind is _HALVES else loaded
-
-    return _floats(array, types.uint64, types.uint64), generate
-
-
-@_intrinsic
 def store_floats(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
     """array[row, column : column + 16] = vector, of a float32 matrix."""
 
