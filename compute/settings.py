@@ -11,11 +11,14 @@ from typing import Literal, SupportsIndex, get_args
 
 from cbtop.compute.errors import ComputeError
 
+LOWEST_TEMPERATURE = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen: of the `top_k` likeliest (0: all) those that together have `top_p` of their
-    probability, at a `temperature`, drawn by `seed`. A temperature of 0 is the greedy choice.
+    probability, at a `temperature`, drawn by `seed`. A temperature of 0 is the greedy choice; of one below 1e-6 a
+    quotient with it could be infinite, and it chose nothing else.
 
     ComputeError for what is none of these: drawn with it, some token comes out all the same.
     """
@@ -27,7 +30,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         wanted = {
-            "temperature": (0 <= self.temperature < math.inf, "a finite number from 0"),
+            "temperature": (
+                self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < math.inf,
+                f"0, or a finite number from {LOWEST_TEMPERATURE:g},",
+            ),
             "top_k": (_is_whole(self.top_k, 1 << 63), "a whole number from 0, below 2^63"),
             "top_p": (0 < self.top_p <= 1, "above 0, to 1"),
             "seed": (_is_whole(self.seed, 1 << 64), "a whole number from 0, below 2^64"),

@@ -85,12 +85,17 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
-    """ComputeError where the caches of a context, which are taken as it fills, are more than the memory there is."""
-    size_bytes = 2 * len(model.layers) * model.kv_heads * context * attention.padded(model.head_dim) * item_bytes
+    """ComputeError where what a context takes is more than the memory there is: the caches, which are taken as it
+    fills, and the angles of its positions, which are made before, the last of them with a float64 each beside."""
+    caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
+    tables = 4 * model.rope.dimensions
+    if model.sliding_rope is not model.rope:
+        tables += 4 * model.sliding_rope.dimensions
+    size_bytes = context * (caches + tables + 4 * model.sliding_rope.dimensions)
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise ComputeError(
-            f"the KV cache of {context:,} tokens takes {size_bytes / 1e9:,.1f} GB of memory, and "
+            f"the KV cache of {context:,} tokens and their angles take {size_bytes / 1e9:,.1f} GB of memory, and "
             f"{available / 1e9:,.1f} GB are available here; give a shorter context"
         )
 
@@ -263,7 +268,7 @@ class Decoder:
                 f"{count} tokens at position {self.position} do not fit a context of {self.context}; restart first"
             )
         for token in tokens:
-            if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
+            if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
                 raise ComputeError(
                     f"a token is {token!r:.40}; whole numbers from 0 to {vocabulary - 1:,} are wanted, which is the "
                     "vocabulary"

@@ -32,9 +32,10 @@ def checked(
         gpu.launch(one)
     for (kernel, arguments), before in zip(_pairs(brick, calls), every, strict=True):
         after = {place: gpu.host(arguments[place]) for place in kernel.outputs}
-        for output, expected in _compared(gpu, matrices, kernel, arguments, before, after):
+        for output, rows, expected in _compared(gpu, matrices, kernel, arguments, before, after):
             for assertion in brick.spec.assertions:
-                yield brick.spec.name, assertion.name, assertion.evaluate(from_bits(output), from_bits(expected))
+                met = rows if assertion.needs_reference else output
+                yield brick.spec.name, assertion.name, assertion.evaluate(from_bits(met), from_bits(expected))
 
 
 def _pairs(brick: ComputeBrick, calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Arguments]]:
@@ -48,8 +49,8 @@ def _compared(
     arguments: Arguments,
     before: Mapping[int, Any],
     after: Mapping[int, Any],
-) -> Iterator[tuple[Any, Any]]:
-    """Each output, or rows of it, with what the reference makes of the same."""
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Each output, of it all or some rows, and what the reference makes of these."""
     if kernel.parts is not None:  # products of some rows each, and what is made of all of them
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
@@ -67,7 +68,7 @@ def _compared(
             given, shown = _of_some_rows(given, shown, names)
     kernel.reference(*given)
     for place in kernel.outputs:
-        yield shown[place], given[place]
+        yield after[place], shown[place], given[place]
 
 
 def _of_some_rows(

@@ -1,4 +1,7 @@
-"""float32 to the bits of IEEE binary16, and to whatever an array holds; and what its bits stand for."""
+"""float32 to the bits of IEEE binary16, and to whatever an array holds; and what its bits stand for.
+
+What an array cannot hold, and an infinity, is NaN there: an infinite key could be a weight of 0, which looks sound.
+"""
 
 # By integers, as compile.half_to_float: a processor without F16C has no instruction for it.
 
@@ -13,21 +16,21 @@ from numba.extending import overload
 
 from cbtop.compute.jit.compile import jit
 
-_SIGN, _MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
+_SIGN, MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
 _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
-_BEYOND = np.int32(0x47800000)  # 2^16: all from here on is infinite, or no number
-_INFINITE = np.int32(0x7F800000)
+_BEYOND = np.int32(0x477FF000)  # 65,520, which is nearer to 2^16 than to the largest binary16
+INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
 _HALF_BITS = np.int32(0x3F000000)  # of 0.5: beside it a float32's last bit is the smallest binary16, 2^-24
 
 
 @jit
 def float_to_half(value: Any) -> Any:
-    """The bits (uint16) of the binary16 nearest to a float32, of two the even one."""
+    """The bits (uint16) of the binary16 nearest to a float32, of two the even one; of one beyond all, of NaN."""
     bits = np.float32(value).view(np.int32)
-    magnitude = np.int32(bits & _MAGNITUDE)
+    magnitude = np.int32(bits & MAGNITUDE)
     if magnitude >= _BEYOND:
-        found = np.int32(0x7E00) if magnitude > _INFINITE else np.int32(0x7C00)
+        found = np.int32(0x7E00)
     elif magnitude < _SMALLEST_NORMAL:
         found = np.int32(np.float32(magnitude.view(np.float32) + np.float32(0.5)).view(np.int32) - _HALF_BITS)
     else:
@@ -38,7 +41,14 @@ def float_to_half(value: Any) -> Any:
 
 def rounded_to(array: Any, value: Any) -> Any:
     """A float32 as an element of `array`: itself, or the bits of its binary16 where that holds uint16."""
-    return np.float16(value).view(np.uint16) if array.dtype == np.uint16 else np.float32(value)
+    return held_by(array, np.float32(value)).view(array.dtype)
+
+
+def held_by(array: Any, values: Any) -> Any:
+    """Float32s as `array` holds them, as float16 where it holds uint16."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float16 if array.dtype == np.uint16 else np.float32)
+    return np.where(np.isfinite(rounded), rounded, rounded.dtype.type(np.nan))
 
 
 @overload(rounded_to)
@@ -47,7 +57,9 @@ def _rounded_to(array: Any, value: Any) -> Any:
         return float_to_half(value)
 
     def unchanged(array: Any, value: Any) -> Any:
-        return value
+        bits = np.float32(value).view(np.int32)
+        is_finite = np.int32(bits & MAGNITUDE) < INFINITE
+        return np.int32(bits if is_finite else NOT_A_NUMBER).view(np.float32)
 
     return narrowed if array.dtype == types.uint16 else unchanged
 

@@ -15,9 +15,10 @@ import numpy as np
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, stays_in_registers
 from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.halves import NOT_A_NUMBER
 from cbtop.compute.kernels import rms_norm
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER
+from cbtop.compute.kernels.quantize_rows import BLOCK
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.residual_add import reference as add_reference

@@ -15,7 +15,7 @@ import numpy as np
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.halves import from_bits, rounded_to
+from cbtop.compute.jit.halves import from_bits, held_by, rounded_to
 from cbtop.compute.jit.vectors import LANES
 from cbtop.compute.kernels.attention import empty_caches, keys_of, padded
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -23,17 +23,19 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
     """k, v: float32 (tokens, kv_heads * head_dim); the caches: as attention's `empty_caches` or `plain_caches`
-    makes them."""
+    makes them. What these cannot hold, and an infinity, is NaN there."""
     kv_heads, _, head_dim = k_cache.shape[:3]
     tokens = k.shape[0]
     at = np.arange(start, start + tokens)
-    new = k.reshape(tokens, kv_heads, head_dim).transpose(1, 0, 2)
-    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
-        if k_cache.ndim == 3:
-            keys_of(k_cache)[:, at] = new
-        else:
-            from_bits(k_cache).transpose(0, 1, 3, 2)[:, at // LANES, at % LANES] = new
-        from_bits(v_cache)[:, at, :head_dim] = v.reshape(tokens, kv_heads, head_dim).transpose(1, 0, 2)
+    keys, values = (
+        held_by(cache, new).reshape(tokens, kv_heads, head_dim).transpose(1, 0, 2)
+        for new, cache in ((k, k_cache), (v, v_cache))
+    )
+    if k_cache.ndim == 3:
+        keys_of(k_cache)[:, at] = keys
+    else:
+        from_bits(k_cache).transpose(0, 1, 3, 2)[:, at // LANES, at % LANES] = keys
+    from_bits(v_cache)[:, at, :head_dim] = values
 
 
 @jit
@@ -61,7 +63,18 @@ def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 CUDA = CudaModule(
     "kv_write",
-    "".join(
+    """
+__device__ __forceinline__ uint16_t held_half(float value)
+{
+    const uint16_t bits = to_half(value);
+    return (bits & 0x7fff) < 0x7c00 ? bits : 0x7fff;
+}
+__device__ __forceinline__ float held_float(float value)
+{
+    return (__float_as_uint(value) & 0x7fffffff) < 0x7f800000 ? value : __uint_as_float(0x7fffffff);
+}
+"""
+    + "".join(
         f"""
 KERNEL kv_write_{name}(const float* k, const float* v, const int* start, {numbers}* keys, {numbers}* values,
     int columns, int head_dim, int stride, int context, int64_t size STAMP)
@@ -78,7 +91,7 @@ KERNEL kv_write_{name}(const float* k, const float* v, const int* start, {number
     LEAVE
 }}
 """
-        for name, numbers, rounded in (("f16", "uint16_t", "to_half"), ("f32", "float", ""))
+        for name, numbers, rounded in (("f16", "uint16_t", "held_half"), ("f32", "float", "held_float"))
     ),
 )
 

@@ -21,10 +21,11 @@ from cbtop.compute.cuda.launches import (
     stays_in_registers,
 )
 from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.halves import NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER, SCALES
+from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
-from cbtop.compute.kernels.rms_norm import LARGEST_SUM
+from cbtop.compute.kernels.rms_norm import CUDA_SCALE, LARGEST_SUM
 
 
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
@@ -63,6 +64,7 @@ def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None
 CUDA = CudaModule(
     "layer_norm",
     SCALES
+    + CUDA_SCALE
     + f"const int IN_REGISTERS = {IN_REGISTERS};"
     + r"""
 
@@ -92,7 +94,7 @@ struct Row {
                 own[n] = make_float4(own[n].x - mean, own[n].y - mean, own[n].z - mean, own[n].w - mean);
             squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
         }
-        scale = 1 / sqrtf(block_sum(squares, space) / (4 * fours) + epsilon);
+        scale = scale_of(block_sum(squares, space), 4 * fours, epsilon);
     }
     __device__ __forceinline__ void normed(int n, float (&v)[4]) const
     {
@@ -131,7 +133,7 @@ __device__ __forceinline__ void norm_row(const float* x, const float* weight, co
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) sum += x[i];
         const float mean = block_sum(sum, space) / hidden;
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
-        const float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+        const float scale = scale_of(block_sum(squares, space), hidden, epsilon);
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
             const float v = (x[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
             out[i] = v;

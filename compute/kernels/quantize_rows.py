@@ -14,13 +14,13 @@ import numpy as np
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line
 from cbtop.compute.jit.compile import jit, jit_as_written
+from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
 FACTORS = 4  # of a block: its scale, and this times minus the sums of its codes, of the first 16, of the last
 LARGEST = np.float32(127)
 SMALLEST = np.float32(2.0**-126)  # of the scales but 0: of one that is smaller, the inverse is infinite
-MAGNITUDE, INFINITE, NOT_A_NUMBER = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(0x7FC00000)
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:

@@ -21,8 +21,9 @@ from cbtop.compute.cuda.launches import (
     stays_in_registers,
 )
 from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.halves import NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.quantize_rows import BLOCK, NOT_A_NUMBER, SCALES
+from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
 # Of a row's squares, a third of what float32 holds. Where their sum is infinite the norm would be zeros, which look
@@ -51,9 +52,21 @@ def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
             out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
 
 
+CUDA_SCALE = (
+    f"const float LARGEST_SUM = {LARGEST_SUM:.0e}f;"
+    + r"""
+
+// What a row of so many numbers is multiplied by; NaN where their squares are more than LARGEST_SUM.
+__device__ __forceinline__ float scale_of(float squares, int count, float epsilon)
+{
+    return squares > LARGEST_SUM ? __uint_as_float(0x7fffffff) : 1 / sqrtf(squares / count + epsilon);
+}
+"""
+)
 CUDA = CudaModule(
     "rms_norm",
     SCALES
+    + CUDA_SCALE
     + f"const int IN_REGISTERS = {IN_REGISTERS};"
     + r"""
 
@@ -86,7 +99,7 @@ __device__ __forceinline__ void norm_row(
                 squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
             }
         }
-        const float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+        const float scale = scale_of(block_sum(squares, space), hidden, epsilon);
 #pragma unroll
         for (int n = 0; n < IN_REGISTERS; n++) {
             const int at = threadIdx.x + n * blockDim.x;
@@ -103,7 +116,7 @@ __device__ __forceinline__ void norm_row(
             if (ADDS) x[i] += delta[i];
             squares += x[i] * x[i];
         }
-        const float scale = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+        const float scale = scale_of(block_sum(squares, space), hidden, epsilon);
         for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
             const float v = x[i] * scale * weight[i];
             out[i] = v;
@@ -136,7 +149,7 @@ __device__ __forceinline__ void norm_coded(
         by[n] = at < fours ? ((const float4*)weight)[at] : nothing;
         squares += own[n].x * own[n].x + own[n].y * own[n].y + own[n].z * own[n].z + own[n].w * own[n].w;
     }
-    const float norm = 1 / sqrtf(block_sum(squares, space) / hidden + epsilon);
+    const float norm = scale_of(block_sum(squares, space), hidden, epsilon);
 #pragma unroll
     for (int n = 0; n < IN_REGISTERS; n++) {
         const int at = threadIdx.x + n * blockDim.x;

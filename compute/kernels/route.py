@@ -17,8 +17,8 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line, whole_warps
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
+from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.kernels.quantize_rows import INFINITE, MAGNITUDE, NOT_A_NUMBER
 
 LEAST = np.float32(-3e38)  # the place of a logit that is no finite number: after all others
 

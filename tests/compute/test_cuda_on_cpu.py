@@ -25,11 +25,14 @@ from cbtop.compute.gpu.arguments import run_on
 from cbtop.compute.gpu.checks import checked
 from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
+from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.activation import GEGLU, SWIGLU
+from cbtop.compute.kernels.attention import empty_caches, keys_of
 from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
+from cbtop.compute.kernels.kv_write import kernel_for
 from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS
-from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS, empty_codes
+from cbtop.compute.kernels.quantize_rows import BLOCK, QUANTIZE_ROWS, empty_codes
 from cbtop.compute.kernels.rms_norm import RMS_NORM
 from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
 from cbtop.compute.kernels.sampling import DRAWN
@@ -220,6 +223,41 @@ def test_a_norm_marks_blocks_that_are_not_finite_as_quantize_rows_does(
     np.testing.assert_array_equal(factors, expected[1])
 
 
+@NORMS
+@pytest.mark.parametrize("hidden", [130, 128], ids=["in parts", "in registers"])
+def test_the_norm_of_a_row_whose_squares_float32_cannot_add_up_is_nan(
+    kernel: Kernel, hidden: int, gpu: CpuAsGpu
+) -> None:
+    rng = np.random.default_rng(1)
+    x, weights, out = floats(rng, 2, hidden), weights_of(kernel, rng, hidden), np.zeros((2, hidden), np.float32)
+    x[1, 7] = 1e30
+    run_on(gpu, kernel, (x, *weights, 1e-6, out))
+    assert np.isfinite(out[0]).all()
+    assert np.isnan(out[1]).all()
+    if hidden % BLOCK == 0:
+        codes, factors = (gpu.array(one) for one in empty_codes(2, hidden))
+        by = [gpu.array(one) for one in weights]
+        for one in with_codes(kernel, gpu.array(x), *by, 1e-6, gpu.zeros((2, hidden), np.float32), codes, factors):
+            gpu.launch(one)
+        assert np.isfinite(factors[0]).all()
+        assert np.isnan(factors[1, ::4]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32], ids=["f16", "f32"])
+def test_what_a_cache_cannot_hold_is_nan_there(dtype: Any, gpu: CpuAsGpu) -> None:
+    k, v = np.ones((1, 64), np.float32), np.ones((1, 64), np.float32)
+    k[0, 3], v[0, 5] = np.inf, -np.inf
+    if dtype == np.uint16:
+        k[0, 4], v[0, 6] = 65520, 65519
+    caches = empty_caches(2, 4, 32, dtype)
+    run_on(gpu, kernel_for(dtype), (k, v, 1, *caches))
+    keys, values = keys_of(caches[0])[:, 1].reshape(-1), from_bits(caches[1])[:, 1].reshape(-1)
+    assert np.flatnonzero(np.isnan(keys)).tolist() == ([3, 4] if dtype == np.uint16 else [3])
+    assert np.flatnonzero(np.isnan(values)).tolist() == [5]
+    assert not np.isinf(keys).any()
+    assert not np.isinf(values).any()
+
+
 @pytest.mark.parametrize("hidden", [64, 3584, 8256])
 @pytest.mark.parametrize("kernel", [RMS_NORM, LAYER_NORM, SWIGLU, GEGLU], ids=lambda kernel: kernel.name)
 def test_what_is_rounded_with_what_it_is_made_of_is_to_the_bit_its_output_rounded(
@@ -381,6 +419,26 @@ def test_every_brick_of_a_mixture_passes_its_checks(
         decoder.plan(tokens, run, lambda index: nullcontext())
     assert {brick for brick, _, _ in findings} >= {"MoeRouter", "MoeExperts", "MoeCombine"}
     assert [(brick, what) for brick, what, found in findings if not found.passed] == []
+
+
+def test_a_check_finds_a_nan_in_a_row_that_no_reference_computes(
+    model_files: dict[str, Path], gpu: CpuAsGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_on(gpu, model_files["qwen2"], is_exact=False)
+    launch, findings = gpu.launch, []
+
+    def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+        def faulty(one: CudaLaunch) -> None:
+            launch(one)
+            if brick is decoder.bricks.lm_head:
+                calls[0][4][0, 1] = np.nan
+
+        monkeypatch.setattr(gpu, "launch", faulty)
+        launches = BrickLaunches(decoder._int8_scratch)
+        findings.extend(checked(gpu, host_matrices(decoder.model), launches, brick, calls))
+
+    decoder.plan([1], run, lambda index: nullcontext())
+    assert [(brick, what) for brick, what, found in findings if not found.passed] == [("LmHead", "finite")]
 
 
 @pytest.mark.slow

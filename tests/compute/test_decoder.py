@@ -83,10 +83,14 @@ def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
     fits = Decoder(model, "numba", 1, profiler, 64, cache_type)
-    size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers)
-    monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
+    tables = {id(layer.angles): layer.angles.nbytes for layer in fits._layers}
+    size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers) + sum(tables.values())
+    while_made_bytes = max(tables.values())
+    monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes + while_made_bytes)
     Decoder(model, "numba", 1, profiler, 64, cache_type)
-    with pytest.raises(ComputeError, match=r"KV cache of 65 tokens takes 0\.\d GB .* give a shorter context"):
+    with pytest.raises(
+        ComputeError, match=r"KV cache of 65 tokens and their angles take 0\.\d GB .* shorter context"
+    ):
         Decoder(model, "numba", 1, profiler, 65, cache_type)
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: None)
     Decoder(model, "numba", 1, profiler, 65, cache_type)
@@ -258,7 +262,7 @@ def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> No
         decoder.prefill([1] * 65)
 
 
-@pytest.mark.parametrize("token", [512, -1, 1.0, 2.5, float("nan"), np.float32(3), "7", None, [1]])
+@pytest.mark.parametrize("token", [512, -1, 1.0, 2.5, float("nan"), np.float32(3), "7", None, [1], True])
 def test_a_token_that_is_none_of_the_vocabulary_is_refused_before_a_step_begins(
     model: Model, decoder_for: MakeDecoder, recorder: ListRecorder, token: Any
 ) -> None:

@@ -139,6 +139,28 @@ def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profile
         weight[:] = kept
 
 
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+@pytest.mark.parametrize(("cache_type", "bias"), [("f16", 7e4), ("f32", np.inf)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
+    model: Model, profiler: BrickProfiler, cache_type: str, bias: float, sign: int
+) -> None:
+    """Infinite, it would be a weight of 0 for the queries with the other sign, and pass."""
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
+    key_bias = model.layers[LAYER].k.bias
+    kept = key_bias.copy()
+    key_bias[0] = sign * bias
+    try:
+        decoder.prefill(PROMPT)
+        assert np.isnan(decoder.logits).all()
+        decoder.restart()
+        decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
+        with pytest.raises(GuardError, match=r"in layer 1 computed an? (NaN|infinity) at position 0"):
+            decoder.prefill(PROMPT)
+    finally:
+        key_bias[:] = kept
+
+
 def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
     """For so many calls what multiplies by the output matrix leaves a NaN in a row that no reference looks at."""
     (right,) = decoder.bricks.lm_head._implementations

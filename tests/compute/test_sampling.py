@@ -102,7 +102,8 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"temperature": float("nan")}, {"temperature": float("inf")}, {"temperature": -1.0}, {"top_k": -1},
+        {"temperature": float("nan")}, {"temperature": float("inf")}, {"temperature": -1.0}, {"temperature": 1e-310},
+        {"top_k": -1},
         {"top_k": 1 << 63}, {"top_k": 2.5}, {"seed": 1.5},
         {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": float("nan")}, {"seed": -1}, {"seed": 1 << 64},
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from cbtop.compute.settings import LOWEST_TEMPERATURE
+
 
 def count(text: str) -> int:
     """`text` as a number from 1 on."""
@@ -21,8 +23,11 @@ def whole(text: str) -> int:
 
 
 def temperature(text: str) -> float:
-    """`text` as a number from 0 on."""
-    return _number(text, 0.0, 100.0)
+    """`text` as a temperature to draw tokens at: 0, or from the lowest on."""
+    value = _number(text, 0.0, 100.0)
+    if 0 < value < LOWEST_TEMPERATURE:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor from {LOWEST_TEMPERATURE:g} on")
+    return value
 
 
 def part(text: str) -> float:
