@@ -15,7 +15,8 @@ import numba
 import numpy as np
 
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.jit.compile import is_kept, jit_parallel, prange, settings
+from cbtop.compute.jit.addresses import address_of, on_threads
+from cbtop.compute.jit.compile import is_kept, jit, settings
 
 # How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
 # its screen runs on the same cores: with libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to
@@ -68,15 +69,20 @@ class Backend:
         return f"numba-{self.threading_layer}×{self.threads}"
 
 
-@jit_parallel
-def _launch(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-    for i in prange(counts.shape[0]):
-        counts[i] += 1
+@jit
+def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
+    """What threads are started with, of the types that products of int8 have."""
+
+
+def _start(threads: int) -> None:
+    codes, numbers = np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.float32)
+    arguments = codes, numbers[0], codes, numbers, numbers
+    on_threads(address_of(_nothing, *arguments, 0, 1), *arguments, threads)
 
 
 def is_first_run() -> bool:
     """Whether not even what starts threads, which every run begins with, is in the cache of compiled kernels."""
-    return not is_kept(_launch)
+    return not is_kept(on_threads)
 
 
 def available_threads() -> int:
@@ -156,7 +162,7 @@ def cpu_backend(threads: int | None = None) -> Backend:
     try:
         numba.set_num_threads(wanted)
         with turn():  # Numba knows its threading layer only once something has run in parallel
-            _launch(np.zeros(wanted, np.int64))
+            _start(wanted)
     except ValueError as error:  # of a layer that NUMBA_THREADING_LAYER names and that is not there
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -18,8 +18,9 @@ import numpy as np
 
 from cbtop.compute.backends import OtherProcesses, available_threads, torch_on, turn
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.bytes64 import load_64, multiplied_again, sums_of_products
-from cbtop.compute.jit.compile import jit, jit_parallel, prange
+from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.cpu import HAS_TILES, HAS_VNNI, TIER
 from cbtop.compute.jit.tiles import (
     configure_tiles,
@@ -49,6 +50,7 @@ LINE = 64  # bytes: of a vector, and of a row of a tile
 BYTE_CHAINS = 12 if HAS_VNNI else 6  # independent sums: enough to wait for none, and no more than registers hold
 BYTE_REPEATS = 8_000_000 // BYTE_CHAINS  # a round takes about as long as one of floats
 TILE_BYTES = 1024
+WORD = 8  # bytes: of what is read
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
 TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # a working set of half a cache: the rest is for what else runs there
@@ -57,61 +59,60 @@ PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; the largest that 
 PRODUCT_S = 0.1
 
 
-@jit_parallel
-def _fill(buffer: Any, threads: int) -> None:
-    """Touch every page, from the thread that will read it."""
-    size = buffer.shape[0]
-    for thread in prange(threads):
-        for i in range(np.uint64(thread * size // threads), np.uint64((thread + 1) * size // threads)):
-            buffer[i] = np.int64(1)
-
-
-@jit_parallel
-def _read(buffer: Any, sums: Any, repeats: int, nothing: int) -> None:
-    """Each thread reads its part `repeats` times, a sequential stream; `nothing` is 0, which keeps the compiler from
-    reading it once."""
-    size, threads = buffer.shape[0], sums.shape[0]
-    for thread in prange(threads):
-        begin, end = np.uint64(thread * size // threads), np.uint64((thread + 1) * size // threads)
-        total = np.int64(0)
-        for repeat in range(repeats):
-            for i in range(begin + np.uint64(repeat * nothing), end):
-                total += buffer[i]
-        sums[thread] = total
-
-
-@jit_parallel
-def _multiply_add(values: Any, factor: Any, term: Any, repeats: int) -> None:
-    """values[thread] go through FMAS_PER_VISIT dependent multiply-adds, `repeats` times over."""
-    for thread in prange(values.shape[0]):
-        for _ in range(repeats):
-            for i in range(np.uint64(COMPUTE_LANES)):
-                value = values[thread, i]
-                for _ in range(FMAS_PER_VISIT):
-                    value = value * factor + term
-                values[thread, i] = value
+# What threads do has the arguments of the rows of a product, as `on_threads` gives them; each takes what it needs.
 
 
 @jit
-def _multiply_bytes(lines: Any, out: Any, repeats: int) -> None:
-    """Sums of BYTE_CHAINS rows of `lines` go through as many multiply-adds with its first, `repeats` times over."""
+def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
+    """Touch every page, from the thread that will read it."""
+    size = numbers.shape[1]
+    for i in range(np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)):
+        numbers[np.uint64(0), i] = np.float32(1)
+
+
+@jit
+def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
+    """Read a part repeats[0] times, a sequential stream; repeats[1] is 0, which keeps the compiler from reading it
+    once."""
+    words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])  # whose sums wait less for each other
+    size = words.shape[0]
+    begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
+    total = np.int64(0)
+    for repeat in range(np.int64(repeats[0])):
+        for i in range(begin + np.uint64(repeat * nothing), end):
+            total += words[i]
+    out[chunk, 0] = np.float32(total)
+
+
+@jit
+def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
+    """numbers[chunk] go through FMAS_PER_VISIT dependent multiply-adds with by[1] and by[2], by[0] times over."""
+    row, factor, term = np.uint64(chunk), by[1], by[2]
+    for _ in range(np.int64(by[0])):
+        for i in range(np.uint64(COMPUTE_LANES)):
+            value = numbers[row, i]
+            for _ in range(FMAS_PER_VISIT):
+                value = value * factor + term
+            numbers[row, i] = value
+
+
+@jit
+def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int) -> None:
+    """Sums of BYTE_CHAINS rows of `lines` go through as many multiply-adds with its first, repeats[0] times over."""
+    row = np.uint64(chunk)
     weights = load_64(lines, U(0), U(0))
     totals = sums_of_products((weights,), lines, U(0), U(0), BYTE_CHAINS, 255)
-    for _ in range(repeats):
+    for _ in range(np.int64(repeats[0])):
         totals = multiplied_again(weights, totals)
     for total in totals:
-        store_floats(out, U(0), U(0), add(load_floats(out, U(0), U(0)), to_floats(total)))
-
-
-@jit_parallel
-def _multiply_add_bytes(lines: Any, out: Any, repeats: int) -> None:
-    for thread in prange(out.shape[0]):
-        _multiply_bytes(lines, out[thread : thread + 1], repeats)
+        store_floats(out, row, U(0), add(load_floats(out, row, U(0)), to_floats(total)))
 
 
 @jit
-def _multiply_four_tiles(lines: Any, out: Any, repeats: int) -> None:
-    """Four sums of two tiles times two."""
+def _multiply_four_tiles(
+    weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int
+) -> None:
+    """Four sums of two tiles times two, repeats[0] times over."""
     configure_tiles()
     zero_tile(0)
     zero_tile(1)
@@ -121,19 +122,29 @@ def _multiply_four_tiles(lines: Any, out: Any, repeats: int) -> None:
     load_tile(5, lines, U(0), U(0))
     load_tile(6, lines, U(0), U(0))
     load_tile(7, lines, U(0), U(0))
-    for _ in range(repeats):
+    for _ in range(np.int64(repeats[0])):
         multiply_tiles(0, 4, 6)
         multiply_tiles(1, 4, 7)
         multiply_tiles(2, 5, 6)
         multiply_tiles(3, 5, 7)
-    store_tile(0, out, U(0), U(0))
+    store_tile(0, out, np.uint64(chunk), U(0))
     release_tiles()
 
 
-@jit_parallel
-def _multiply_add_tiles(lines: Any, out: Any, repeats: int) -> None:
-    for thread in prange(out.shape[0]):
-        _multiply_four_tiles(lines, out[thread : thread + 1], repeats)
+class _Threads:
+    """So many threads, and what they work on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.buffer = np.empty((1, dram_buffer_bytes() // WORD * WORD // 4), np.float32)
+        self._lines = np.ones((TILE_BYTES // LINE, LINE), np.uint8)
+        self._sums = np.zeros((number, TILE_BYTES // 4), np.float32)
+        self.told(_fill, self.buffer)()
+
+    def told(self, function: Any, numbers: Any, *by: float) -> Callable[[], object]:
+        """What runs one of those above on every thread, and returns once the last one has."""
+        arguments = self._lines, np.array([*by, 0], np.float32), self._lines, numbers, self._sums
+        return partial(on_threads, address_of(function, *arguments, 0, 1), *arguments, self.number)
 
 
 @turn()
@@ -144,59 +155,48 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
     stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
     """
-    threads = threads or available_threads()
-    buffer = np.empty(dram_buffer_bytes() // 8, np.int64)
-    _fill(buffer, threads)
-    sums = np.zeros(threads, np.int64)
-    values = np.ones((threads, COMPUTE_LANES), np.float32)
-    # A contraction towards 1: nothing overflows and nothing becomes denormal.
-    factor, term = np.float32(0.5), np.float32(0.5)
-    _multiply_add(values, factor, term, 1)  # the first call compiles, or loads what was compiled
-    _read(buffer, sums, 1, 0)
-
-    flops = 2.0 * threads * COMPUTE_LANES * COMPUTE_REPEATS * FMAS_PER_VISIT
-    found = [_measured("dram_read", "bandwidth", buffer.nbytes, lambda: _read(buffer, sums, 1, 0))]
+    on = _Threads(threads or available_threads())
+    buffer, values = on.buffer, np.ones((on.number, COMPUTE_LANES), np.float32)
+    found = [_measured("dram_read", "bandwidth", buffer.nbytes, on.told(_read, buffer, 1))]
     if weights_bytes is not None:
-        weights = buffer[: max(min(weights_bytes, buffer.nbytes) // 8, threads)]
-        found.append(_measured("weights_read", "bandwidth", weights.nbytes, lambda: _read(weights, sums, 1, 0)))
-    found += _cache_ceilings(buffer, threads, found[0])
-    multiply_add = partial(_multiply_add, values, factor, term, COMPUTE_REPEATS)
-    found.append(_measured("fma_float32", "compute", flops, multiply_add, "float32"))
-    return [*found, *_ceilings_of_products(threads)]
-
-
-def _ceilings_of_products(threads: int) -> Iterator[Ceiling]:
-    """Of the instructions that products of quantised weights are made of."""
-    lines = np.ones((TILE_BYTES // LINE, LINE), np.uint8)
+        part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
+        found.append(_measured("weights_read", "bandwidth", part.nbytes, on.told(_read, part, 1)))
+    found += _cache_ceilings(on, found[0])
+    # A contraction towards 1: nothing overflows and nothing becomes denormal.
+    run = on.told(_multiply_add, values, COMPUTE_REPEATS, 0.5, 0.5)
+    operations = 2.0 * values.size * COMPUTE_REPEATS * FMAS_PER_VISIT
+    found.append(_measured("fma_float32", "compute", operations, run, "float32"))
+    # The instructions that products of quantised weights are made of.
     if TIER != "generic":
-        sums = np.zeros((threads, LINE // 4), np.float32)
-        _multiply_add_bytes(lines, sums, 1)
-        amount = 2.0 * threads * BYTE_REPEATS * BYTE_CHAINS * LINE
-        run = partial(_multiply_add_bytes, lines, sums, BYTE_REPEATS)
-        yield _measured("dot_int8", "compute", amount, run, "int8")
+        run = on.told(_multiply_bytes, values, BYTE_REPEATS)
+        operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
+        found.append(_measured("dot_int8", "compute", operations, run, "int8"))
     if HAS_TILES:  # pragma: no cover - AMX
-        sums = np.zeros((threads, TILE_BYTES // 4), np.float32)
-        _multiply_add_tiles(lines, sums, 1)
-        amount = 2.0 * threads * TILE_REPEATS * PRODUCTS_OF_TILES
-        run = partial(_multiply_add_tiles, lines, sums, TILE_REPEATS)
-        yield _measured("tiles_bfloat16", "compute", amount, run, "bfloat16")
+        run = on.told(_multiply_four_tiles, values, TILE_REPEATS)
+        operations = 2.0 * on.number * TILE_REPEATS * PRODUCTS_OF_TILES
+        found.append(_measured("tiles_bfloat16", "compute", operations, run, "bfloat16"))
+    return found
 
 
-def _cache_ceilings(buffer: Any, threads: int, dram: Ceiling) -> list[Ceiling]:
+def _part(buffer: Any, size_bytes: int) -> Any:
+    """The first bytes of it, whole words."""
+    return buffer[:, : size_bytes // WORD * WORD // 4]
+
+
+def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
     """How fast a working set is read that fits each level of cache, the nearest first; kind `cache`.
 
     A level that is read no faster than memory here, as a last one that others fill, is none.
     """
-    sums = np.zeros(threads, np.int64)
     found = []
-    for level, size_bytes in cache_bytes(threads).items():
-        each = max(size_bytes // CACHE_SHARE // 8, 1)
-        part = buffer[: each * threads]
-        repeats = max(1, CACHE_READ_BYTES // (8 * each))
-        _read(part, sums, 1, 0)  # into the cache
-        run = partial(_read, part, sums, repeats, 0)
+    for level, size_bytes in cache_bytes(on.number).items():
+        each_bytes = max(size_bytes // CACHE_SHARE, WORD)
+        part = _part(on.buffer, each_bytes * on.number)
+        repeats = max(1, CACHE_READ_BYTES // each_bytes)
+        on.told(_read, part, 1)()  # into the cache
+        run = on.told(_read, part, repeats)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
-        if part.nbytes < buffer.nbytes and one.value > dram.value:
+        if part.nbytes < on.buffer.nbytes and one.value > dram.value:
             found.append(one)
     return found
 

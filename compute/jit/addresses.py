@@ -13,9 +13,11 @@ from operator import attrgetter
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import types
 from numba.extending import intrinsic as numba_intrinsic
 
+from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.jit.vectors import Codegen
 
 _intrinsic: Any = numba_intrinsic
@@ -49,3 +51,13 @@ def call_rows(
         return context.get_dummy_value()
 
     return types.none(types.int64, *kinds), generate
+
+
+@jit_parallel
+def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
+    """What lies at an address, called once for each of `chunks` with its number and theirs, each on a thread.
+
+    It takes as long to compile as several of those it calls: all that lies there has these arguments.
+    """
+    for chunk in prange(chunks):
+        call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from cbtop.compute.jit.function_cache import FunctionCache
+from cbtop.compute.jit.inlined import InlinedCompiler
 from cbtop.compute.jit.kernel_cache import use_directory
 from cbtop.protocol.cache import cache_dir
 
@@ -27,6 +28,10 @@ INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all on
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 
+# Without wrappers that C would call, which take their time to compile.
+OPTIONS = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+
+
 def _usable_numba_cache() -> Path | None:
     """The directory for our compiled kernels, made; None where nothing can be written."""
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode()).hexdigest()
@@ -39,8 +44,7 @@ prange = numba.prange
 
 
 def _compiled(function: Function, **options: Any) -> Function:
-    # Without wrappers that C would call: with those of `jit_inlined` they took a sixth of the time of compiling.
-    dispatcher: Any = _njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **options)(function)
+    dispatcher: Any = _njit(**OPTIONS, **options)(function)
     if NUMBA_CACHE is not None:
         dispatcher._cache = FunctionCache(NUMBA_CACHE, function, dispatcher.targetoptions)
     return cast(Function, dispatcher)
@@ -71,9 +75,10 @@ def jit_as_written(function: Function) -> Function:
 def jit_inlined(function: Function) -> Function:
     """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments.
 
-    For compiled code alone: there is no wrapper that Python would call.
+    For compiled code alone: there is no machine code that Python would call, and none is kept.
     """
-    dispatcher: Any = _compiled(function, fastmath=True, forceinline=True, no_cpython_wrapper=True)
+    in_callers = {"forceinline": True, "no_cpython_wrapper": True, "pipeline_class": InlinedCompiler}
+    dispatcher: Any = _njit(**OPTIONS, **in_callers, fastmath=True)(function)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__qualname__} is for compiled code alone")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.addresses import address_of, call_rows
+from cbtop.compute.jit.addresses import address_of, call_rows, on_threads
 from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.kernels.activation import swiglu, swiglu_columns
 from cbtop.compute.settings import crossovers
@@ -34,12 +34,6 @@ class CompiledRows:
         if address is None:
             address = self._addresses[kinds] = address_of(self.function, weights, bias, x, beside, out, 0, 1)
         return address
-
-
-@jit_parallel
-def _one(first: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
-    for chunk in prange(chunks):
-        call_rows(first, weights, bias, x, beside, out, np.int64(chunk), chunks)
 
 
 @jit_parallel
@@ -76,7 +70,7 @@ def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: An
         rows.function(weights, bias, x, beside, out, 0, 1)
     else:
         address = rows.address(weights, bias, x, beside, out)
-        _one(address, weights, bias, x, beside, out, threads)
+        on_threads(address, weights, bias, x, beside, out, threads)
 
 
 Part = tuple[CompiledRows, Any, Any, Any]  # with weights, bias and out

@@ -62,8 +62,9 @@ import sys
 from numba import types
 from cbtop.compute import ceilings
 function = getattr(ceilings, sys.argv[1])
-numbers = types.Array(types.float32, 2, "C")
-function.compile((types.Array(types.uint8, 2, "C"), numbers, types.int64))
+some, numbers = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C")
+lines = types.Array(types.uint8, 2, "C")
+function.compile((lines, some, lines, numbers, numbers, types.int64, types.int64))
 print(next(iter(function.inspect_asm().values())))
 """
 

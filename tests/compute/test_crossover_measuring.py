@@ -146,7 +146,7 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
         return run
 
     module, place = {
-        "product_bytes": (measuring.linear_int8.linear_int8.__globals__["multiply_one"].__globals__, "_one"),
+        "product_bytes": (measuring.linear_int8.linear_int8.__globals__["multiply_one"].__globals__, "on_threads"),
         "attention_products": (measuring.attention.attention.__globals__, "_attend_parallel"),
         "bf16_tokens": (measuring.linear_int8.linear_bf16.prepared.__globals__, "_round_tokens"),
     }[name]

@@ -26,8 +26,8 @@ from cbtop.compute.verification import Variant, verified
 
 SIZE = 32
 BY_BYTES = {
-    "linear": (linear.kernel_for(Q4_K, 1, 2), "_one"),
-    "linear_int8": (linear_int8.kernel_for(Q4_K, 3, 2), "_one"),
+    "linear": (linear.kernel_for(Q4_K, 1, 2), "on_threads"),
+    "linear_int8": (linear_int8.kernel_for(Q4_K, 3, 2), "on_threads"),
     "qkv": (qkv.kernel_for((Q4_K.code,) * 3, 1, 2, is_int8=True), "_three"),
     "gated": (gated.kernel_for((Q4_K.code,) * 2, 1, 2, is_int8=True), "_gated"),
 }
@@ -52,7 +52,7 @@ def threaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run
 
     for module, names in (
-        (products, ("_one", "_three", "_gated")),
+        (products, ("on_threads", "_three", "_gated")),
         (attention, ("_attend_parallel", "_attend_held_parallel")),
     ):
         for name in names:
@@ -158,7 +158,7 @@ def test_verify_runs_what_has_threads_on_threads_at_every_size_whatever_was_meas
     use_crossovers(never)
     found = verified(Variant(linear_int8.kernel_for(Q4_K, 1, 2)))
     assert (found.failed, found.missed) == ((), ())
-    assert threaded == ["_one"] * len(found.sizes)
+    assert threaded == ["on_threads"] * len(found.sizes)
     assert crossovers() == never
 
 

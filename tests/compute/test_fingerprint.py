@@ -27,7 +27,7 @@ from cbtop.compute.jit.fingerprint import fingerprint
 from cbtop.compute.kernels import attention, kv_write, linear, linear_int8, products
 functions = {
     "q4_k": linear.ROWS_OF[12].function, "q8_0": linear.ROWS_OF[8].function, "iq4_nl": linear.ROWS_OF[20].function,
-    "int8 q4_k": linear_int8.ROWS_OF[12].function, "attention": attention._attend, "products": products._one,
+    "int8 q4_k": linear_int8.ROWS_OF[12].function, "attention": attention._attend, "products": products._three,
     "kv_write": kv_write.kv_write,
 }
 print(json.dumps({name: fingerprint(one.py_func, one.targetoptions) for name, one in functions.items()}))

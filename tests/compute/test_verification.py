@@ -61,7 +61,7 @@ def test_a_way_over_several_threads_that_does_nothing_is_found_where_it_is_taken
 def test_a_product_verified_with_two_threads_has_work_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     narrowest = min(FORMATS.values(), key=lambda one: one.row_bytes(256))
     over_several: list[int] = []
-    monkeypatch.setattr(products, "_one", lambda *_: over_several.append(1))
+    monkeypatch.setattr(products, "on_threads", lambda *_: over_several.append(1))
     kernel = linear.kernel_for(narrowest, 1, 2)
     kernel.implementation(*kernel.examples(np.random.default_rng(1), max(SIZES)))
     assert over_several
