@@ -166,6 +166,21 @@ def test_a_prompt_whose_experts_are_multiplied_in_bfloat16_has_the_logits_of_its
     assert off(*found) < 0.12
 
 
+@pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_where_a_key_is_more_than_its_cache_can_hold_no_token_is_chosen(
+    sign: int, is_eager: bool, model_files: dict[str, Path], gpu: Gpu
+) -> None:
+    model = read_model(model_files["qwen2"], FAMILIES)
+    model.layers[1].k.bias[0] = sign * 7e4
+    on = model_on(gpu, model, is_exact=False)
+    decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
+    for append in (lambda: decoder.prefill(PROMPT), lambda: decoder.prefill(PROMPT * 3), lambda: decoder.decode(1)):
+        decoder.restart()
+        with pytest.raises(ComputeError, match="no token can be drawn: a logit is NaN or infinite"):
+            append()
+
+
 def test_a_cache_that_has_no_room_is_refused_with_what_is_wanted_and_what_is_there(model: Model, gpu: Gpu) -> None:
     on = model_on(gpu, model, is_exact=False)
     pool = gpu.cupy.get_default_memory_pool()
