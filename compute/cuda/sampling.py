@@ -36,9 +36,11 @@ __device__ uint32_t counts_before[BINS + 1];  // of each bin those of larger log
 __device__ double weights_before[BINS + 1];
 __device__ uint64_t numbers_of_bin[CAPACITY];
 
+// Numbers in the order of logits; above them all what is infinite, and NaN.
+#define NOT_FINITE ((uint64_t)0xff800000u << PLACE_BITS)
 __device__ __forceinline__ uint64_t number_of(float logit, int place)
 {
-    uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 as 0
+    uint32_t bits = logit == logit ? __float_as_uint(logit + 0.0f) : 0x7fffffffu;  // -0 as 0
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
     return (uint64_t)bits << PLACE_BITS | (LAST_PLACE - place);
 }
@@ -403,7 +405,10 @@ KERNEL greedy(const float* logits, int64_t* out, int vocabulary, int row STAMP)
         number = max(number, number_of(logits[i], i));
     number = block_largest(number);
     if (threadIdx.x == 0) atomicMax(&state.largest_number, number);
-    if (is_last_block() && threadIdx.x == 0) out[row] = place_of(atomicExch(&state.largest_number, 0));
+    if (is_last_block() && threadIdx.x == 0) {
+        const uint64_t largest = atomicExch(&state.largest_number, 0);
+        out[row] = largest < NOT_FINITE ? place_of(largest) : vocabulary;  // which is no token
+    }
     LEAVE
 }
 KERNEL find_logits_range(const float* logits, int vocabulary, double temperature STAMP)

@@ -418,7 +418,10 @@ class GpuDecoder(Decoder):
     def _token(self) -> int:
         token = int(self._chosen[0])
         if not 0 <= token < self.model.vocabulary:  # as sampling.py says it
-            raise ComputeError("no token can be drawn: a logit is NaN or infinite; the weights are damaged")
+            raise ComputeError(
+                "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of this pass "
+                "is more than what holds it"
+            )
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:

@@ -35,7 +35,7 @@ from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS
 from cbtop.compute.kernels.quantize_rows import BLOCK, QUANTIZE_ROWS, empty_codes
 from cbtop.compute.kernels.rms_norm import RMS_NORM
 from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL, angle_table, together
-from cbtop.compute.kernels.sampling import DRAWN
+from cbtop.compute.kernels.sampling import DRAWN, GREEDY
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
@@ -101,6 +101,20 @@ def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
     DRAWN.reference(logits, 0.8, top_k, top_p, 3, 7, 1, expected)
     assert out[0] == expected[0]
+
+
+@pytest.mark.parametrize("weird", [np.nan, -np.nan, np.inf], ids=["nan", "negative nan", "inf"])
+def test_where_a_logit_is_no_number_none_is_the_largest_and_the_next_choice_is_right(
+    weird: float, gpu: CpuAsGpu
+) -> None:
+    logits, out = floats(np.random.default_rng(1), 1, 700), np.zeros(1, np.int64)
+    right = logits[0, 77]
+    logits[0, 77] = weird
+    run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
+    assert out[0] == 700  # which the decoder refuses
+    logits[0, 77] = right
+    run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
+    assert out[0] == logits.argmax()
 
 
 def long_products() -> Iterator[Any]:

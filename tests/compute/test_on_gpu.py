@@ -177,7 +177,7 @@ def test_where_a_key_is_more_than_its_cache_can_hold_no_token_is_chosen(
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     for append in (lambda: decoder.prefill(PROMPT), lambda: decoder.prefill(PROMPT * 3), lambda: decoder.decode(1)):
         decoder.restart()
-        with pytest.raises(ComputeError, match="no token can be drawn: a logit is NaN or infinite"):
+        with pytest.raises(ComputeError, match="no token can be chosen: a logit is NaN or infinite"):
             append()
 
 
