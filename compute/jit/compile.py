@@ -125,7 +125,7 @@ def half_to_float(bits: Any) -> Any:
     return normal if magnitude >= SMALLEST_NORMAL_HALF else subnormal
 
 
-@jit
+@jit_inlined
 def load_half(data: Any, row: Any, offset: Any) -> Any:
     """The little-endian binary16 at data[row, offset] of a uint8 matrix, as float32."""
     return half_to_float(
@@ -133,7 +133,7 @@ def load_half(data: Any, row: Any, offset: Any) -> Any:
     )
 
 
-@jit
+@jit_inlined
 def load_word(data: Any, row: Any, offset: Any) -> Any:
     """The little-endian uint32 at data[row, offset] of a uint8 matrix; LLVM makes it one load."""
     return np.uint32(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, jit_inlined
+from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat, subtract
 
 EXPONENTIAL_FLOPS = 19  # as written below, the clamping not counted
@@ -32,7 +32,7 @@ P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.
 P3, P4 = np.float32(2.402224209e-1), np.float32(6.931469776e-1)
 
 
-@jit
+@jit_inlined
 def exponential(value: Any) -> Any:
     """exp(value) within 2e-7 relative; held to the normal range at both ends."""
     value = min(max(value, SMALLEST), LARGEST)
@@ -57,7 +57,7 @@ def negative_power_of_two(values: Any) -> Any:
     return multiply_add(multiply(polynomial, r), power, power)
 
 
-@jit
+@jit_inlined
 def tangent(value: Any) -> Any:
     """tanh(value) within 3e-7 relative."""
     square = np.float32(value * value)

@@ -204,19 +204,19 @@ _scores_of_pair, _add_values_of_pair = _copies(PAIR, 2)
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (_copies(rows, 1)[1] for rows in (MANY, SOME, PAIR))
 
 
-@jit
+@jit_inlined
 def _first_seen(position: Any, window: Any) -> Any:
     """As `first_seen`."""
     end = position + np.uint64(1)
     return end - window if window > np.uint64(0) and end > window else np.uint64(0)
 
 
-@jit
+@jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
     """Scores as they are."""
 
 
-@jit
+@jit_inlined
 def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
     """Scores of visible positions after the hidden ones between -cap and cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
