@@ -15,6 +15,7 @@ from benchmarks import (
     faults,
     first_token,
     gemv,
+    gguf_reader,
     hot_path,
     instrument,
     kernels,
@@ -46,6 +47,7 @@ BENCHMARKS = {
     "faults": faults.run,
     "start_up": start_up.run,
     "first_token": first_token.run,
+    "gguf_reader": gguf_reader.run,
 }
 
 

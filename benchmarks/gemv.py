@@ -51,6 +51,12 @@ def _read_ahead(rows: Any, sums: Any) -> None:
     sums[0] = total_of(add(even, odd))
 
 
+def plain_reading(of: Any) -> Callable[[], object]:
+    """What reads all numbers of an array, one after the other, as ceilings are measured."""
+    nothing, once, out = np.zeros((1, 1), np.uint8), np.array([1, 0], np.float32), np.zeros((1, 1), np.float32)
+    return partial(_read, nothing, once, nothing, of.reshape(1, -1).view(np.float32), out, 0, 1)
+
+
 def run() -> list[Figure]:
     return list(_figures())
 
@@ -73,13 +79,13 @@ def _figures_of(
     place: str, block_format: BlockFormat, size_bytes: int, peer: type[Product] | None
 ) -> Iterator[Figure]:
     matrix = _weights(block_format, size_bytes)
-    words = np.frombuffer(on_huge_pages(matrix.size_bytes), np.int64)
-    numbers = np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1)
+    # Each on its own memory.
+    words, numbers = (np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1) for _ in range(2))
     words[:], numbers[:] = 1, 1
     theirs = peer and peer(block_format.code, matrix.data, COLUMNS, np.ones((1, COLUMNS), np.float32))
     name, product = _product(matrix)
     calls: dict[str, Callable[[], object]] = {
-        "plain": partial(_read, words, np.zeros(1, np.int64), 1, 0),
+        "plain": plain_reading(words),
         "ahead": partial(_read_ahead, numbers, np.zeros(1, np.float32)),
         "product": product,
     }

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Figure, Ratio
+from benchmarks.gemv import plain_reading
 from cbtop.compute.backends import cpu_backend
-from cbtop.compute.ceilings import _read
 from cbtop.compute.contracts import all_names, contract
 from cbtop.compute.kernels import (
     activation,
@@ -62,11 +62,11 @@ def _figures() -> Iterator[Figure]:
 def _shares(kernel: Kernel, arguments: Arguments, moved_bytes: int) -> list[float]:
     """Of each round the time of reading as many bytes over that of the kernel."""
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
-    sums, words = np.zeros(1, np.int64), largest.reshape(-1).view(np.int64)
+    read = plain_reading(largest)
     shares = []
     for _ in range(ROUNDS + 1):  # the first compiles, and touches every page
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
-        shares.append(_cpu_ns(lambda: _read(words, sums, 1, 0)) * moved_bytes / largest.nbytes / taken_ns)
+        shares.append(_cpu_ns(read) * moved_bytes / largest.nbytes / taken_ns)
     return shares[1:]
 
 

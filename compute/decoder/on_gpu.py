@@ -419,8 +419,8 @@ class GpuDecoder(Decoder):
         token = int(self._chosen[0])
         if not 0 <= token < self.model.vocabulary:  # as sampling.py says it
             raise ComputeError(
-                "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of the pass "
-                "is more than what holds it"
+                "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of the "
+                "pass is more than what holds it"
             )
         return token
 

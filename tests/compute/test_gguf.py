@@ -174,6 +174,38 @@ def test_a_count_is_held_against_the_bytes_that_are_there_before_anything_is_rea
     assert read.call_count < 20
 
 
+@pytest.mark.parametrize("piece_bytes", [8, 9, 40, 1 << 18])
+def test_texts_are_passed_over_and_found_wherever_a_piece_of_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(gguf_header, "PIECE_BYTES", piece_bytes)
+    texts = ["", "a", "b" * 7, "", "c" * 8, "d" * 9, "é" * 40, "e" * 300, ""]
+    path = write_gguf(tmp_path / "m.gguf", edit=lambda writer: writer.add_array("texts", texts))
+    with GgufFile.open(path) as file:
+        assert file.texts("texts") == texts
+        assert file.unasked_keys("general.")
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20, 1 << 63, (1 << 64) - 1])
+def test_a_text_that_is_longer_than_the_file_is_refused(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(8, 3, struct.pack("<Q2sQQ", 2, b"ab", 0, length)))
+    assert "is truncated" in message_of(path)
+
+
+def test_texts_of_a_file_that_is_cut_while_it_is_read_are_missed(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_array(8, 100_000, bytes(800_000)))
+    real = gguf_header._Reader._skip_texts
+
+    def cut(reader: Any, count: int) -> None:
+        os.truncate(path, 400_000)
+        real(reader, count)
+
+    with mock.patch.object(gguf_header._Reader, "_skip_texts", autospec=True, side_effect=cut):
+        assert "is truncated" in message_of(path)
+
+
 def test_a_limit_is_named_with_what_passed_it(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(with_array(8, 3_000_000, bytes(24_000_000)))
