@@ -46,7 +46,7 @@ carray: Any = numpy_support.carray  # an array at a pointer
 U = np.uint64
 LINE = 64  # bytes
 # Bytes that a line is asked for before: of Q5_K later ones of four turns are taken first.
-AHEAD, Q5_K_AHEAD = U(1024), U(1600)
+AHEAD, Q5_K_AHEAD = U(1024), U(1344)
 
 
 def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
@@ -129,24 +129,32 @@ def _kept_sums(kept: Any, at: Any) -> Any:
     return add_ints(load_words(kept, U(0), at), load_words(kept, U(0), at + U(8 * LINE)))
 
 
+@jit_inlined
+def _store_five_bits(w: Any, row: Any, step: Any, two: Any, half: Any, codes: Any, t: Any, kept: Any) -> None:
+    """`half` is known where this is called: the shifts of each are its own."""
+    base, zero, turn = step * U(176 * ROWS), no_ints(), two * U(2) + half
+    first, place = base + two * U(4 * Q5_K_COLUMNS), step * U(256) + half * U(128) + two * U(16)
+    pairs = zero, zero, zero, zero
+    for i in range(turns(U(4))):
+        ask_ahead(w, row, base + (turn * U(4) + i) * U(11 * ROWS), 3, Q5_K_AHEAD)
+        at, column = first + i * U(Q5_K_COLUMNS), place + i * U(4)
+        a, b = load_64(w, row, at + half * U(2 * LINE)), load_64(w, row, at + half * U(2 * LINE) + U(LINE))
+        bits = shifted(load_64(w, row, at + U(4 * LINE)), np.int32(4) * np.int32(half))
+        p, q, r, s = pairs
+        pairs = (
+            add_pairs(p, low_with(a, bits, 0, 16), codes, t, column),
+            add_pairs(q, high_with(a, bits, 1, 16), codes, t, column + U(BLOCK)),
+            add_pairs(r, low_with(b, bits, 2, 16), codes, t, column + U(2 * BLOCK)),
+            add_pairs(s, high_with(b, bits, 3, 16), codes, t, column + U(3 * BLOCK)),
+        )
+    _store_sums(kept, turn, pairs)
+
+
 def _q5_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
-    base, zero, kept = step * U(176 * ROWS), no_ints(), carray(on_stack(20), (1, 20 * LINE), np.uint8)
-    for turn in range(turns(U(4))):
-        half, first = turn & U(1), base + (turn >> U(1)) * U(4 * Q5_K_COLUMNS)
-        place, pairs = step * U(256) + half * U(128) + (turn >> U(1)) * U(16), (zero, zero, zero, zero)
-        for i in range(turns(U(4))):
-            ask_ahead(w, row, base + (turn * U(4) + i) * U(11 * ROWS), 3, Q5_K_AHEAD)
-            at, column = first + i * U(Q5_K_COLUMNS), place + i * U(4)
-            a, b = load_64(w, row, at + half * U(2 * LINE)), load_64(w, row, at + half * U(2 * LINE) + U(LINE))
-            bits = shifted(load_64(w, row, at + U(4 * LINE)), np.int32(4) * np.int32(half))
-            p, q, r, s = pairs
-            pairs = (
-                add_pairs(p, low_with(a, bits, 0, 16), codes, t, column),
-                add_pairs(q, high_with(a, bits, 1, 16), codes, t, column + U(BLOCK)),
-                add_pairs(r, low_with(b, bits, 2, 16), codes, t, column + U(2 * BLOCK)),
-                add_pairs(s, high_with(b, bits, 3, 16), codes, t, column + U(3 * BLOCK)),
-            )
-        _store_sums(kept, turn, pairs)
+    base, kept = step * U(176 * ROWS), carray(on_stack(20), (1, 20 * LINE), np.uint8)
+    for two in range(turns(U(2))):
+        _store_five_bits(w, row, step, two, U(0), codes, t, kept)
+        _store_five_bits(w, row, step, two, U(1), codes, t, kept)
     _store_six_bits(w, row, base + U(164 * ROWS), kept, U(16 * LINE))
     scaled, minima = splat(np.float32(0)), splat(np.float32(0))
     for part in range(turns(U(8))):
