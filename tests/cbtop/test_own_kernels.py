@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 RECORDING = Path(__file__).parent / "h100_own_kernels.cbtop"
-LAYERS, KERNELS = 28, 453  # of a token, as it was recorded
-BRICKS_OF_LAYER = 11
+LAYERS, KERNELS = 28, 313  # of a token, as it was recorded
+BRICKS_OF_LAYER = 9  # the sum that begins a layer is in its norm: the last one has one more
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,10 @@ def test_every_launch_stands_under_its_brick_with_how_it_was_launched(source: di
     graph = source["graph"]
     layers = [one for one in graph if one["kind"] == "layer"]
     assert len(layers) == LAYERS
-    assert all(len(inside(source, layer)) == BRICKS_OF_LAYER for layer in layers)
+    assert [len(inside(source, layer)) for layer in layers] == [
+        *[BRICKS_OF_LAYER] * (LAYERS - 1),
+        BRICKS_OF_LAYER + 1,
+    ]
     kernels = [one for one in graph if one["kind"] == "kernel"]
     bricks = {one["id"] for one in graph if one["kind"] == "brick"}
     assert all(one["parent"] in bricks for one in kernels)
