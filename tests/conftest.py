@@ -55,7 +55,7 @@ gc.disable()  # what is imported and collected stays: a quarter of that time wen
 
 def pytest_collection_finish() -> None:
     """A screen makes so many objects that, by default, a quarter of its time goes to looking for garbage."""
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
     gc.enable()
 
 

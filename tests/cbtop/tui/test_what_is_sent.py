@@ -21,7 +21,6 @@ from tests.cbtop.conftest import ScriptedFeed
 from tests.cbtop.made_machines import GPU, NVML, machine
 
 MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
-NUMBERS = [str(number) for number in range(1, len(VIEWS) + 1)]
 
 
 @pytest.fixture
@@ -68,9 +67,17 @@ async def stands_still(app: CbtopApp, pilot: Pilot[int], sent: list[str]) -> Non
     raise AssertionError(f"never at rest: {sent}")
 
 
-@pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
-async def test_nothing_is_sent_while_nothing_changes(sent: list[str], key: str) -> None:
-    assert await sent_in_a_tick(sent, key, replace(samples.LIVE)) == []
+@pytest.mark.parametrize("source", [samples.LIVE, samples.COMPARED], ids=["alone", "beside a baseline"])
+async def test_nothing_is_sent_while_nothing_changes(sent: list[str], source: SourceView) -> None:
+    feed = ScriptedFeed(source)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for number, view in enumerate(VIEWS, 1):
+            await pilot.press(str(number))
+            await stands_still(app, pilot, sent)
+            feed.seen = [replace(source)]
+            await ticks(app, pilot)
+            assert sent == [], view.title
 
 
 async def test_of_a_timeline_nothing_is_sent_while_no_record_comes_and_nothing_while_it_is_held(
@@ -101,11 +108,6 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
     assert len({row for row, _ in MOVE.findall(written)}) == 2  # in the table, and in the details under it
     assert "2.71" in written
     assert "2,111" not in written  # p99, to the right of it
-
-
-@pytest.mark.parametrize("key", NUMBERS, ids=[view.title for view in VIEWS])
-async def test_beside_a_baseline_nothing_is_sent_either_while_nothing_changes(sent: list[str], key: str) -> None:
-    assert await sent_in_a_tick(sent, key, samples.COMPARED, replace(samples.COMPARED)) == []
 
 
 async def test_of_a_sample_of_the_devices_what_moved_is_sent_and_no_line_that_did_not(sent: list[str]) -> None:
