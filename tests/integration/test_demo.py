@@ -78,6 +78,7 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
     assert "\x1b" not in workload.err
 
 
+@pytest.mark.slow  # test_tokenizer.py has what it says, below is a line of a workload
 def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     models: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
 
 
+@pytest.mark.slow  # test_gguf.py has that what becomes of a file that was read changes no weight
 def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(models["qwen2"].read_bytes())
@@ -206,6 +208,7 @@ def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
     assert done.stderr == "cbtop: the workload was killed by signal 9 (Killed) before its first step\n"
 
 
+@pytest.mark.slow  # test_watching.py has it of a process that runs, above is one that ends with who watches
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
     command = [
         sys.executable,

@@ -72,9 +72,9 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-STEPS_MEANWHILE = 150  # while the fault lasts: on a machine at rest several reads, publications and heartbeats
+STEPS_MEANWHILE = 75  # while a fault lasts: on a machine at rest many reads and a publication; in a scene, heartbeats
 RECORDS_A_STEP = 5
-MAX_WAITS = 15  # a tenth of the fewest steps: what waits at a step waits at each
+STEPS_A_WAIT = 10  # or more: what waits at a step waits at each
 DEAD_PID = 4_194_304  # one more than the highest pid there can be
 
 
@@ -252,7 +252,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
         said = json.loads(host.stdout.readline())
         assert host.wait(DEADLINE_S) == 0  # whoever is stopped or slow: `python -m benchmarks faults` has the time
         assert scene.daemon.poll() is None
-        assert said["waits"] <= MAX_WAITS
+        assert said["waits"] <= said["steps"] / STEPS_A_WAIT
 
         with Feed() as feed:
             eventually(lambda: state_of(feed, pid=host.pid) == "ended")
@@ -484,7 +484,12 @@ def survive(disk: Path) -> str:
     return err
 
 
-@pytest.mark.parametrize("image_disk", [["mkfs.ext4", "-q"], ["mkfs.xfs", "-q"]], indirect=True, ids=lambda x: x[0])
+@pytest.mark.parametrize(
+    "image_disk",
+    [["mkfs.ext4", "-q"], pytest.param(["mkfs.xfs", "-q"], marks=pytest.mark.slow)],
+    indirect=True,
+    ids=["mkfs.ext4", "mkfs.xfs"],
+)
 def test_a_disk_that_fills_up_takes_nothing_from_a_ring_on_it(image_disk: Path) -> None:
     assert survive(image_disk) == ""
     assert [state for state, _steps in seen()] == ["ended"]
@@ -597,7 +602,7 @@ def test_a_daemon_without_descriptors_serves_on_what_it_has(runtime: Path) -> No
     assert view.steps.count == 21
 
 
-@pytest.mark.parametrize("pure", ["", "1"], ids=["compiled", "python"])
+@pytest.mark.parametrize("pure", ["", pytest.param("1", marks=pytest.mark.slow)], ids=["compiled", "python"])
 def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str) -> None:
     strace = shutil.which("strace")
     if strace is None:

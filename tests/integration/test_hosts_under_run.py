@@ -249,15 +249,12 @@ ONE_AFTER_ANOTHER = (
 )  # fmt: skip
 HOSTS["one after another"] = ("\n".join(HOSTS[name][0] for name in ONE_AFTER_ANOTHER), 1)
 BY_DEFAULT = {
-    "one after another",
     "plain",
     "exception in a step",
     "os._exit",
     "KeyboardInterrupt",
     "server",
     "fork",
-    "spawn",
-    "subprocess",
 }
 OPTIONS = {"dev mode": ["-X", "dev", "-W", "error"], "optimised": ["-OO"], "safe path": ["-P"], "unbuffered": ["-u"]}
 

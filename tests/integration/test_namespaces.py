@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from cbtop.daemon.source import ALIVE_CHECK_S, Source
 from cbtop.protocol.ended import runs
 from cbtop.protocol.process import pid_namespace, process_start
 from tests.integration.hosts import HOST, eventually
+from tests.representatives import each_value_once
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 
@@ -120,11 +121,17 @@ def test_a_process_of_another_time_namespace_is_live_until_it_is_killed_and_keep
             outside.kill()
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"])
 @pytest.mark.parametrize(
-    "child",
-    ["subprocess.Popen(['sleep', '3600'])", "os.fork() or time.sleep(3600)"],
-    ids=["a child that became another program", "a forked child"],
+    ("child", "end"),
+    each_value_once(
+        product(
+            (
+                "subprocess.Popen(['sleep', '3600'])",
+                "os.fork() or time.sleep(3600)",
+            ),  # one that became another program
+            ("os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"),
+        )
+    ),
 )
 def test_what_a_process_leaves_behind_does_not_pass_for_it(runtime: Path, child: str, end: str) -> None:
     script = f"""

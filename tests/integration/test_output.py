@@ -69,13 +69,13 @@ def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.C
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", called("JSON", "binary", "keys"))
+@pytest.mark.parametrize("arguments", called("JSON", "binary"))
 def test_a_full_disk_behind_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec "$@" > /dev/full')
     assert (done.returncode, done.stderr) == (1, b"cbtop: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", called("help", "export"))
+@pytest.mark.parametrize("arguments", called("export"))
 def test_a_stdout_that_nobody_reads_is_code_141_and_no_word(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'exec 3> >(exec true); wait $!; exec "$@" >&3 3>&-')
     assert (done.returncode, done.stderr) == (141, b"")
@@ -89,7 +89,7 @@ def test_a_closed_stdout_is_one_line_and_code_1(arguments: tuple[str, ...], reco
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", called("help of a command", "replay"))
+@pytest.mark.parametrize("arguments", called("replay"))
 def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...], recording: Path) -> None:
     done = ran(arguments, recording, 'LC_ALL=C PYTHONIOENCODING=ascii exec "$@"')
     assert (done.returncode, done.stdout != b"", done.stderr) == (0, True, b"")
@@ -97,6 +97,7 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
+@pytest.mark.slow  # above nobody reads, and test_watching.py has a reader that goes away
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
@@ -107,10 +108,10 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *called("export", "keys"),
+        *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        pytest.param(("daemon",), id="daemon"),
-        pytest.param(("demo", "--headless"), id="demo"),
+        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # as test_faults.py has it, and the demo
+        pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],
 )
 def test_with_sixteen_descriptors_a_command_works_or_says_how_many_it_wants(

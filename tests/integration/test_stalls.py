@@ -127,6 +127,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
         becomes(process, "live")
 
 
+@pytest.mark.slow  # test_stall.py has it of a made process
 def test_of_a_process_that_samples_its_steps_it_is_not_known_whether_it_is_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
@@ -155,6 +156,7 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     assert later["stall"]["age_s"] > first["stall"]["age_s"]
 
 
+@pytest.mark.slow  # test_merge.py of viewmodels has it of made processes
 @compiled
 def test_the_sum_of_one_that_hangs_and_one_that_goes_on_is_stalled_and_with_one_killed_gone(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"

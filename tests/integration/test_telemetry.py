@@ -379,7 +379,7 @@ def test_a_dead_endpoint_and_a_slow_scraper_hold_up_neither_the_daemon_nor_its_e
     ("option", "address", "module", "extra"),
     [
         ("--metrics", "0", "prometheus_client", "cbtop[metrics]"),
-        ("--otlp", "http://127.0.0.1:4318", "opentelemetry", "cbtop[otlp]"),
+        pytest.param("--otlp", "http://127.0.0.1:4318", "opentelemetry", "cbtop[otlp]", marks=pytest.mark.slow),
     ],
 )
 def test_an_extra_that_is_missing_is_named_in_one_line(option: str, address: str, module: str, extra: str) -> None:

@@ -202,6 +202,7 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
+@pytest.mark.slow  # test_demo.py has it without a screen, test_app.py the screen of a workload that failed
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
         assert screen.exit_code() == 2
@@ -209,6 +210,7 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
+@pytest.mark.slow  # test_app.py has the first source that comes, test_watching.py one that is gone
 def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_q() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
@@ -230,6 +232,7 @@ print(profiler._recorder.asked)
 """
 
 
+@pytest.mark.slow  # test_app.py has who leaves then, above is who leaves a clean terminal
 def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
@@ -272,6 +275,7 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
+@pytest.mark.slow  # test_sort_memory.py has it without a terminal
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.integration.hosts import CBTOP, DEADLINE_S, FOR_EVER, HOST, eventually
 from tests.integration.test_terminal import Terminal, family
 
@@ -56,6 +58,7 @@ def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_
         assert screen.is_clean
 
 
+@pytest.mark.slow  # above it goes on until somebody leaves
 def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
     with watching(sys.executable, "-c", "print('only words'); raise SystemExit(3)") as screen:
         screen.wait_for("only words", "has ended with exit code 3")  # of whose process nothing is to be seen
