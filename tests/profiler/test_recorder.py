@@ -407,12 +407,12 @@ def read_elsewhere(directory: Path, elsewhere: str) -> str:
 @pytest.mark.parametrize(
     ("killed", "elsewhere"),
     [
-        (False, "no posix_fallocate"),
-        (False, "another processor"),
         (False, "all of it"),
-        (True, "no fcntl"),
         (True, "no /proc"),
         (True, "all of it"),
+        pytest.param(False, "no posix_fallocate", marks=pytest.mark.slow),
+        pytest.param(False, "another processor", marks=pytest.mark.slow),
+        pytest.param(True, "no fcntl", marks=pytest.mark.slow),
         pytest.param(False, "no fcntl", marks=pytest.mark.slow),
         pytest.param(False, "no /proc", marks=pytest.mark.slow),
         pytest.param(True, "no posix_fallocate", marks=pytest.mark.slow),

@@ -594,7 +594,7 @@ print("parent" if child else "child", report.steps, report.tokens, ",".join(step
 """
 
 
-@pytest.mark.parametrize("sample_every", ["1", "2"])
+@pytest.mark.parametrize("sample_every", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_step_that_runs_as_its_process_forks_is_counted_once_by_the_parent(
     implementation: str, runtime: Path, sample_every: str
 ) -> None:

@@ -196,15 +196,22 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
         ("pass", False, ""),
         ("from cbtop import BrickProfiler", True, ""),  # it records by itself
         ("import torch", True, "nothing was instrumented: no call of a model was seen"),
-        ("import torch", False, "nothing was instrumented: no call of a model was seen"),
+        pytest.param(
+            "import torch", False, "nothing was instrumented: no call of a model was seen", marks=pytest.mark.slow
+        ),
         ("import torch; torch.forward()", True, ""),
-        (CHILD, True, ""),
+        pytest.param(CHILD, True, "", marks=pytest.mark.slow),
         (FORKED, True, ""),
         (CHILD.replace("; torch.forward()", ""), True, "nothing was instrumented: no call of a model was seen"),
-        (FORKED.replace("torch.forward()", "raise SystemExit"), True, "nothing was instrumented: no call of a model"),
+        pytest.param(
+            FORKED.replace("torch.forward()", "raise SystemExit"),
+            True,
+            "nothing was instrumented: no call of a model",
+            marks=pytest.mark.slow,
+        ),
         (NOT_REACHED, True, f"nothing was instrumented: torch was never imported{BEYOND}"),
         ("import sys; sys.stderr.close(); import torch", True, ""),
-        ("import sys; sys.stderr = None", True, ""),
+        pytest.param("import sys; sys.stderr = None", True, "", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_instrumented_nothing_says_so_once_at_its_end(

@@ -110,7 +110,7 @@ def _graphs_of(called: Any, graphs: list[Any]) -> int:
     ("steps_before", "resets"),
     [
         pytest.param(1, True, id="after a recorded step and a reset of Dynamo"),
-        pytest.param(2, False, id="after a plain step"),
+        pytest.param(2, False, id="after a plain step", marks=pytest.mark.slow),
         pytest.param(1, False, id="after a recorded step", marks=pytest.mark.slow),
         pytest.param(2, True, id="after a plain step and a reset of Dynamo", marks=pytest.mark.slow),
     ],

@@ -145,7 +145,7 @@ def _nodes(memory: Memory) -> dict[int, Node]:
 
 # A signal comes at every so many-th function of ours.
 SIGNALS = [
-    (TimeoutError, "attached", 23),
+    pytest.param(TimeoutError, "attached", 23, marks=pytest.mark.slow),
     (KeyboardInterrupt, "attached", 29),
     (TimeoutError, "installed", 401),
     pytest.param(TimeoutError, "attached", 1, marks=pytest.mark.slow),

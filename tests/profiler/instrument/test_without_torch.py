@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WITHOUT_TORCH = """
 import sys
 import pytest
@@ -14,6 +16,7 @@ sys.exit(pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-m
 """
 
 
+@pytest.mark.slow  # of the tests, and of no behaviour
 def test_without_torch_the_tests_that_need_it_are_skipped_as_they_are_collected() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", WITHOUT_TORCH]
