@@ -100,6 +100,19 @@ def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator
     )
 
 
+# By default a family of each kind, for what differs where a model has windows and caps, experts or a LayerNorm.
+of_each_kind = pytest.mark.parametrize(
+    "model",
+    [
+        family
+        if family in ("qwen2", "gemma2", "qwen3moe", "stablelm")
+        else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+    indirect=True,
+)
+
+
 @dataclass(frozen=True)
 class Norms:
     """What a model normalises by: a brick, whose kernel has that name in that module."""

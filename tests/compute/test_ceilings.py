@@ -73,8 +73,10 @@ print(next(iter(function.inspect_asm().values())))
     ("tier", "function", "instruction", "at_once"),
     [
         (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # of 32 bytes
-        (f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12),
-        (f"sapphirerapids {AVX2},{AVX512},{AMX}", "_multiply_four_tiles", "tdpbf16ps", 4),
+        pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
+        pytest.param(
+            f"sapphirerapids {AVX2},{AVX512},{AMX}", "_multiply_four_tiles", "tdpbf16ps", 4, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_is_timed_of_int8_and_tiles_is_the_instruction_of_the_kernels_and_little_else(

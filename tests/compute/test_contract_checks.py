@@ -19,7 +19,7 @@ from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
 
-from .conftest import ListRecorder, Norms
+from .conftest import ListRecorder, Norms, of_each_kind
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 DRAWN = Sampling(temperature=0.8, seed=3)
@@ -37,6 +37,7 @@ def decoded(model: Model, profiler: BrickProfiler, sampling: Sampling, *, check:
     return decoder, tokens
 
 
+@of_each_kind
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_nothing(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, sampling: Sampling

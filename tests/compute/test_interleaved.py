@@ -251,6 +251,7 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # how fast it is, not what it computes
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -265,6 +266,7 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
+@pytest.mark.slow  # that it runs without is seen above
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],

@@ -124,6 +124,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
+@pytest.mark.slow  # test_function_cache.py has the cache, test_kernel_cache.py that of kernels
 def test_of_all_formats_only_those_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 

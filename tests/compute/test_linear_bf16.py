@@ -145,6 +145,7 @@ print(next(iter(function.inspect_asm().values())))
 """
 
 
+@pytest.mark.slow  # seconds to compile
 def test_machine_code_for_a_processor_with_tiles_uses_them_between_configuration_and_release() -> None:
     environment = os.environ | {
         "NUMBA_CPU_NAME": "sapphirerapids",

@@ -238,7 +238,8 @@ class InTurn(CpuAsGpu):
 
 
 @pytest.mark.parametrize(
-    ("count", "split"), [(2, "layers"), pytest.param(3, "layers", marks=pytest.mark.slow), (2, "heads")]
+    ("count", "split"),
+    [*(pytest.param(count, "layers", marks=pytest.mark.slow) for count in (2, 3)), (2, "heads")],
 )
 def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
     count: int, split: Split, model_files: dict[str, Path]

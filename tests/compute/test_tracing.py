@@ -33,7 +33,7 @@ from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantizatio
 from cbtop.protocol.messages import Node, TraceSummary
 from cbtop.protocol.vocabulary import BrickCategory
 
-from .conftest import ListRecorder, Norms
+from .conftest import ListRecorder, Norms, of_each_kind
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -111,6 +111,7 @@ def test_attention_is_that_of_the_last_query_over_all_positions(model: Model, ru
     assert all(np.abs(trace.total - 1).max() < 1e-6 for trace in traces)
 
 
+@of_each_kind
 def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
     model: Model, run: Callable[..., Traced]
 ) -> None:
@@ -315,6 +316,7 @@ def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
     assert [summary.forwards for summary in said(recorder)] == [1, 3, 5, 6]
 
 
+@of_each_kind
 def test_a_long_run_says_less_and_less_often(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, clock: list[float],
     monkeypatch: pytest.MonkeyPatch,
@@ -397,6 +399,7 @@ def test_one_wrong_byte_of_a_quantised_matrix_is_found_in_its_brick(model: Model
     )
 
 
+@of_each_kind
 def test_other_threads_and_other_kernels_of_the_same_meaning_are_no_divergence(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,13 +98,10 @@ def test_the_exit_code_is_that_of_the_worst_and_stderr_names_it(
 
 
 def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
-    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    said = {}
-    for name in FORMATS:
-        assert check(*three(runs), "--new", runs["slower"], "--format", name) == 4
-        said[name] = capsys.readouterr().out
-        assert GUILTY in said[name]
+    said = said_in_every_format(tmp_path, *three(runs), "--new", runs["slower"], code=4)
+    assert [name for name, text in said.items() if GUILTY not in text] == []
     document = json.loads(said["json"])
     assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
     (suite,) = ET.fromstring(said["junit"])
@@ -121,11 +118,15 @@ def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
     assert last.startswith("::notice ")
 
 
-def test_where_all_holds_every_format_says_so(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    said = {}
-    for name in FORMATS:
-        assert check("--baseline", runs["base"], "--new", runs["same"], "--format", name) == 0
-        said[name] = capsys.readouterr().out
+def said_in_every_format(folder: Path, *arguments: object, code: int) -> dict[str, str]:
+    """What one check writes."""
+    wanted = [word for name in FORMATS for word in ("--format", f"{name}={folder / name}")]
+    assert check(*arguments, *wanted) == code
+    return {name: (folder / name).read_text() for name in FORMATS}
+
+
+def test_where_all_holds_every_format_says_so(runs: dict[str, Path], tmp_path: Path) -> None:
+    said = said_in_every_format(tmp_path, "--baseline", runs["base"], "--new", runs["same"], code=0)
     assert json.loads(said["json"])["passed"] is True
     assert 'failures="0"' in said["junit"]
     assert json.loads(said["sarif"])["runs"][0]["results"] == []
@@ -350,6 +351,7 @@ def test_a_machine_that_became_slower_between_two_runs_is_not_judged_unless_that
     assert check(never, "--anyway", "--baseline", baseline, *command) == 4
 
 
+@pytest.mark.slow  # seven processes, for a sentence whose figure test_gate_power.py has
 def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
