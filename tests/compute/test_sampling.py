@@ -17,6 +17,8 @@ from cbtop.compute.kernels.sampling import drawn, drawn_launches, drawn_referenc
 from cbtop.compute.settings import Sampling
 from cbtop.profiler.profiler import BrickProfiler
 
+from .conftest import of_each_kind
+
 PROMPT = [3, 141, 59]
 ALL_ONES = 0xFFFFFFFF
 # Known answers for Philox4x32-10: the counter, the key, and what comes out (Random123, kat_vectors).
@@ -83,6 +85,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     assert {choice(logits, 0.01, 0, 1.0, 11, position, 0) for position in range(400)} == {0}
 
 
+@of_each_kind
 def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, profiler: BrickProfiler) -> None:
     def tokens(sampling: Sampling, threads: int = 1) -> list[int]:
         decoder = Decoder(model, "numba", threads, profiler, model.context_length, sampling=sampling)

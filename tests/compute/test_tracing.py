@@ -73,6 +73,7 @@ def said(recorder: ListRecorder) -> list[TraceSummary]:
     return [message for message in recorder.messages if isinstance(message, TraceSummary)]
 
 
+@of_each_kind
 def test_every_layer_is_measured_where_its_tensors_are(model: Model, run: Callable[..., Traced]) -> None:
     layers = run(model).forward.activations
     assert [trace.layer for trace in layers] == [0, 1]
@@ -305,6 +306,7 @@ def test_without_a_trace_nothing_is_recorded_of_it(
     assert said(recorder) == []
 
 
+@of_each_kind
 def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow  # test_terminal.py has a workload that is told to stop
 def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--serve-only", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process, Feed() as feed:

@@ -109,6 +109,7 @@ def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp
     assert "--source rank=9" in cbtop("replay", str(path), "--source", "rank=9").stderr
 
 
+@pytest.mark.slow  # test_ls.py has what selects, test_merge.py of viewmodels what is merged
 @pytest.mark.usefixtures("three_ranks")
 def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]

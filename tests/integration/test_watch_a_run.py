@@ -76,6 +76,7 @@ def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
         assert screen.is_clean
 
 
+@pytest.mark.slow  # test_run.py has it without a screen
 def test_what_cannot_be_run_is_said_and_without_a_terminal_there_is_no_screen() -> None:
     with watching("gone-1") as screen:
         screen.wait_for("there is no command 'gone-1'", "has ended with exit code 127")

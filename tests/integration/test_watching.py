@@ -379,9 +379,11 @@ def test_an_address_where_nobody_answers_is_named() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "ls --timeout 1",  # who looks, and who would serve
-        "daemon",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("--headless --once --timeout 1", "record -o x")),
+        "ls --timeout 1",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("daemon", "--headless --once --timeout 1", "record -o x")
+        ),
     ],
 )
 def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_the_way_out(
@@ -401,7 +403,7 @@ def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_th
     assert line.endswith(f"pid {viewer.pid} serves it and is stopped: fg or kill -CONT {viewer.pid} resumes it")
 
 
-@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("where", ["> /dev/full", pytest.param(">&-", marks=pytest.mark.slow)])
 def test_output_that_cannot_be_written_is_one_line(where: str) -> None:
     with host():
         command = f"{ONCE} {where}"

@@ -57,6 +57,14 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "run.cbtop"
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Longer than a jump reads back."""
+    directory = tmp_path_factory.mktemp("long")
+    made_recording(directory, directory / "run.cbtop", 400)
+    return directory / "run.cbtop"
+
+
 @pytest.fixture
 def recording(made: Path, tmp_path: Path) -> Path:
     """One that may be written to."""
@@ -129,18 +137,16 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
                 assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
-def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(runtime: Path, tmp_path: Path) -> None:
-    made_recording(runtime, tmp_path / "long.cbtop", 400)
-    with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
+def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) -> None:
+    with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.touched = 0
         feed.seek(300)
         assert 2 * store.HISTORY_S < feed.touched < 2 * (1.1 * store.HISTORY_S + 15 + 5) + 2  # two a second
         assert len(feed.view(None, "decode").tokens_per_sec_history) == store.HISTORY_S
 
 
-def test_steps_to_and_fro_read_a_few_seconds(runtime: Path, tmp_path: Path) -> None:
-    made_recording(runtime, tmp_path / "long.cbtop", 400)
-    with ReplayFeed(tmp_path / "long.cbtop", clock_s=Hand()) as feed:
+def test_steps_to_and_fro_read_a_few_seconds(long: Path) -> None:
+    with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.seek(300)
         for at_s in (299, 300, 295, 290, 286, 300):
             feed.touched = 0

@@ -226,7 +226,9 @@ def test_a_hostile_daemon_costs_the_sources_of_another_nothing(monkeypatch: pyte
     assert len(hostile.left_out) > 30
 
 
-@pytest.mark.parametrize("name", ["brick", 256 * "𝔹"], ids=["short names", "wide names"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("brick", marks=pytest.mark.slow), 256 * "𝔹"], ids=["short names", "wide names"]
+)
 def test_the_size_that_is_counted_is_about_that_which_is_taken(name: str) -> None:
     store = Store()
     tracemalloc.start()

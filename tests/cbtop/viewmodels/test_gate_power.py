@@ -92,6 +92,7 @@ def test_a_gate_says_how_small_a_change_it_finds() -> None:
     assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
+@pytest.mark.slow  # test_check.py has that one run of a baseline breaks no gate
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
     """Where runs differ by 4 % each a single base run calls that a change; six of them know better."""
     noise = Noise(run=0.04)
