@@ -28,7 +28,7 @@ FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")
 # An example may take as long as the machine pleases, and what one run found does not change the next. Every run draws
 # other examples; `make soak` draws many.
 settings.register_profile(
-    "cbtop", max_examples=20, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "cbtop", max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("soak", settings.get_profile("cbtop"), max_examples=400)
 settings.load_profile("cbtop")

@@ -26,11 +26,11 @@ LOOPBACK = "tcp://127.0.0.1:0"
 MUCH_BYTES = 200 << 20  # attacks took 2 GiB within a minute when nothing was bounded; now they take some 20 MiB
 
 
-@pytest.mark.parametrize(  # by default one that asks, one that comes and goes, and one that never reads
+@pytest.mark.parametrize(  # by default one that comes and goes and one that never reads
     "attack",
     [
         attack
-        if attack in (attackers.long_subscriptions, attackers.joins_and_leaves, attackers.history_never_read)
+        if attack in (attackers.joins_and_leaves, attackers.history_never_read)
         else pytest.param(attack, marks=pytest.mark.slow)
         for attack in ATTACKS
     ],

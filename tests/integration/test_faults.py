@@ -560,6 +560,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
+@pytest.mark.slow  # below as few files may be open, and test_output.py has other commands
 def test_with_sixteen_descriptors_a_host_is_profiled_and_viewers_say_what_they_lack(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
     done = run(few + "steps(50); print('through')")

@@ -424,9 +424,8 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 
 @needs_torch
-@pytest.mark.parametrize(
-    "name", ["forward, backward, state", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WITH_TORCH)[1:])]
-)
+@pytest.mark.slow  # by default without torch, and test_two_ranks.py has programs of torch
+@pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_torch_program_prints_and_ends_as_without_us(name: str, tmp_path: Path, runtime: Path) -> None:
     source, records = WITH_TORCH[name]
     (tmp_path / "main.py").write_text(source)

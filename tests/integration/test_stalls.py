@@ -104,6 +104,7 @@ def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_p
         assert listed(process.pid)["stall"] is None
 
 
+@pytest.mark.slow  # test_stall.py has both of made processes, above is one that stalls
 @compiled
 def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"

@@ -130,6 +130,7 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
             assert look(feed, processes) is None
 
 
+@pytest.mark.slow  # test_two_ranks.py has it in a report, of ranks of torch
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, kept_running(processes):

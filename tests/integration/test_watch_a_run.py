@@ -68,6 +68,7 @@ def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
         assert "only words" in screen.read()
 
 
+@pytest.mark.slow  # above Ctrl-C does, test_terminal.py has signals
 def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
     with watching(sys.executable, "-c", HOST, str(FOR_EVER)) as screen:
         screen.wait_for("costliest bricks")

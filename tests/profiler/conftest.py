@@ -22,6 +22,12 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
+# For what takes a process or seconds, and by default is seen of the compiled one.
+of_either = pytest.mark.parametrize(
+    "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
+)
+
+
 @pytest.fixture(params=["python", "compiled"])
 def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What launches stamps on devices."""

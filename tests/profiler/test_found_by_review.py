@@ -26,6 +26,7 @@ from cbtop.protocol.ring import Batch, RingReader
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import source_of
+from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory, is_plain
 
 MAKE = type[BrickProfiler]
@@ -160,6 +161,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE,
     assert free == 15
 
 
+@of_either
 def test_names_of_steps_without_end_do_not_grow_the_host(make: MAKE) -> None:
     profiler = make(recorder=Memory(), sample_every=10)
     for number in range(10_000):
@@ -225,6 +227,7 @@ def test_a_step_that_is_sampled_as_a_trace_holds_no_other_lanes_records() -> Non
     assert found.start_ns.tolist() == [11, 10]
 
 
+@of_either
 def test_a_post_mortem_reads_a_long_catalog_to_its_end(make: MAKE, runtime: Path) -> None:
     script = (
         "import os; from cbtop import BrickProfiler\n"

@@ -24,6 +24,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import ring as ring_module
 from cbtop.protocol.messages import Activity
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
+from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory
 from tests.profiler.signals import nothing_is_lost
 from tests.representatives import each_value_once
@@ -484,6 +485,7 @@ def test_where_nothing_can_be_opened_nothing_is_recorded_and_a_child_tries_again
     assert profiler.recording
 
 
+@of_either
 @pytest.mark.parametrize("raised", [TimeoutError, ValueError])
 def test_a_signal_while_the_files_open_or_are_read_back_reaches_the_host_and_recording_goes_on(
     make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, StepsView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, record_of, source_of
+from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory, is_plain
 
 MAKE = type[BrickProfiler]
@@ -479,6 +480,7 @@ asyncio.run(main())
 """
 
 
+@of_either
 def test_plain_steps_that_run_as_their_process_forks_are_counted_once_by_the_parent(
     implementation: str, runtime: Path
 ) -> None:

@@ -29,6 +29,7 @@ from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import MAX_NODE, Batch
 from tests.cbtop.recorded import source_of
+from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory
 
 MAKE = type[BrickProfiler]
@@ -350,6 +351,7 @@ print([(parent, name) for _, parent, _, name in memory.nodes], sorted(counts.ite
 """
 
 
+@of_either
 @pytest.mark.parametrize("how", ["patched", "not patched"])
 def test_greenlets_have_a_place_each_and_harm_nobody(implementation: str, how: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -32,6 +32,7 @@ from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
+from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory, is_plain
 
 MAKE = type[BrickProfiler]
@@ -594,6 +595,7 @@ print("parent" if child else "child", report.steps, report.tokens, ",".join(step
 """
 
 
+@of_either
 @pytest.mark.parametrize("sample_every", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_step_that_runs_as_its_process_forks_is_counted_once_by_the_parent(
     implementation: str, runtime: Path, sample_every: str
@@ -624,6 +626,7 @@ print("parent" if child else "child", p.report().steps, flush=True)
 """
 
 
+@of_either
 def test_a_step_that_waits_as_its_process_forks_is_recorded_by_the_parent_alone(
     implementation: str, runtime: Path
 ) -> None:

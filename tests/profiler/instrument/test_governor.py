@@ -136,9 +136,21 @@ WORKLOADS: dict[str, Iterable[tuple[str, float] | tuple[str, float, str]]] = {
     "a thousand models in turn": [("prefill", MS, f"Net {number % 1000}") for number in range(60_000)],
     "steps of any length": [("mixed", random.Random(number).uniform(0.2, 5) * MS) for number in range(20_000)],
 }
+BY_DEFAULT = (
+    "prompts and their tokens",
+    "four batches in turn",
+    "a draft and its target",
+    "long steps, then short ones",
+)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(workload, id=name, marks=() if name in BY_DEFAULT else pytest.mark.slow)
+        for name, workload in WORKLOADS.items()
+    ],
+)
 def test_whatever_the_steps_are_all_that_recording_costs_is_within_the_overhead_allowed(
     workload: Iterable[tuple[str, float]],
 ) -> None:

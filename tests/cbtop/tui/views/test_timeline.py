@@ -280,7 +280,13 @@ A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]  # eac
 
 @pytest.mark.parametrize("sizes", [A_FEW_SIZES, pytest.param(EVERY_SIZE, marks=pytest.mark.slow)], ids=len)
 @pytest.mark.parametrize(
-    "source", [at(20.0), at(0.5), hostile(), samples.SLOWEST], ids=["run", "begin", "hostile", "none"]
+    "source",
+    [
+        pytest.param(at(20.0), id="run", marks=pytest.mark.slow),
+        pytest.param(at(0.5), id="begin"),
+        pytest.param(hostile(), id="hostile"),
+        pytest.param(samples.SLOWEST, id="none", marks=pytest.mark.slow),
+    ],
 )
 async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(
     source: SourceView, sizes: list[tuple[int, int]]
