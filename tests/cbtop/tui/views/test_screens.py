@@ -93,9 +93,9 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("brick-detail", samples.CHECKED, ("j", "enter")),
         ("roofline-without-ceilings", samples.NO_ROOF, ("5",)),
         ("ranks-side-by-side", samples.SIDE_BY_SIDE, ()),
-        ("slowest-of-ranks", samples.SLOWEST, ()),
+        pytest.param("slowest-of-ranks", samples.SLOWEST, (), marks=pytest.mark.slow),
         ("straggler", samples.STRAGGLING, ()),
-        ("stale", samples.STALE, ()),
+        pytest.param("stale", samples.STALE, (), marks=pytest.mark.slow),
         pytest.param("stalled", samples.STALLED, (), marks=pytest.mark.slow),
         pytest.param("stalled-in-a-sum", samples.STALLED_IN_A_SUM, (), marks=pytest.mark.slow),
         pytest.param("suspended", samples.SUSPENDED, (), marks=pytest.mark.slow),
@@ -106,13 +106,18 @@ async def test_every_view_looks_like_its_golden(size: tuple[int, int], golden: G
         ("bricks-with-baseline", samples.COMPARED, ("2",)),
         ("layers-with-baseline", samples.COMPARED, ("3",)),
         ("roofline-with-baseline", samples.COMPARED, ("5", "j")),
-        ("graph-with-baseline", samples.COMPARED, ("6",)),
-        ("sources-with-baseline", samples.COMPARED, ("7",)),
+        pytest.param("graph-with-baseline", samples.COMPARED, ("6",), marks=pytest.mark.slow),
+        pytest.param("sources-with-baseline", samples.COMPARED, ("7",), marks=pytest.mark.slow),
         ("overview-not-comparable", samples.UNLIKE, ("1",)),
-        ("layers-not-comparable", samples.UNLIKE, ("3",)),
+        pytest.param("layers-not-comparable", samples.UNLIKE, ("3",), marks=pytest.mark.slow),
         ("help", samples.LIVE, ("question_mark",)),
         pytest.param("devices-h100", on("H100"), (DEVICES,), marks=pytest.mark.slow),
-        *((f"devices-{name.lower()}", on(name), (DEVICES,)) for name in MACHINES[1:]),
+        *(
+            pytest.param(
+                f"devices-{name.lower()}", on(name), (DEVICES,), marks=() if name == "EIGHT" else pytest.mark.slow
+            )
+            for name in MACHINES[1:]
+        ),
     ],
 )
 async def test_a_state_looks_like_its_golden(

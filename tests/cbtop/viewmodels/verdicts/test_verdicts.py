@@ -58,7 +58,17 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
     assert [verdict.id for verdict in views[cause].verdicts] == [cause]
 
 
-@pytest.mark.parametrize("name", QUIET)
+# Of these there is another of the kind.
+ALIKE = {
+    "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
+    "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",
+    "another batch than the baseline's", "three ranks",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in QUIET]
+)
 def test_a_healthy_stream_provokes_none_nor_does_too_small_a_cause(views: dict[str, SourceView], name: str) -> None:
     assert [verdict.sentence for verdict in views[name].verdicts] == []
 
