@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from cbtop import signs
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
+from cbtop.compute.errors import ComputeError
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.version import __version__
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _fail("there is not enough memory for that", 1)
-    except (CbtopError, ProtocolError) as error:
+    except (CbtopError, ProtocolError, ComputeError) as error:
         if debug:
             raise
         return _fail(str(error), error.exit_code if isinstance(error, CbtopError) else 1)

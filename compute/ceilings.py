@@ -30,7 +30,17 @@ from cbtop.compute.jit.tiles import (
     store_tile,
     zero_tile,
 )
-from cbtop.compute.jit.vectors import add, load_floats, store_floats, to_floats
+from cbtop.compute.jit.vectors import (
+    LANES,
+    add,
+    chains,
+    load_floats,
+    multiply_add_again,
+    splat,
+    store_floats,
+    to_floats,
+)
+from cbtop.compute.memory import available_bytes
 from cbtop.profiler.roofline import is_integer
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
@@ -43,12 +53,11 @@ UNKNOWN_CACHE_BYTES = 32 * MIB
 CACHES_PER_BUFFER = 4  # a buffer that is four caches long finds little of itself there on the next round
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
-COMPUTE_LANES = 2048  # float32: 8 KiB, stays in L1
-COMPUTE_REPEATS = 4_000
-FMAS_PER_VISIT = 16  # written out in _multiply_add: enough that loading and storing do not count
 LINE = 64  # bytes: of a vector, and of a row of a tile
-BYTE_CHAINS = 12 if HAS_VNNI else 6  # independent sums: enough to wait for none, and no more than registers hold
-BYTE_REPEATS = 8_000_000 // BYTE_CHAINS  # a round takes about as long as one of floats
+# Independent sums: enough to wait for none, and no more than registers hold.
+FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
+BYTE_CHAINS = 12 if HAS_VNNI else 6
+FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
 WORD = 8  # bytes: of what is read
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
@@ -86,14 +95,13 @@ def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int
 
 @jit
 def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """numbers[chunk] go through FMAS_PER_VISIT dependent multiply-adds with by[1] and by[2], by[0] times over."""
-    row, factor, term = np.uint64(chunk), by[1], by[2]
+    """FLOAT_CHAINS vectors of numbers go through multiply-adds with by[1] and by[2], by[0] times over."""
+    row, factor, term = np.uint64(chunk), splat(by[1]), splat(by[2])
+    totals = chains(load_floats(numbers, U(0), U(0)), FLOAT_CHAINS)
     for _ in range(np.int64(by[0])):
-        for i in range(np.uint64(COMPUTE_LANES)):
-            value = numbers[row, i]
-            for _ in range(FMAS_PER_VISIT):
-                value = value * factor + term
-            numbers[row, i] = value
+        totals = multiply_add_again(totals, factor, term)
+    for total in totals:
+        store_floats(out, row, U(0), add(load_floats(out, row, U(0)), total))
 
 
 @jit
@@ -156,15 +164,15 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
     """
     on = _Threads(threads or available_threads())
-    buffer, values = on.buffer, np.ones((on.number, COMPUTE_LANES), np.float32)
+    buffer, values = on.buffer, np.ones((1, LANES), np.float32)
     found = [_measured("dram_read", "bandwidth", buffer.nbytes, on.told(_read, buffer, 1))]
     if weights_bytes is not None:
         part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
         found.append(_measured("weights_read", "bandwidth", part.nbytes, on.told(_read, part, 1)))
     found += _cache_ceilings(on, found[0])
     # A contraction towards 1: nothing overflows and nothing becomes denormal.
-    run = on.told(_multiply_add, values, COMPUTE_REPEATS, 0.5, 0.5)
-    operations = 2.0 * values.size * COMPUTE_REPEATS * FMAS_PER_VISIT
+    run = on.told(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
+    operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(_measured("fma_float32", "compute", operations, run, "float32"))
     # The instructions that products of quantised weights are made of.
     if TIER != "generic":
@@ -268,7 +276,10 @@ def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dt
 def dram_buffer_bytes() -> int:
     """A buffer that does not fit the last-level cache, as far as free memory allows."""
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
-    return max(min(wanted, LARGEST_BUFFER_BYTES, _free_memory_bytes() // SHARE_OF_FREE_MEMORY), MIB)
+    available = available_bytes()
+    if available is None:
+        return min(wanted, SMALLEST_BUFFER_BYTES)
+    return max(min(wanted, LARGEST_BUFFER_BYTES, available // SHARE_OF_FREE_MEMORY), MIB)
 
 
 def _seconds(run: Callable[[], object]) -> list[float]:
@@ -289,13 +300,3 @@ def _last_level_cache_bytes() -> int:
         if text.endswith("K") and text[:-1].isdigit():
             sizes.append(int(text[:-1]) << 10)
     return max(sizes, default=UNKNOWN_CACHE_BYTES)
-
-
-def _free_memory_bytes() -> int:
-    """MemAvailable of /proc/meminfo; where there is none, enough for the smallest buffer."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return SMALLEST_BUFFER_BYTES * SHARE_OF_FREE_MEMORY

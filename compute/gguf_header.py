@@ -34,7 +34,7 @@ MAX_NAME_BYTES = 1_024
 MAX_TEXT_BYTES = 1_024  # of a text that is kept: names of models and architectures, no chat templates
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-PIECE_BYTES = 1 << 18  # of strings that are passed over
+PIECE_BYTES = 1 << 14  # of strings that are passed over: some hundred, and little to read for a long one
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
 # enum ggml_type, to name what is not supported; numbers that were taken back are their own.

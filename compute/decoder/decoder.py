@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +86,13 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
-    """ComputeError where what a context takes is more than the memory there is: the caches, which are taken as it
-    fills, and the angles of its positions, which are made before, the last of them with a float64 each beside."""
+    """ComputeError where what a context takes is more than the memory there is: the angles of its positions, the last
+    of which are made with a float64 each beside, then the caches, which are taken as it fills."""
     caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
         tables += 4 * model.sliding_rope.dimensions
-    size_bytes = context * (caches + tables + 4 * model.sliding_rope.dimensions)
+    size_bytes = context * (tables + max(caches, 4 * model.sliding_rope.dimensions))
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise ComputeError(
@@ -137,6 +138,7 @@ class Decoder:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
+        self._lock = threading.RLock()
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
@@ -179,10 +181,21 @@ class Decoder:
             else ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
         )
 
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Inside nobody else uses it: two threads would write into its cache behind what each has checked."""
+        if not self._lock.acquire(blocking=False):
+            raise ComputeError("this decoder is in use by another thread: it has one sequence; make one for each")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def restart(self) -> None:
-        """Forget the sequence."""
-        self.position = 0
-        self._sequence += 1
+        """Forget the sequence. ComputeError while another thread uses the decoder, as from all that runs it."""
+        with self._in_use():
+            self.position = 0
+            self._sequence += 1
 
     def tell(self) -> None:
         """Hand on what recorded steps have told, where it is not as they end: here it is."""
@@ -192,17 +205,19 @@ class Decoder:
 
         Where it ends in an error or an interrupt, none of them is appended.
         """
-        self._check(tokens)
-        with self._profiler.step("prefill", tokens=len(tokens)) as step:
-            self._say(step)
-            return self._guarded(tokens, self._run(observe))
+        with self._in_use():
+            self._check(tokens)
+            with self._profiler.step("prefill", tokens=len(tokens)) as step:
+                self._say(step)
+                return self._guarded(tokens, self._run(observe))
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. ComputeError as from `prefill`."""
-        self._check((token,))
-        with self._profiler.step("decode", tokens=1) as step:
-            self._say(step)
-            return self._guarded((token,), self._run(observe))
+        with self._in_use():
+            self._check((token,))
+            with self._profiler.step("decode", tokens=1) as step:
+                self._say(step)
+                return self._guarded((token,), self._run(observe))
 
     def _say(self, step: Step) -> None:
         """On how much a step works, that with its like it is compared: one sequence, of so many positions."""
@@ -244,19 +259,29 @@ class Decoder:
 
         A result for each brick name and assertion, over all places where it stands. Restarts the sequence.
         """
-        findings: list[tuple[str, str, Finding]] = []
-
-        def checked(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-            findings.extend(brick.check(calls))
-
-        for tokens in prompts:
+        with self._in_use():
+            findings: list[tuple[str, str, Finding]] = []
+            for tokens in prompts:
+                self.restart()
+                self._check(tokens)
+                for part in (tokens[:-1], tokens[-1:]):
+                    if part:
+                        self._forward(part, self._checking(findings), lambda index: nullcontext())
             self.restart()
-            self._check(tokens)
-            for part in (tokens[:-1], tokens[-1:]):
-                if part:
-                    self._forward(part, checked, lambda index: nullcontext())
-        self.restart()
-        return summary(findings)
+            return summary(findings)
+
+    def _checking(self, findings: list[tuple[str, str, Finding]]) -> Run:
+        """What runs the bricks of a pass, and adds what is found of each."""
+        check = self._check_of_pass()
+
+        def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
+            findings.extend(check(brick, calls))
+
+        return run
+
+    def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
+        """What runs a brick of the pass that begins and yields (brick, assertion, finding)."""
+        return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._machine.check()

@@ -14,14 +14,15 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Profiler
-from cbtop.compute.checks import Finding, summary
+from cbtop.compute.checks import Finding
 from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
@@ -41,7 +42,6 @@ from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.profiler.steps import Step
-from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
@@ -269,47 +269,35 @@ class GpuDecoder(Decoder):
 
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
-        self._check(tokens)
-        start = self.position
-        try:
-            with self._profiler.step("prefill", tokens=len(tokens)) as step:
-                self._say(step)
-                token = self._ran(tokens, step)
-            self.tell()
-        except BaseException:  # whoever is told that it failed gives the same again
-            self.position = start
-            raise
-        return token
+        with self._in_use():
+            self._check(tokens)
+            start = self.position
+            try:
+                with self._profiler.step("prefill", tokens=len(tokens)) as step:
+                    self._say(step)
+                    token = self._ran(tokens, step)
+                self.tell()
+            except BaseException:  # whoever is told that it failed gives the same again
+                self.position = start
+                raise
+            return token
 
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
-        self._check((token,))
-        with self._profiler.step("decode", tokens=1) as step:
-            self._say(step)
-            return self._ran((token,), step)
+        with self._in_use():
+            self._check((token,))
+            with self._profiler.step("decode", tokens=1) as step:
+                self._say(step)
+                return self._ran((token,), step)
 
     def restart(self) -> None:
-        """Forget the sequence."""
-        self.tell()
-        super().restart()
-
-    def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
         """As Decoder's."""
-        findings: list[tuple[str, str, Finding]] = []
-        matrices = host_matrices(self.model)
-        for tokens in prompts:
-            self.restart()
-            self._check(tokens)
-            for part in (tokens[:-1], tokens[-1:]):
-                launches = BrickLaunches(self._code_space)
+        with self._in_use():
+            self.tell()
+            super().restart()
 
-                def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
-                    findings.extend(checked(self._gpu, matrices, by, brick, calls))
-
-                if part:
-                    self._forward(part, run, lambda index: nullcontext())
-        self.restart()
-        return summary(findings)
+    def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
+        return partial(checked, self._gpu, host_matrices(self.model), BrickLaunches(self._code_space))
 
     @property
     def logits(self) -> Any:

@@ -12,6 +12,7 @@ import llvmlite
 import numba
 import numpy as np
 
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.function_cache import FunctionCache
 from cbtop.compute.jit.inlined import InlinedCompiler
 from cbtop.compute.jit.kernel_cache import use_directory
@@ -22,19 +23,28 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
 _njit: Any = numba.njit  # whose type does not have all of its options
 
+if settings.DISABLE_JIT:
+    raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
+
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 less that in binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
 INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all ones, is so in binary32 too
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 
+# Variables of Numba (NUMBA_OPT, …) by which it makes other code of the same function.
+CODE_SETTINGS = (
+    "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "LLVM_REFPRUNE_PASS", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX",
+    "ENABLE_PROFILING",
+)  # fmt: skip
 # Without wrappers that C would call, which take their time to compile.
-OPTIONS = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+OPTIONS = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False}
 
 
 def _usable_numba_cache() -> Path | None:
     """The directory for our compiled kernels, made; None where nothing can be written."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode()).hexdigest()
+    how = (getattr(settings, name) for name in CODE_SETTINGS)
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {[*how]}".encode()).hexdigest()
     return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
 
 

@@ -42,6 +42,7 @@ _FAST = ("fast",)  # reorder sums, contract to fused multiply-add
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 _pointer_to: Any = types.CPointer
+_tuple_of: Any = types.UniTuple
 
 
 class Ints16(types.Type):
@@ -431,6 +432,32 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
         return builder.fadd(builder.fmul(values[0], values[1], flags=_FAST), values[2], flags=_FAST)
 
     return _floats(_floats, _floats, _floats), generate
+
+
+@constant_intrinsic
+def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
+    """A tuple of `count` Floats16, a constant: multiples of `value`, each another one."""
+    made = _tuple_of(_floats, count.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        of_each = (_FLOATS([1 + number / made.count] * LANES) for number in range(made.count))
+        return context.make_tuple(builder, made, [builder.fmul(values[0], one) for one in of_each])
+
+    return made(_floats, count), generate
+
+
+@_intrinsic
+def multiply_add_again(typing: Any, totals: Any, factor: Any, term: Any) -> tuple[Any, Codegen]:
+    """Each Floats16 of the tuple `totals` times `factor` and with `term` added: no chain waits for another."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        found = [
+            builder.fadd(builder.fmul(total, values[1], flags=_FAST), values[2], flags=_FAST)
+            for total in cgutils.unpack_tuple(builder, values[0], totals.count)
+        ]
+        return context.make_tuple(builder, totals, found)
+
+    return totals(totals, _floats, _floats), generate
 
 
 @_intrinsic

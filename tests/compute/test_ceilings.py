@@ -54,6 +54,16 @@ def test_a_product_of_torch_is_measured_with_as_many_threads_as_were_asked_for(
     assert 0 < (measured.lowest or 0) <= (measured.median or 0) <= measured.value
 
 
+@pytest.mark.parametrize(("available_mib", "buffer_mib"), [(64 << 10, 128), (400, 100), (40, 10), (0, 1), (None, 64)])
+def test_reading_takes_a_quarter_of_the_memory_that_is_left_also_in_a_control_group(
+    available_mib: int | None, buffer_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = None if available_mib is None else available_mib << 20
+    monkeypatch.setattr(ceilings, "_last_level_cache_bytes", lambda: 32 << 20)
+    monkeypatch.setattr(ceilings, "available_bytes", lambda: left)  # which asks the groups, too
+    assert ceilings.dram_buffer_bytes() == buffer_mib << 20
+
+
 AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
 AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni"
 AMX = "+avx512vbmi,+avx512bf16,+amx-tile,+amx-bf16"
@@ -73,13 +83,15 @@ print(next(iter(function.inspect_asm().values())))
     ("tier", "function", "instruction", "at_once"),
     [
         (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # of 32 bytes
+        (f"haswell {AVX2}", "_multiply_add", "vfmadd213ps", 12),  # of 8 numbers: none waits for another
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
+        pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_add", "vfmadd213ps", 12, marks=pytest.mark.slow),
         pytest.param(
             f"sapphirerapids {AVX2},{AVX512},{AMX}", "_multiply_four_tiles", "tdpbf16ps", 4, marks=pytest.mark.slow
         ),
     ],
 )
-def test_what_is_timed_of_int8_and_tiles_is_the_instruction_of_the_kernels_and_little_else(
+def test_what_is_timed_of_a_roof_is_the_instruction_of_the_kernels_and_little_else(
     tier: str, function: str, instruction: str, at_once: int
 ) -> None:
     processor, features = tier.split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -86,8 +87,7 @@ def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
     fits = Decoder(model, "numba", 1, profiler, 64, cache_type)
     tables = {id(layer.angles): layer.angles.nbytes for layer in fits._layers}
     size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers) + sum(tables.values())
-    while_made_bytes = max(tables.values())
-    monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes + while_made_bytes)
+    monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
     Decoder(model, "numba", 1, profiler, 64, cache_type)
     with pytest.raises(
         ComputeError, match=r"KV cache of 65 tokens and their angles take 0\.\d GB .* shorter context"
@@ -95,6 +95,30 @@ def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
         Decoder(model, "numba", 1, profiler, 65, cache_type)
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: None)
     Decoder(model, "numba", 1, profiler, 65, cache_type)
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    expected = decoder.prefill(PROMPT)
+    decoder.restart()
+    met: list[str] = []
+
+    def use() -> None:
+        for call in (lambda: decoder.decode(1), lambda: decoder.prefill([1]), decoder.restart, decoder.verify):
+            with pytest.raises(ComputeError) as refused:
+                call()
+            met.append(str(refused.value))
+
+    def meanwhile(brick: Any, calls: Any) -> None:
+        if not met:
+            other = threading.Thread(target=use)
+            other.start()
+            other.join()
+
+    assert decoder.prefill(PROMPT, meanwhile) == expected
+    assert met == ["this decoder is in use by another thread: it has one sequence; make one for each"] * 4
+    decoder.decode(expected)
 
 
 def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for: MakeDecoder) -> None:
