@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cbtop.cli import main
@@ -53,6 +54,23 @@ def test_each_test_runs_from_an_empty_cache_once_more_than_it_is_measured(
         assert one["samples_ts"] == pytest.approx([1e9 * tokens / ns for ns in one["samples_ns"]])
         assert one["avg_ts"] == pytest.approx(sum(one["samples_ts"]) / 2)
         assert (one["n_threads"], one["type_k"], one["model_n_params"]) == (1, "f16", found[0]["model_n_params"])
+
+
+def test_what_computes_no_numbers_is_no_result(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = Decoder._forward
+
+    def spoiled(self: Decoder, *arguments: Any) -> int:
+        token = forward(self, *arguments)
+        self.logits[7] = np.nan
+        return token
+
+    monkeypatch.setattr(Decoder, "_forward", spoiled)
+    assert main(["bench", tiny, "-p", "8", "-n", "0", "-r", "1", "-t", "1"]) == 2
+    said = capsys.readouterr()
+    assert "pp8" not in said.out
+    assert "a logit is NaN or infinite: " in said.err
 
 
 def test_the_table_has_a_row_for_each_test_and_so_has_csv(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
