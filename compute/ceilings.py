@@ -147,9 +147,9 @@ class _Threads:
         self.buffer = np.empty((1, dram_buffer_bytes() // WORD * WORD // 4), np.float32)
         self._lines = np.ones((TILE_BYTES // LINE, LINE), np.uint8)
         self._sums = np.zeros((number, TILE_BYTES // 4), np.float32)
-        self.told(_fill, self.buffer)()
+        self.runner(_fill, self.buffer)()
 
-    def told(self, function: Any, numbers: Any, *by: float) -> Callable[[], object]:
+    def runner(self, function: Any, numbers: Any, *by: float) -> Callable[[], object]:
         """What runs one of those above on every thread, and returns once the last one has."""
         arguments = self._lines, np.array([*by, 0], np.float32), self._lines, numbers, self._sums
         return partial(on_threads, address_of(function, *arguments, 0, 1), *arguments, self.number)
@@ -165,22 +165,22 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
-    found = [_measured("dram_read", "bandwidth", buffer.nbytes, on.told(_read, buffer, 1))]
+    found = [_measured("dram_read", "bandwidth", buffer.nbytes, on.runner(_read, buffer, 1))]
     if weights_bytes is not None:
         part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
-        found.append(_measured("weights_read", "bandwidth", part.nbytes, on.told(_read, part, 1)))
+        found.append(_measured("weights_read", "bandwidth", part.nbytes, on.runner(_read, part, 1)))
     found += _cache_ceilings(on, found[0])
     # A contraction towards 1: nothing overflows and nothing becomes denormal.
-    run = on.told(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
+    run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(_measured("fma_float32", "compute", operations, run, "float32"))
     # The instructions that products of quantised weights are made of.
     if TIER != "generic":
-        run = on.told(_multiply_bytes, values, BYTE_REPEATS)
+        run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
         found.append(_measured("dot_int8", "compute", operations, run, "int8"))
     if HAS_TILES:  # pragma: no cover - AMX
-        run = on.told(_multiply_four_tiles, values, TILE_REPEATS)
+        run = on.runner(_multiply_four_tiles, values, TILE_REPEATS)
         operations = 2.0 * on.number * TILE_REPEATS * PRODUCTS_OF_TILES
         found.append(_measured("tiles_bfloat16", "compute", operations, run, "bfloat16"))
     return found
@@ -201,8 +201,8 @@ def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
         each_bytes = max(size_bytes // CACHE_SHARE, WORD)
         part = _part(on.buffer, each_bytes * on.number)
         repeats = max(1, CACHE_READ_BYTES // each_bytes)
-        on.told(_read, part, 1)()  # into the cache
-        run = on.told(_read, part, repeats)
+        on.runner(_read, part, 1)()  # into the cache
+        run = on.runner(_read, part, repeats)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < on.buffer.nbytes and one.value > dram.value:
             found.append(one)
