@@ -13,8 +13,8 @@ import numba
 import numpy as np
 
 from cbtop.compute.errors import ComputeError
+from cbtop.compute.jit.compilers import InlinedCompiler, KernelCompiler
 from cbtop.compute.jit.function_cache import FunctionCache
-from cbtop.compute.jit.inlined import InlinedCompiler
 from cbtop.compute.jit.kernel_cache import use_directory
 from cbtop.protocol.cache import cache_dir
 
@@ -73,13 +73,13 @@ def jit(function: Function) -> Function:
     fastmath lets sums be reordered, hence vectorised. error_model="numpy": a division that raises on zero
     blocks vectorisation (8x on the softmax).
     """
-    return _compiled(function, fastmath=True)
+    return _compiled(function, fastmath=True, pipeline_class=KernelCompiler)
 
 
 def jit_as_written(function: Function) -> Function:
     """As `jit`, without fastmath: for what is rounded to whole numbers. LLVM may turn x * (1 / y) into x / y, and the
     last bit decides where a value halfway between two goes."""
-    return _compiled(function)
+    return _compiled(function, pipeline_class=KernelCompiler)
 
 
 def jit_inlined(function: Function) -> Function:

@@ -15,6 +15,7 @@ and on a GPU keys too.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,7 @@ def _add_values(
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
 
+@cache
 def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
     """Scores and sums of values of so many rows and vectors at once."""
     own = {"_ROWS": rows, "_VECTORS": vectors}
@@ -201,6 +203,7 @@ def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
 _scores_of_six, _add_values_of_six = _copies(MANY, 2 if WIDE else 1)
 _scores_of_four, _add_values_of_four = _copies(SOME, 2 if WIDE else 1)
 _scores_of_pair, _add_values_of_pair = _copies(PAIR, 2)
+# What is left of a head's values where two vectors at once are not all: of one vector at once nothing is.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (_copies(rows, 1)[1] for rows in (MANY, SOME, PAIR))
 
 
@@ -358,9 +361,9 @@ def _attend_any(  # compiled
                         _add_values_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)
                     column += at_once
                 if column < padded:
-                    if together == many:
+                    if WIDE and together == many:
                         _add_last_of_six(values, first, skipped, count, ahead, scratch, at, output, column)
-                    elif together == some:
+                    elif WIDE and together == some:
                         _add_last_of_four(values, first, skipped, count, ahead, scratch, at, output, column)
                     else:
                         _add_last_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)

@@ -1,4 +1,4 @@
-"""What is compiled for compiled code alone."""
+"""How kernels are compiled: by fewer passes, for compiled code alone, apart from what other variables make."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core import compiler_machinery
 
 from cbtop.compute.jit import compile as compiling
-from cbtop.compute.jit.compile import CODE_SETTINGS, jit, jit_inlined
+from cbtop.compute.jit.compile import CODE_SETTINGS, jit, jit_as_written, jit_inlined
+from cbtop.compute.jit.compilers import UNUSED
 
 
 @jit_inlined
@@ -29,6 +31,28 @@ def test_python_that_calls_what_is_inlined_is_told_before_and_after_compiled_cod
         with pytest.raises(TypeError, match=r"^inlined is for compiled code alone"):
             inlined(3)
         assert calling(3) == 8
+
+
+@pytest.mark.parametrize("decorator", [jit, jit_as_written, jit_inlined])
+def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass left out is one that Numba has: renamed, it would run again, and nobody would know."""
+    passed: list[str] = []
+    registry: Any = vars(compiler_machinery)["_pass_registry"]
+    run: Any = vars(compiler_machinery.PassManager)["_runPass"]
+
+    def record(self: Any, index: int, one: Any, state: Any) -> Any:
+        passed.append(type(one).__name__)
+        return run(self, index, one, state)
+
+    monkeypatch.setattr(compiler_machinery.PassManager, "_runPass", record)
+
+    def twice(x: Any) -> Any:
+        return 2 * x
+
+    decorator(twice).compile("(int64,)")
+    assert {"NopythonTypeInference", "NativeLowering"} <= set(passed)
+    assert not set(passed) & set(UNUSED)
+    assert set(UNUSED) <= {each.__name__ for each in registry._registry}
 
 
 def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
