@@ -7,6 +7,8 @@ with the bounds of their middle half. Records are written into a real ring, all 
 
 One brick follows itself again and again, so what the compiled hot path remembers of the order always holds, as in a
 decoder; and the caches are warm, as they are not in a decoder: the decode benchmark tells what a brick costs there.
+
+The first use of a brick with one kernel, which gives both their nodes, is of processor time, beside no peer.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from collections.abc import Callable
 from itertools import repeat
 
 from benchmarks.base import Figure, Ratio, interleaved_loops_ns
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId
 
 TURNS, ROUNDS = 2_000, 401  # a fifth of a millisecond: on a busy machine too, most rounds run through
 TURNS_BESIDE_TORCH = 100  # its figure is 60 times the clock's
+NEW_BRICKS = 50  # a round
 CLOCK = "two clock reads"
 TORCH = "torch.profiler.record_function"
 NOTHING = "nothing"
@@ -41,7 +46,20 @@ def run() -> list[Figure]:
     figures = _against(CLOCK, _clock_reads, loops, TURNS)
     if torch := _record_function():
         figures += _against(TORCH, torch, recorded, TURNS_BESIDE_TORCH)
-    return figures
+    return [*figures, Figure(f"first use of a brick, recorded, {profiler.implementation}", _first_use_us(), "µs")]
+
+
+def _first_use_us() -> float:
+    profiler, found = BrickProfiler(), []
+    for _ in range(ROUNDS):
+        kernels = (KernelDefinition("gemv", "numba"),)
+        work = Work(flops_per_element=2.0, bytes_per_call=1e6)
+        bricks = [BrickDefinition.of(BrickId.RMS_NORM, work=work, kernels=kernels) for _ in range(NEW_BRICKS)]
+        begun_ns = time.thread_time_ns()
+        for brick in bricks:
+            profiler.stop_brick(profiler.start_brick(brick), 1)
+        found.append((time.thread_time_ns() - begun_ns) / NEW_BRICKS / 1e3)
+    return statistics.median(found)
 
 
 def _forms(how: str, profiler: BrickProfiler) -> dict[str, Loop]:

@@ -19,7 +19,7 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -36,6 +36,7 @@ from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
 from cbtop.profiler.steps import Step, Steps
 from cbtop.protocol.attributes import Grid, Work
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
@@ -133,7 +134,7 @@ class BrickProfiler:
         self._epoch_ns: int | None = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
-        self._scopes = Scopes(self.announce)
+        self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
             define=self._scopes.define,
             record=self._hand_over,
@@ -309,6 +310,10 @@ class BrickProfiler:
     def announce(self, message: CatalogMessage) -> None:
         """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
         self._recorder.announce(message)
+
+    @_unless_it_fails(None)
+    def _announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+        self._recorder.announce_nodes(nodes)
 
     def close(self, reason: str = "closed") -> None:
         """Say goodbye; what was recorded stays readable. Happens by itself when the interpreter exits."""

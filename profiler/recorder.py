@@ -32,6 +32,7 @@ from cbtop.profiler.graph.node_table import MAX_NODES
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.ended import SWEPT_AT_ONCE, sweep
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError, RingError
@@ -67,6 +68,8 @@ class Recorder(Protocol):
     def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None: ...
 
     def announce(self, message: CatalogMessage, /) -> None: ...
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode], /) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -162,9 +165,15 @@ class RingRecorder:
                 self._leave_out(kind, f"cbtop cannot say a {kind}: {error}")
                 return
             if isinstance(message, Node):
-                self._announce_node(message)
+                self._announce_nodes([(message, payload)])
             else:
                 self._announce_newest(key_of(said), payload)
+            self._write_updates()
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+        """The same of nodes that `codec.encode_node` has encoded, in one piece."""
+        with self._opening, self._kept_from_the_host("announce"):
+            self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
@@ -252,15 +261,15 @@ class RingRecorder:
         self.record = self._first_record
         self._let_go()
 
-    def _announce_node(self, node: Node) -> None:
-        if len(self._nodes) >= MAX_NODES:
-            self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            return
-        if node not in self._nodes[node.id - 1 : node.id]:  # else a signal cut it short the last time
-            self._nodes.append(node)
+    def _announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+        for node, _ in nodes:
+            if len(self._nodes) >= MAX_NODES:
+                self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
+            elif node not in self._nodes[node.id - 1 : node.id]:  # else a signal cut it short the last time
+                self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
-            self._write_nodes(catalog)
+            self._write_nodes(catalog, nodes)
 
     def _announce_newest(self, key: Key, payload: bytes) -> None:
         before = self._announced.get(key)
@@ -294,14 +303,16 @@ class RingRecorder:
             pause_ns = max(UPDATE_PAUSE_NS, written_bytes * UPDATE_NS_PER_BYTE)
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
-    def _write_nodes(self, catalog: CatalogWriter) -> None:
+    def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
         """Write those that are not in the catalog yet, each once, also what a signal cut short."""
         if self._is_writing_nodes:  # a signal handler's follow when this goes on
             return
+        payloads = {id(node): payload for node, payload in encoded}
         try:
             self._is_writing_nodes = True
             while self._written_nodes < len(self._nodes):
-                payload = codec.encode(self._nodes[self._written_nodes])
+                node = self._nodes[self._written_nodes]
+                payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
                     # Nodes are numbered without a gap: behind one that was left out there is no place for another.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -12,7 +12,7 @@ from cbtop.profiler.graph.node_of import nodes_of
 from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import Scope
 from cbtop.protocol import codec
-from cbtop.protocol.messages import CatalogMessage, Node
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import NodeKind
@@ -25,17 +25,17 @@ _log = logging.getLogger("cbtop")
 
 
 class Scopes:
-    """Makes the scopes of one profiler, and says through `announce` what node each stands for.
+    """Makes the scopes of one profiler, and says through `announce` what nodes each stands for.
 
     Past the bounds on nodes, depth and recursion a scope stands for none: what runs there is counted, not recorded,
     and its time is that of the brick it lies in.
     """
 
-    def __init__(self, announce: Callable[[CatalogMessage], None]) -> None:
+    def __init__(self, announce: Callable[[Sequence[EncodedNode]], None]) -> None:
         self.dropped = 0
         self._announce = announce
         self._nodes = 0
-        self._unsaid: list[Node] = []  # that are not announced yet
+        self._unsaid: list[EncodedNode] = []  # that are not announced yet
         self._held = 0
         self._loses_stops = False
         self.after_fork()
@@ -77,11 +77,9 @@ class Scopes:
         depth = _depth(outer) + 2  # a brick's kernels lie one deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            for node in nodes:
-                codec.decode(
-                    codec.encode(node)
-                )  # one that cannot be said would leave a gap in the numbers of all others
-            count = len(nodes)
+            # One that cannot be said would leave a gap in the numbers of all others.
+            said = [codec.encode_node(node) for node in nodes]
+            count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
             let_through(error)
             if not self.dropped:
@@ -95,12 +93,12 @@ class Scopes:
         if nodes[0].id != self._nodes + 1:  # a signal handler has defined others meanwhile
             return self._define_node(key, outer)
         self._nodes += count
-        self._unsaid += nodes
+        self._unsaid += said
         while self._unsaid:  # first those that a signal has cut short: numbers have no gaps
-            node = self._unsaid[0]
-            self._announce(node)
-            if self._unsaid[:1] == [node]:  # else a signal handler has said it
-                del self._unsaid[0]
+            first = self._unsaid[:]
+            self._announce(first)
+            if self._unsaid[: len(first)] == first:  # else a signal handler has said them
+                del self._unsaid[: len(first)]
         return nodes[0].id
 
 

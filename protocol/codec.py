@@ -28,6 +28,7 @@ import msgpack
 
 from cbtop.protocol import messages
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms stays below
 MAX_NAME_CHARS = 256
@@ -49,6 +50,7 @@ _EDGES = re.compile(rf"\A{_SPACES}|{_SPACES}\Z")
 NO_NAME = '""'
 
 Check = Callable[[Any, str], Any]
+EncodedNode = tuple[messages.Node, bytes]
 
 
 def sanitise(text: str) -> str:
@@ -75,6 +77,14 @@ def encode(message: messages.Message) -> bytes:
     """One message as one msgpack map."""
     packed: bytes = msgpack.packb(_plain(message), use_bin_type=True, unicode_errors="backslashreplace")
     return packed
+
+
+def encode_node(node: messages.Node) -> EncodedNode:
+    """It, and the same of it: `decode` takes that, which is seen without decoding most. Raises what either does."""
+    payload = encode(node)
+    if not _is_sure(node):
+        decode(payload)
+    return node, payload
 
 
 def decode(frame: bytes | memoryview) -> messages.Message | None:
@@ -126,7 +136,7 @@ def _plain(value: object) -> object:
         case Enum():
             return value.value
         case str():
-            return value[:MAX_NAME_CHARS]
+            return _cut(value)
         case bytes() | int() | float() | None:
             return value
         case numbers.Integral():  # NumPy's, for instance
@@ -137,6 +147,10 @@ def _plain(value: object) -> object:
             return [_plain(item) for item in value]
         case _:
             raise TypeError(f"a message cannot carry a {type(value).__name__}")
+
+
+def _cut(text: str) -> str:
+    return text[:MAX_NAME_CHARS]
 
 
 def _integer(value: Any, where: str) -> int:
@@ -316,7 +330,38 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     return fill
 
 
+def _sure_for(kind: type) -> Callable[[Any], bool]:
+    """What tells of a node, or a group in it, whether each field is of the very type that it is declared as.
+
+    Then what it encodes to decodes: every word is made safe, a whole number of too many bits does not encode, and
+    one that is not finite no node takes.
+    """
+    hints = get_type_hints(kind)
+    members = dataclasses.fields(kind)
+    getters = [operator.attrgetter(field.name) for field in members]
+    types_of = [frozenset(get_args(hints[field.name]) or (hints[field.name],)) for field in members]
+    groups = [_sure_for(group) if (group := _group_of(hints[field.name])) else None for field in members]
+    rules = list(zip(getters, (field.default for field in members), types_of, groups, strict=True))
+
+    def is_sure(message: Any) -> bool:
+        for get, default, wanted, group in rules:
+            value = get(message)
+            if value is default:
+                continue
+            if type(value) not in wanted:
+                return False
+            if group is not None and value is not None and not group(value):
+                return False
+        return True
+
+    return is_sure
+
+
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
-_PLAIN = {kind: plain_for(kind) for kind in _KINDS}
+_PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
+# As `_plain` says it anyway, found sooner: names and words are most of what is said.
+_PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
+_PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}
+_is_sure = _sure_for(messages.Node)

@@ -8,6 +8,7 @@ from cbtop.profiler.budget import ByteBudget, TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import AsyncTask, Function, Transfer
 from cbtop.protocol.attributes import (
+    NO_KERNEL,
     UNKNOWN_WORK,
     FunctionAttributes,
     KernelAttributes,
@@ -75,8 +76,17 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
 
 
 def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
-    launch = _only(KernelAttributes, kernel)
-    return Node(at, parent, NodeKind.KERNEL, kernel.name, category=category, backend=kernel.backend, kernel=launch)
+    launch = carried(KernelAttributes, kernel)
+    is_known = any([value is not None for value in launch.values()])  # of a CPU's kernel nothing is
+    return Node(
+        at,
+        parent,
+        NodeKind.KERNEL,
+        kernel.name,
+        category=category,
+        backend=kernel.backend,
+        kernel=KernelAttributes(**launch) if is_known else NO_KERNEL,
+    )
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:

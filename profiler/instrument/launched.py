@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 
 from cbtop.profiler import instrument as instrumentation
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import CatalogMessage, Node
+from cbtop.protocol.codec import EncodedNode
+from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -27,8 +29,14 @@ class LaunchedRecorder(RingRecorder):
 
     def announce(self, message: CatalogMessage) -> None:
         super().announce(message)
-        has_step = isinstance(message, Node) and message.kind is NodeKind.STEP
-        if self._nothing_yet and (has_step or self.failures):
+        self._look_at(())
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+        super().announce_nodes(nodes)
+        self._look_at(nodes)
+
+    def _look_at(self, nodes: Sequence[EncodedNode]) -> None:
+        if self._nothing_yet and (self.failures or any([node.kind is NodeKind.STEP for node, _ in nodes])):
             with suppressed(OSError):  # another process of the run was first
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels import layer_norm, rms_norm
 from cbtop.compute.kernels.base import Kernel
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS
 
@@ -51,6 +52,9 @@ class ListRecorder:
 
     def announce(self, message: CatalogMessage, /) -> None:
         self.messages.append(message)
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode], /) -> None:
+        self.messages += [node for node, _ in nodes]
 
     def flush(self) -> None:
         pass

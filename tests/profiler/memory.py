@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage, Goodbye, Node
 from cbtop.protocol.ring import FLAG_LOOSE, FLAG_PLAIN
 from cbtop.protocol.vocabulary import NodeKind
@@ -24,6 +27,10 @@ class Memory:
 
     def announce(self, message: CatalogMessage) -> None:
         self.said.append(message)
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+        for node, _ in nodes:
+            self.announce(node)
 
     def flush(self) -> None:
         """Nothing waits here."""

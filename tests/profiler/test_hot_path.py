@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from cbtop.profiler.hot_path import BrickTimer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import (
     FLAG_FAILED,
@@ -61,6 +62,8 @@ class NoFiles:
         raise AssertionError("it has a ring")
 
     def announce(self, message: CatalogMessage) -> None: ...
+
+    def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None: ...
 
     def flush(self) -> None: ...
 

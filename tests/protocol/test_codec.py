@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.vocabulary import NodeKind, Provenance, TransferDirection
+from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
 CATALOG_KINDS = get_args(messages.CatalogMessage)
@@ -132,6 +133,50 @@ def test_a_nodes_attributes_lie_flat_in_its_map_as_they_did_before_they_had_clas
         "direction": "H2D",
     }
     assert codec.decode(frame) == node
+
+
+# What a host may have put into a field of any type.
+ODD = (
+    True, 5, 1 << 70, 1.5, float("nan"), float("inf"), "x", "\ud800" * 300, "", b"x", (1, 2, 3), [], object(),
+    NodeKind.BRICK, BrickId.RMS_NORM, np.int64(3), np.float64(2), Work(1.0), KernelAttributes(registers=1),
+)  # fmt: skip
+
+
+def odd(holder: Any) -> Iterator[Any]:
+    """`holder` with one field at a time that holds each odd value, or is a group that does, where it may be."""
+    for field in dataclasses.fields(holder):
+        held = getattr(holder, field.name)
+        for value in odd(held) if dataclasses.is_dataclass(held) else ODD:
+            with contextlib.suppress(TypeError, ValueError):
+                yield replace(holder, **{field.name: value})
+
+
+def test_what_encode_node_takes_decodes_whatever_a_node_holds() -> None:
+    node = messages.Node(
+        1,
+        None,
+        NodeKind.TRANSFER,
+        "a",
+        work=Work(1.0, 2.0),
+        transfer=TransferAttributes("host", "gpu0", 64, TransferDirection.H2D),
+    )
+    taken = 0
+    for one in odd(node):
+        try:
+            _, payload = codec.encode_node(one)
+        except (DecodeError, TypeError, OverflowError):
+            continue
+        decoded = codec.decode(payload)
+        assert isinstance(decoded, messages.Node)
+        taken += 1
+    assert taken > 100
+
+
+def test_a_usual_node_is_not_decoded_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = messages.Node(1, None, NodeKind.BRICK, "a", brick=BrickId.RMS_NORM, work=Work(1.0, 2.0))
+    payload = codec.encode(node)
+    monkeypatch.setattr(codec, "decode", None)
+    assert codec.encode_node(node) == (node, payload)
 
 
 @pytest.mark.parametrize("attribute", [{"grid": [1, 2]}, {"ptx_hash": -1}, {"flops_per_call": -1.0}, {"line": "x"}])
