@@ -97,6 +97,26 @@ def test_f102_every_brick_has_its_category() -> None:
     }
 
 
+def test_to_give_a_place_its_node_is_no_time_of_its_own_but_of_all_that_it_lies_in(make: MAKE) -> None:
+    now_ns = [0]
+
+    class Slow(Memory):
+        def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
+            super().announce_nodes(nodes)
+            now_ns[0] += 10 ** len(self.said)  # so that a sum tells whose times are in it
+
+    profiler = make(clock_ns=lambda: now_ns[0], recorder=(slow := Slow()))
+    for _ in range(2):
+        with profiler.step("decode", 1), profiler.layer(0), profiler.brick("outer"), profiler.brick("inner"):
+            now_ns[0] += 1
+    took_ns = [(tag & 0xFFFFFF, end_ns - start_ns) for tag, start_ns, end_ns, _ in slow.records]
+    assert took_ns == [(4, 1), (3, 10_001), (2, 11_001), (1, 11_101), (4, 1), (3, 1), (2, 1), (1, 1)]
+    with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("outer"):
+        now_ns[0] += 1
+        step.name = "named late"  # its places get theirs once it has ended
+    assert [end_ns - start_ns for _, start_ns, end_ns, _ in slow.records[8:]] == [1, 1, 1]
+
+
 def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> None:
     clock, memory = itertools.count(), Memory()
     profiler = make(enabled=False, clock_ns=clock.__next__, recorder=memory)
