@@ -19,7 +19,9 @@
 #include <stdint.h>
 #include <structmember.h>
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"))) /* v4: AVX-512 */
+#elif defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
 #else
 #define EACH_PROCESSOR
