@@ -76,11 +76,12 @@ def run(options: argparse.Namespace) -> int:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here
         chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
+        # First: of a file that cannot be run this is said before a minute of kernels, not after it.
+        model = _of_model(options.model, options.backend, line) if options.model else []
         kernels = []
         for done, variant in enumerate(chosen):
             line.show(f"verifying: {variant.kernel.name} {variant.how}", done / len(chosen))
             kernels.append(verified(variant, run=by))
-        model = _of_model(options.model, options.backend, line) if options.model else []
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:

@@ -78,8 +78,21 @@ def test_the_bricks_of_a_model_are_checked_in_both_kinds_of_pass(
     write_model(path, TINY, lambda *_: None)
     assert main(["verify", "Sampling", "--model", str(path)]) == 0
     assert "brick of the model" in capsys.readouterr().out
-    assert main(["verify", "Sampling", "--model", str(tmp_path / "none.gguf")]) == 2
-    assert "none.gguf does not exist" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_is_refused_before_a_kernel_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "verified", lambda *_, **__: pytest.fail("a kernel ran"))
+    no_model = tmp_path / "text.gguf"
+    no_model.write_text("a text\n")
+    for path, said in (
+        (tmp_path / "none.gguf", "does not exist"),
+        (tmp_path, "is a directory"),
+        (no_model, "is not a GGUF file"),
+    ):
+        assert main(["verify", "--model", str(path)]) == 2
+        assert f"{path} {said}" in capsys.readouterr().err
 
 
 def test_a_brick_of_a_model_does_not_pass_where_what_it_is_given_is_wrong(
