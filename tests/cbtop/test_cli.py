@@ -173,6 +173,13 @@ def test_what_is_not_known_is_named_and_ends_with_2(
     assert complaint in capsys.readouterr().err
 
 
+def test_an_error_is_one_line_whatever_the_name_that_it_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "no\nsuch\x1b[2Jfile"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert r"no\nsuch\x1b[2Jfile" in said
+
+
 def test_every_public_name_is_there_and_importing_them_loads_nothing_heavy() -> None:
     script = (
         "import sys, cbtop\n"
