@@ -98,6 +98,7 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
+        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # what was met as it fell back
         self._checked: dict[tuple[str, str], bool] = {}
 
     def run(self, run_brick: Run, position: int) -> Run:
@@ -141,7 +142,10 @@ class JidokaGuard:
         self._stop_if_asked(last, met.fault)
 
     def finish(self) -> None:
-        """Say what no sample has reached: it is skipped."""
+        """Say how often what fell back was wrong all the same, and what no sample has reached: it is skipped."""
+        for brick, (met, where) in self._fallen.items():
+            if (times := self._times[brick]) > 1:
+                self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
         for brick in self._in_turn:
             for assertion in brick.spec.assertions:
                 name = _sampled(assertion.name)
@@ -187,11 +191,14 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
+        if brick in self._fallen:  # its reference makes it, too: `finish` says how often
+            return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"
         self._announce(brick, met, note)
         self._stop_if_asked(brick, met.fault)
         if self._reaction is Reaction.FALLBACK:
+            self._fallen[brick] = met, self._where(brick, met.fault)
             brick.fall_back()
             for kernel, call, earlier in zip(brick.kernels, calls, before, strict=True):
                 kernel.reference(*earlier)
@@ -200,10 +207,11 @@ class JidokaGuard:
 
     def _noted(self, brick: ComputeBrick, fault: Fault) -> str:
         times = self._times[brick] = self._times.get(brick, 0) + 1
-        place = f"position {self._position}"
-        if (layer := self._places[brick]) is not None:
-            place = f"layer {layer}, {place}"
-        return f"{fault.value} in {place}; met {times} time{'s' * (times > 1)}"
+        return f"{self._where(brick, fault)}; met {times} time{'s' * (times > 1)}"
+
+    def _where(self, brick: ComputeBrick, fault: Fault) -> str:
+        layer = self._places[brick]
+        return f"{fault.value} in {'' if layer is None else f'layer {layer}, '}position {self._position}"
 
     def _stop_if_asked(self, brick: ComputeBrick, fault: Fault) -> None:
         if self._reaction is Reaction.STOP:

@@ -108,6 +108,30 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
     assert len(of_guard(recorder)) == 1
 
 
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_what_float64_does_not_mend_is_said_once_and_counted_at_the_end(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    decoder.guard = JidokaGuard(Reaction.FALLBACK, profiler, decoder.bricks.places(), stopped)
+    weight = model.layers[LAYER].ffn_norm.weight
+    kept = weight.copy()
+    weight[0] = np.nan
+    try:
+        decoder.prefill(PROMPT)
+        for _ in range(3):
+            decoder.decode(1)
+    finally:
+        weight[:] = kept
+    said = "NaN in layer 1, position 0; met 1 time; computed in float64 from here on"
+    assert [result.note for result in of_guard(recorder)] == [said]
+    decoder.guard.finish()
+    assert [result.note for result in of_guard(recorder)] == [
+        said,
+        "NaN in layer 1, position 0; met 4 times, computed in float64, too",
+    ]
+
+
 @pytest.mark.parametrize("model", ["qwen2", "stablelm"], indirect=True)
 def test_a_number_too_large_for_the_norms_behind_it_is_found_where_it_came_up(
     model: Model, profiler: BrickProfiler
