@@ -22,6 +22,8 @@ class Finding:
     max_error: float | None = None
     tolerance: float | None = None
     not_finite: str = ""  # "NaN" or "infinity"
+    mended: bool = False  # what was not finite is now what the reference computes, which is
+    skipped: str = ""  # why it was not evaluated; `passed` then means nothing
 
 
 class Assertion(Protocol):
@@ -79,7 +81,8 @@ def _not_finite(values: Output) -> str:
 
 
 def summary(findings: Iterable[tuple[str, str, Finding]]) -> list[CheckResult]:
-    """One CheckResult a (brick name, assertion name): passed where all passed, with the largest error.
+    """One CheckResult a (brick name, assertion name): passed where all passed, with the largest error; skipped where
+    one was, and none failed.
 
     Where one met what is not finite, the result says so and has no error: those of the others would pass for its own.
     """
@@ -88,12 +91,15 @@ def summary(findings: Iterable[tuple[str, str, Finding]]) -> list[CheckResult]:
         before = results.get((brick, assertion))
         errors = [e for e in (found.max_error, before.max_error if before else None) if e is not None]
         not_finite = (before.not_finite if before else "") or found.not_finite
+        passed = found.passed and (before is None or before.passed)
+        skipped = ((before.skipped if before else "") or found.skipped) if passed else ""
         results[brick, assertion] = CheckResult(
             brick=brick,
             assertion=assertion,
-            passed=found.passed and (before is None or before.passed),
+            passed=passed,
             max_error=None if not_finite else max(errors, default=None),
             tolerance=found.tolerance,
             not_finite=not_finite,
+            skipped=skipped,
         )
     return list(results.values())

@@ -100,6 +100,7 @@ class JidokaGuard:
         self._times: dict[ComputeBrick, int] = {}
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # what was met as it fell back
         self._checked: dict[tuple[str, str], bool] = {}
+        self._spoilt: set[tuple[str, str]] = set()  # what was not checked, for the input was not finite
 
     def run(self, run_brick: Run, position: int) -> Run:
         """What runs the bricks of the pass that begins at `position`: `run_brick`, and one brick checked when due."""
@@ -142,7 +143,7 @@ class JidokaGuard:
         self._stop_if_asked(last, met.fault)
 
     def finish(self) -> None:
-        """Say how often what fell back was wrong all the same, and what no sample has reached: it is skipped."""
+        """Say how often what fell back was wrong all the same, and what was never checked: it is skipped."""
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
@@ -152,6 +153,8 @@ class JidokaGuard:
                 if (brick.spec.name, name) not in self._checked:
                     self._checked[brick.spec.name, name] = True
                     reason = f"no sample: they rest at {100 * MAX_SHARE:g} % of the time"
+                    if (brick.spec.name, name) in self._spoilt:
+                        reason = "its input was not finite each time"
                     self._profiler.announce(CheckResult(brick.spec.name, name, True, None, None, skipped=reason))
 
     def _check(self, run_brick: Run, brick: ComputeBrick, elements: int, calls: Calls) -> None:
@@ -176,10 +179,13 @@ class JidokaGuard:
         """The first fault of an output that is wrong; announces each assertion the first time, and when it fails."""
         first = None
         compared = list(brick.compared(calls, before))
-        is_given = any(fault_of(expected) is not None for _, _, _, expected in compared)  # by what came before it
+        given = {fault_of(expected) for _, _, _, expected in compared} - {None}  # by what came before it
+        is_given, is_spoilt = bool(given), not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _ in compared:
             key = brick.spec.name, _sampled(name)
-            if key not in self._checked or (self._checked[key] and not found.passed):
+            if is_spoilt and not self._bears_all and not found.passed:
+                self._spoilt.add(key)
+            elif key not in self._checked or (self._checked[key] and not found.passed):
                 self._checked[key] = found.passed
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
@@ -200,10 +206,7 @@ class JidokaGuard:
         if self._reaction is Reaction.FALLBACK:
             self._fallen[brick] = met, self._where(brick, met.fault)
             brick.fall_back()
-            for kernel, call, earlier in zip(brick.kernels, calls, before, strict=True):
-                kernel.reference(*earlier)
-                for output in kernel.outputs:
-                    call[output][...] = earlier[output]
+            brick.mend(calls, before)
 
     def _noted(self, brick: ComputeBrick, fault: Fault) -> str:
         times = self._times[brick] = self._times.get(brick, 0) + 1

@@ -349,7 +349,7 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
 
     if name == "junit":
         cases = [
-            (one.about or found.now.name, one.rule, [report.line_of(one)] if one.outcome in _FAILS else [])
+            (one.about or found.now.name, one.rule, [report.line_of(one)] if one.outcome in _FAILS else [], "")
             for one in judged
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")

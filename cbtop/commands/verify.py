@@ -161,17 +161,17 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
         rows = [("", "brick of the model", "check", "error", "allowed", "with")]
         rows += [
             (
-                "✓" if one.passed else "✗",
+                "–" if one.skipped else "✓" if one.passed else "✗",
                 one.brick,
                 one.assertion,
-                "" if one.tolerance is None else _error(one.max_error),
+                "skipped" if one.skipped else "" if one.tolerance is None else _error(one.max_error),
                 "" if one.tolerance is None else f"{one.tolerance:.1e}",
-                one.note,
+                ": ".join(filter(None, (one.note, one.skipped))),
             )
             for one in model
         ]
         lines += ["", table(rows, left=3)]
-    passed = sum(one.passed for one in kernels) + sum(one.passed for one in model)
+    passed = sum(one.passed for one in kernels) + sum(one.passed and not one.skipped for one in model)
     planted = counted(sum(one.planted for one in kernels))
     lines += ["", f"{passed} of {len(kernels) + len(model)} pass; {planted} faults were planted"]
     return "\n".join(lines) + "\n"
@@ -196,14 +196,14 @@ def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     document = {
         "schema": SCHEMA,
         "kernels": [asdict(one) | {"passed": one.passed} for one in kernels],
-        "model": [asdict(one) for one in model],
+        "model": [asdict(one) | ({"passed": None} if one.skipped else {}) for one in model],
     }
     return json.dumps(document, allow_nan=False) + "\n"
 
 
 def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     of_kernels = [
-        (one.kernel, _name(one), [*one.failed, *(f"does not notice {fault}" for fault in one.missed)])
+        (one.kernel, _name(one), [*one.failed, *(f"does not notice {fault}" for fault in one.missed)], "")
         for one in kernels
     ]
     of_bricks = [
@@ -211,6 +211,7 @@ def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             one.brick,
             f"{one.assertion} ({one.note})",
             [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"],
+            one.skipped,
         )
         for one in model
     ]

@@ -257,25 +257,34 @@ class Decoder:
         """Both kinds of pass that run, untimed, each brick checked against its reference: of each prompt all tokens
         but the last together from position 0, then the last alone.
 
-        A result for each brick name and assertion, over all places where it stands. Restarts the sequence.
+        A result for each brick name and assertion, over all places where it stands. What fails behind a brick whose
+        output was not finite, and could not be mended, is skipped: it may be right. Restarts the sequence.
         """
         with self._in_use():
             findings: list[tuple[str, str, Finding]] = []
             for tokens in prompts:
                 self.restart()
                 self._check(tokens)
+                spoilt_by: list[ComputeBrick] = []
                 for part in (tokens[:-1], tokens[-1:]):
                     if part:
-                        self._forward(part, self._checking(findings), lambda index: nullcontext())
+                        self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
             self.restart()
             return summary(findings)
 
-    def _checking(self, findings: list[tuple[str, str, Finding]]) -> Run:
-        """What runs the bricks of a pass, and adds what is found of each."""
+    def _checking(self, findings: list[tuple[str, str, Finding]], spoilt_by: list[ComputeBrick]) -> Run:
+        """What runs the bricks of a pass, and adds what is found of each. `spoilt_by`: the first brick of a sequence
+        whose output stayed NaN or infinite, once there is one."""
         check = self._check_of_pass()
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-            findings.extend(check(brick, calls))
+            for name, assertion, found in check(brick, calls):
+                if not found.passed and spoilt_by and brick is not spoilt_by[0]:
+                    reason = f"what {spoilt_by[0].spec.name} computed before it is not finite"
+                    found = Finding(True, tolerance=found.tolerance, skipped=reason)
+                elif found.not_finite and not found.mended and not spoilt_by:
+                    spoilt_by.append(brick)
+                findings.append((name, assertion, found))
 
         return run
 

@@ -35,3 +35,14 @@ def test_a_nan_in_one_place_is_not_said_to_be_the_error_of_another(order: int) -
     places = [Finding(True, 1.4e-07, 1e-5), Finding(False, None, 1e-5, "NaN"), Finding(True, 2e-7, 1e-5)]
     (result,) = summary(("QkvProjection", "equals reference", found) for found in places[::order])
     assert (result.passed, result.max_error, result.not_finite) == (False, None, "NaN")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_brick_that_was_not_evaluated_everywhere_has_neither_passed_nor_failed_unless_it_failed_somewhere(
+    order: int,
+) -> None:
+    passed, skipped, failed = Finding(True, 1e-7), Finding(True, skipped="a reason"), Finding(False, 0.5)
+    (result,) = summary(("LmHead", "equals reference", found) for found in (passed, skipped)[::order])
+    assert result.skipped == "a reason"
+    (result,) = summary(("LmHead", "equals reference", found) for found in (passed, skipped, failed)[::order])
+    assert (result.passed, result.skipped) == (False, "")

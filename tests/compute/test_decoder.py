@@ -23,7 +23,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.representatives import each_value_once
 
-from .conftest import ListRecorder, Norms, in_every_family
+from .conftest import ListRecorder, Norms, in_every_family, of_each_kind
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -257,6 +257,43 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
     if model.experts is not None:
         feed_forward = {"MoeRouter", "MoeExperts"}
     assert failed >= {"QkvProjection", "OutputProjection", *feed_forward}
+
+
+@of_each_kind
+def test_where_weights_make_a_nan_the_brick_that_has_them_fails_and_those_behind_it_are_skipped(
+    model: Model, decoder_for: MakeDecoder
+) -> None:
+    weight = model.layers[1].ffn_norm.weight
+    kept = weight.copy()
+    weight[0] = np.nan
+    try:
+        results = decoder_for(model, 1).verify(PROMPT)
+    finally:
+        weight[:] = kept
+    norm = Norms.of(model).behind_sum
+    assert {result.brick for result in results if not result.passed} == {norm}
+    skipped = {result.brick: result.skipped for result in results if result.skipped}
+    assert set(skipped.values()) == {f"what {norm} computed before it is not finite"}
+    assert {"DownProjection", "LmHead"} <= skipped.keys() or {"MoeExperts", "LmHead"} <= skipped.keys()
+    assert "QkvProjection" not in skipped
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_where_a_kernel_makes_a_nan_its_brick_fails_and_those_behind_it_are_checked_with_sound_numbers(
+    model: Model, decoder_for: MakeDecoder
+) -> None:
+    decoder = decoder_for(model, 1)
+    brick = decoder.bricks.layers[0].output_projection
+    right = brick._implementations[0]
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        not_a_number(arguments[4])
+
+    brick._implementations = (wrong,)
+    results = decoder.verify(PROMPT)
+    assert {result.brick for result in results if not result.passed} == {"OutputProjection"}
+    assert not any(result.skipped for result in results)
 
 
 def test_a_prompt_that_was_interrupted_leaves_nothing_behind(

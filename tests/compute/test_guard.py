@@ -17,7 +17,7 @@ from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reac
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult, Node
 
-from .conftest import ListRecorder, Norms, in_every_family
+from .conftest import ListRecorder, Norms, in_every_family, of_each_kind
 
 PROMPT = [3, 141, 59, 26]
 LAYER = 1
@@ -161,6 +161,25 @@ def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profile
             decoder.prefill(PROMPT)
     finally:
         weight[:] = kept
+
+
+@of_each_kind
+def test_of_all_bricks_behind_one_that_computes_a_nan_only_that_one_fails(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
+    weight, norm = model.layers[LAYER].ffn_norm.weight, Norms.of(model).behind_sum
+    kept = weight.copy()
+    weight[0] = np.nan
+    try:
+        decoder.prefill(PROMPT)
+    finally:
+        weight[:] = kept
+    decoder.guard.finish()
+    results = [message for message in recorder.messages if isinstance(message, CheckResult)]
+    assert {result.brick for result in results if not result.passed} == {norm}
+    assert ("LmHead", "its input was not finite each time") in {(result.brick, result.skipped) for result in results}
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-Case = tuple[str, str, Sequence[str]]  # what it is of, its name, and why it failed; nothing where it did not
+# What it is of, its name, why it failed, nothing where it did not, and why it was skipped.
+Case = tuple[str, str, Sequence[str], str]
 
 
 def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
@@ -18,12 +19,16 @@ def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
 
 def _suite(suites: ET.Element, name: str, cases: Iterable[Case]) -> None:
     suite = ET.SubElement(suites, "testsuite", name=name)
-    tests = failures = 0
-    for of, case, failed in cases:
+    tests = failures = left_out = 0
+    for of, case, failed, skipped in cases:
         element = ET.SubElement(suite, "testcase", classname=of, name=case)
         tests += 1
         if failed:
             failures += 1
             ET.SubElement(element, "failure", message="; ".join(failed))
+        elif skipped:
+            left_out += 1
+            ET.SubElement(element, "skipped", message=skipped)
     suite.set("tests", str(tests))
     suite.set("failures", str(failures))
+    suite.set("skipped", str(left_out))

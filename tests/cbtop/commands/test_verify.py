@@ -200,3 +200,16 @@ def test_what_fails_beside_single_tokens_says_so_everywhere() -> None:
 def test_what_is_allowed_is_not_rounded_below_an_error_that_it_allows() -> None:
     near = CheckResult("LmHead", "logits are those of float64", True, max_error=0.14, tolerance=0.15)
     assert FORMATS["text"]([], [near]).splitlines()[-3].split()[-2:] == ["1.4e-01", "1.5e-01"]
+
+
+def test_what_was_skipped_has_neither_passed_nor_failed() -> None:
+    skipped = CheckResult("LmHead", "equals reference", True, None, 1e-5, skipped="a reason", note="1 thread, exact")
+    said = FORMATS["text"]([], [skipped])
+    assert said.splitlines()[-3].split(maxsplit=6) == [
+        "–", "LmHead", "equals", "reference", "skipped", "1.0e-05", "1 thread, exact: a reason"
+    ]  # fmt: skip
+    assert "0 of 1 pass" in said
+    assert json.loads(FORMATS["json"]([], [skipped]))["model"][0]["passed"] is None
+    suite = ET.fromstring(FORMATS["junit"]([], [skipped]))[1]
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+    assert run_of(json.loads(FORMATS["sarif"]([], [skipped])))["results"] == []
