@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,9 @@ Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
+User = TypeVar("User", bound="Decoder")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,28 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
         observe(brick, calls)
 
     return run
+
+
+def by_one_thread(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
+    """A decoder's `method`, while which no other thread uses the decoder: two would write into its cache behind what
+    each has checked. ComputeError where one does."""
+
+    @wraps(method)
+    def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
+        users, process, thread = self._users, os.getpid(), threading.get_ident()
+        if users.get(process) == thread:  # in another of its methods
+            return method(self, *arguments, **named)
+        # An interrupt may come as any call returns, also the one that takes the decoder. So whether it was taken is
+        # asked of where that stands, and nothing is called to give it back.
+        try:
+            if users.setdefault(process, thread) == thread:
+                return method(self, *arguments, **named)
+        finally:
+            if process in users and users[process] == thread:
+                del users[process]
+        raise ComputeError("this decoder is in use by another thread: it has one sequence; make one for each")
+
+    return alone
 
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
@@ -138,7 +165,7 @@ class Decoder:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        self._lock = threading.RLock()
+        self._users: dict[int, int] = {}  # by process, for a fork has its own: the thread that uses it
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
@@ -181,43 +208,33 @@ class Decoder:
             else ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
         )
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Inside nobody else uses it: two threads would write into its cache behind what each has checked."""
-        if not self._lock.acquire(blocking=False):
-            raise ComputeError("this decoder is in use by another thread: it has one sequence; make one for each")
-        try:
-            yield
-        finally:
-            self._lock.release()
-
+    @by_one_thread
     def restart(self) -> None:
         """Forget the sequence. ComputeError while another thread uses the decoder, as from all that runs it."""
-        with self._in_use():
-            self.position = 0
-            self._sequence += 1
+        self.position = 0
+        self._sequence += 1
 
     def tell(self) -> None:
         """Hand on what recorded steps have told, where it is not as they end: here it is."""
 
+    @by_one_thread
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary.
 
         Where it ends in an error or an interrupt, none of them is appended.
         """
-        with self._in_use():
-            self._check(tokens)
-            with self._profiler.step("prefill", tokens=len(tokens)) as step:
-                self._say(step)
-                return self._guarded(tokens, self._run(observe))
+        self._check(tokens)
+        with self._profiler.step("prefill", tokens=len(tokens)) as step:
+            self._say(step)
+            return self._guarded(tokens, self._run(observe))
 
+    @by_one_thread
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. ComputeError as from `prefill`."""
-        with self._in_use():
-            self._check((token,))
-            with self._profiler.step("decode", tokens=1) as step:
-                self._say(step)
-                return self._guarded((token,), self._run(observe))
+        self._check((token,))
+        with self._profiler.step("decode", tokens=1) as step:
+            self._say(step)
+            return self._guarded((token,), self._run(observe))
 
     def _say(self, step: Step) -> None:
         """On how much a step works, that with its like it is compared: one sequence, of so many positions."""
@@ -253,6 +270,7 @@ class Decoder:
         logits: Floats = self._space.logits[0]
         return logits
 
+    @by_one_thread
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
         """Both kinds of pass that run, untimed, each brick checked against its reference: of each prompt all tokens
         but the last together from position 0, then the last alone.
@@ -260,17 +278,16 @@ class Decoder:
         A result for each brick name and assertion, over all places where it stands. What fails behind a brick whose
         output was not finite, and could not be mended, is skipped: it may be right. Restarts the sequence.
         """
-        with self._in_use():
-            findings: list[tuple[str, str, Finding]] = []
-            for tokens in prompts:
-                self.restart()
-                self._check(tokens)
-                spoilt_by: list[ComputeBrick] = []
-                for part in (tokens[:-1], tokens[-1:]):
-                    if part:
-                        self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
+        findings: list[tuple[str, str, Finding]] = []
+        for tokens in prompts:
             self.restart()
-            return summary(findings)
+            self._check(tokens)
+            spoilt_by: list[ComputeBrick] = []
+            for part in (tokens[:-1], tokens[-1:]):
+                if part:
+                    self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
+        self.restart()
+        return summary(findings)
 
     def _checking(self, findings: list[tuple[str, str, Finding]], spoilt_by: list[ComputeBrick]) -> Run:
         """What runs the bricks of a pass, and adds what is found of each. `spoilt_by`: the first brick of a sequence

@@ -26,7 +26,7 @@ from cbtop.compute.checks import Finding
 from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
-from cbtop.compute.decoder.decoder import Decoder, Observer
+from cbtop.compute.decoder.decoder import Decoder, Observer, by_one_thread
 from cbtop.compute.decoder.int8 import OF_EXPERTS
 from cbtop.compute.decoder.ranks import ALONE, Rank
 from cbtop.compute.decoder.workspace import Workspace
@@ -267,34 +267,34 @@ class GpuDecoder(Decoder):
         with self._on.turn():  # to wait for all of a GPU would spoil a graph that another decoder captures
             gpu.synchronize()  # what was written so far was so on another stream
 
+    @by_one_thread
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
-        with self._in_use():
-            self._check(tokens)
-            start = self.position
-            try:
-                with self._profiler.step("prefill", tokens=len(tokens)) as step:
-                    self._say(step)
-                    token = self._ran(tokens, step)
-                self.tell()
-            except BaseException:  # whoever is told that it failed gives the same again
-                self.position = start
-                raise
-            return token
+        self._check(tokens)
+        start = self.position
+        try:
+            with self._profiler.step("prefill", tokens=len(tokens)) as step:
+                self._say(step)
+                token = self._ran(tokens, step)
+            self.tell()
+        except BaseException:  # whoever is told that it failed gives the same again
+            self.position = start
+            raise
+        return token
 
+    @by_one_thread
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
-        with self._in_use():
-            self._check((token,))
-            with self._profiler.step("decode", tokens=1) as step:
-                self._say(step)
-                return self._ran((token,), step)
+        self._check((token,))
+        with self._profiler.step("decode", tokens=1) as step:
+            self._say(step)
+            return self._ran((token,), step)
 
+    @by_one_thread
     def restart(self) -> None:
         """As Decoder's."""
-        with self._in_use():
-            self.tell()
-            super().restart()
+        self.tell()
+        super().restart()
 
     def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
         return partial(checked, self._gpu, host_matrices(self.model), BrickLaunches(self._code_space))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -119,6 +123,65 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
     assert decoder.prefill(PROMPT, meanwhile) == expected
     assert met == ["this decoder is in use by another thread: it has one sequence; make one for each"] * 4
     decoder.decode(expected)
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_a_fork_made_while_a_thread_uses_a_decoder_can_use_it(model: Model, decoder_for: MakeDecoder) -> None:
+    decoder = decoder_for(model, 1)
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def hold(brick: Any, calls: Any) -> None:
+        is_inside.set()
+        may_go_on.wait()
+
+    other = threading.Thread(target=decoder.prefill, args=(PROMPT, hold))
+    other.start()
+    is_inside.wait()
+    try:
+        if (process := os.fork()) == 0:
+            try:
+                decoder.restart()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(process, 0)[1] == 0
+    finally:
+        may_go_on.set()
+        other.join()
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_wherever_an_interrupt_comes_other_threads_can_use_the_decoder_after_it(
+    model: Model, decoder_for: MakeDecoder
+) -> None:
+    """Python looks for interrupts as a function begins and as a call returns, so also as the decoder was taken."""
+    decoder = decoder_for(model, 1)
+
+    def interrupted_at(place: int) -> bool:
+        met = 0
+
+        def look(frame: FrameType, event: str, _: object) -> None:
+            nonlocal met
+            if event in ("call", "c_return") and frame.f_code.co_filename == of_decoder.__file__:
+                met += 1
+                if met == place:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(look)
+        try:
+            decoder.restart()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    place = 1
+    while interrupted_at(place):
+        with ThreadPoolExecutor(1) as other:
+            other.submit(decoder.restart).result()
+        place += 1
+    assert place > 4
 
 
 def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for: MakeDecoder) -> None:
