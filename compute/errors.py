@@ -2,6 +2,7 @@
 
 ComputeError
 ├── GuardError       a brick computed what is no number, or not what it should; the message names it
+├── NoTokenError     a logit of a pass is NaN or infinite, so that none is the largest
 ├── ContractError    a kernel's contract that cannot be read; the message names the file and what is wrong in it
 └── ModelError       a model file that cannot be read or run; the message is one line for the user
 """
@@ -19,6 +20,16 @@ class ContractError(ComputeError):
 
 class ModelError(ComputeError):
     """A model file is missing, damaged or outside of what this decoder runs."""
+
+
+class NoTokenError(ComputeError):
+    """A logit is NaN or infinite, so that none is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of the pass is "
+            "more than what holds it: `cbtop demo --guard stop --model FILE` names the brick"
+        )
 
 
 class GuardError(ComputeError):

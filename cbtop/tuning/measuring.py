@@ -138,8 +138,8 @@ class Bench:
 
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """The time a decoder takes for one test, of the same random tokens each time. ComputeError where what it computed
-    is not finite: that takes another time, and is no result."""
+    """The time a decoder takes for one test, of the same random tokens each time. ComputeError from the decoder: what
+    a step takes in which a logit is not finite is no result."""
     if should_stop():
         raise InterruptedTurnError
     tokens = _random_tokens(decoder, test.tokens)
@@ -152,21 +152,7 @@ def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lamb
             if should_stop():
                 raise InterruptedTurnError
             decoder.decode(token)
-    taken_ns = time.perf_counter_ns() - begun_ns
-    _require_finite(decoder)
-    return taken_ns
-
-
-def _require_finite(decoder: Decoder) -> None:
-    import numpy as np
-
-    from cbtop.compute.errors import ComputeError
-
-    if not np.isfinite(decoder.logits).all():
-        raise ComputeError(
-            "a logit is NaN or infinite: the weights are damaged, or a number is more than what holds it; "
-            "`cbtop demo --guard stop --model FILE` names the brick"
-        )
+    return time.perf_counter_ns() - begun_ns
 
 
 def _random_tokens(decoder: Decoder, count: int) -> list[int]:

@@ -22,7 +22,7 @@ from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
 from cbtop.compute.decoder.machine import Host, Machine
 from cbtop.compute.decoder.ranks import ALONE, Exchanges, Rank
 from cbtop.compute.decoder.workspace import Workspace
-from cbtop.compute.errors import ComputeError
+from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.guard import JidokaGuard
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
@@ -219,7 +219,8 @@ class Decoder:
 
     @by_one_thread
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary.
+        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary;
+        NoTokenError where a logit is NaN or infinite, unless a guard sees to it.
 
         Where it ends in an error or an interrupt, none of them is appended.
         """
@@ -230,7 +231,7 @@ class Decoder:
 
     @by_one_thread
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Append one token; the next one. ComputeError as from `prefill`."""
+        """Append one token; the next one. Errors as from `prefill`."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
@@ -244,7 +245,11 @@ class Decoder:
         """A pass; where its logits say that something was wrong in it, once more with every brick checked."""
         guard, start, layer = self.guard, self.position, self._profiler.layer
         if guard is None:
-            return self._forward(tokens, run, layer)
+            token = self._forward(tokens, run, layer)
+            if self._rank.chooses and not np.isfinite(self._space.logits.max()):  # NaN where there is one
+                self.position = start
+                raise NoTokenError
+            return token
         token = self._forward(tokens, guard.run(run, start), layer)
         space = self._space
         # A soft cap hides infinities, and may compute what is not finite itself.

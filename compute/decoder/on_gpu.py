@@ -30,7 +30,7 @@ from cbtop.compute.decoder.decoder import Decoder, Observer, by_one_thread
 from cbtop.compute.decoder.int8 import OF_EXPERTS
 from cbtop.compute.decoder.ranks import ALONE, Rank
 from cbtop.compute.decoder.workspace import Workspace
-from cbtop.compute.errors import ComputeError, ModelError
+from cbtop.compute.errors import ModelError, NoTokenError
 from cbtop.compute.gpu.checks import Matrices, checked
 from cbtop.compute.gpu.device import BrickLaunches, Gpu
 from cbtop.compute.gpu.matrix import DeviceMatrix
@@ -406,10 +406,7 @@ class GpuDecoder(Decoder):
     def _token(self) -> int:
         token = int(self._chosen[0])
         if not 0 <= token < self.model.vocabulary:  # as sampling.py says it
-            raise ComputeError(
-                "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of the "
-                "pass is more than what holds it"
-            )
+            raise NoTokenError
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:

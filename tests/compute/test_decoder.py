@@ -19,9 +19,10 @@ from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
-from cbtop.compute.errors import ComputeError
+from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.kernels import gated, linear, qkv
 from cbtop.compute.kernels.attention import CACHE_TYPES
+from cbtop.compute.settings import GREEDY, Sampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -397,6 +398,29 @@ def test_a_token_that_is_none_of_the_vocabulary_is_refused_before_a_step_begins(
     with pytest.raises(ComputeError, match="whole numbers from 0 to 511 are wanted, which is the vocabulary"):
         decoder.decode(token)
     assert (decoder.position, recorder.records) == (0, [])
+
+
+@pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
+    model: Model, profiler: BrickProfiler, sampling: Sampling, value: float
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, 64, sampling=sampling)
+    last = decoder.bricks.soft_cap or decoder.bricks.lm_head
+    right = last._implementations[0]
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[-1 if last is decoder.bricks.soft_cap else 4][0, 7] = value
+
+    last._implementations = (wrong,)
+    for append in (lambda: decoder.prefill(PROMPT), lambda: decoder.decode(1)):
+        with pytest.raises(NoTokenError, match="no token can be chosen: a logit is NaN or infinite; "):
+            append()
+        assert decoder.position == 0
+    last._implementations = (right,)
+    assert decoder.prefill(PROMPT) in range(512)
 
 
 def test_tokens_of_numpy_are_tokens(model: Model, decoder_for: MakeDecoder) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.errors import GuardError
+from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult, Node
@@ -194,9 +194,10 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
     kept = key_bias.copy()
     key_bias[0] = sign * bias
     try:
-        decoder.prefill(PROMPT)
+        with pytest.raises(NoTokenError):
+            decoder.prefill(PROMPT)
         assert np.isnan(decoder.logits).all()
-        decoder.restart()
+        assert decoder.position == 0
         decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
         with pytest.raises(GuardError, match=r"in layer 1 computed an? (NaN|infinity) at position 0"):
             decoder.prefill(PROMPT)

@@ -18,6 +18,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.probes import KvCacheProbe
 from cbtop.compute.decoder.tracing import TRACE_BRICK, DecodeTracing
+from cbtop.compute.guard import JidokaGuard, Reaction
 from cbtop.compute.kernels import attention, linear, rms_norm, sampling
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.linear import CHECKED_ROWS
@@ -277,8 +278,12 @@ def test_a_restart_is_an_eviction_of_all_positions(
     assert any("thrashing" in anomaly.text for anomaly in summary.anomalies)
 
 
-def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(model: Model, run: Callable[..., Traced]) -> None:
-    run_of = run(with_norm(model, layer=1, value=np.nan))
+def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
+    model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
+) -> None:
+    decoder = decoder_for(with_norm(model, layer=1, value=np.nan), 1)
+    decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places())
+    run_of = Traced(decoder, profiler, 1, TracerConfig.full(), clock)
     texts = [anomaly.text for summary in run_of.tracing.tracer.trace_summaries() for anomaly in summary.anomalies]
     assert any(text.startswith("layer 1 post_norm: 1 NaN") for text in texts)
     assert not any(text.startswith("layer 0") for text in texts)

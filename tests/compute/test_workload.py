@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cbtop.compute import backends, ceilings, workload
@@ -17,7 +18,7 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY_GEMMA2, write_model
-from cbtop.compute.errors import ComputeError
+from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.jit import cpu
 from cbtop.compute.jit.cpu import HAS_TILES, TIER
@@ -131,6 +132,34 @@ def test_a_prompt_that_cannot_be_gone_on_from_is_refused_with_a_way_out_that_is_
     options = WorkloadOptions(model=path, threads=1, context=context, prompt=prompt)
     with pytest.raises(ComputeError, match=wanted):
         run(options, profiler, lambda: False, lambda text, fraction: None)
+
+
+@pytest.fixture
+def overflowing(model_files: dict[str, Path], tmp_path: Path) -> Path:
+    """A model in whose last layer a norm computes infinities."""
+    path = tmp_path / "overflowing.gguf"
+    data = bytearray(model_files["qwen2"].read_bytes())
+    with GgufFile.open(model_files["qwen2"]) as file:
+        tensor = file._tensors["blk.1.ffn_norm.weight"]
+    np.frombuffer(data, np.float32, tensor.size_bytes // 4, tensor.offset)[:] = 3e38
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(("guard", "met"), [(None, NoTokenError), ("stop", GuardError)])
+def test_a_model_that_computes_no_numbers_is_run_until_its_checks_have_named_the_brick(
+    overflowing: Path, profiler: BrickProfiler, recorder: ListRecorder, guard: str | None, met: type[Exception]
+) -> None:
+    options = WorkloadOptions(model=overflowing, steps=1, threads=1, guard=guard)
+    with pytest.raises(met):
+        run(options, profiler, lambda: False, lambda *_: None)
+    checks = [message for message in recorder.messages if isinstance(message, CheckResult)]
+    assert {check.brick for check in checks if not check.passed} == {"AddRmsNorm (fused)"}
+
+
+def test_a_whole_pass_without_a_number_fails_as_not_finite(overflowing: Path) -> None:
+    for found in verify_pass(overflowing, 1, is_exact=True):
+        assert (found.passed, found.max_error, found.not_finite) == (False, None, "NaN or infinity")
 
 
 def test_it_stops_between_steps_when_told(

@@ -70,7 +70,7 @@ def test_what_computes_no_numbers_is_no_result(
     assert main(["bench", tiny, "-p", "8", "-n", "0", "-r", "1", "-t", "1"]) == 2
     said = capsys.readouterr()
     assert "pp8" not in said.out
-    assert "a logit is NaN or infinite: " in said.err
+    assert "a logit is NaN or infinite; " in said.err
 
 
 def test_the_table_has_a_row_for_each_test_and_so_has_csv(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
