@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float | None], None]
 Write = Callable[[str], None]
 ShouldStop = Callable[[], bool]
+
+_log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
@@ -84,6 +87,13 @@ def run(
     progress("reading the model", None)
     model = place.model(path)
     context = _context(options, model)
+    if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
+        progress("", None)  # what stands in its line is no part of what is logged
+        _log.warning(
+            "a context of %s tokens is cut to the %s that the model was trained for",
+            f"{options.context:,}",
+            f"{context:,}",
+        )
     profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
     decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)

@@ -96,8 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "they work at the same time and add up twice a layer (tensor parallel) (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--context", type=count, metavar="N", help="tokens in a sequence (default: the model's, to 2048)"
-    )
+        "--context", type=count, metavar="N",
+        help="tokens in a sequence, at most those that the model was trained for (default: these, to 2048)",
+    )  # fmt: skip
     group.add_argument(
         "--exact", action="store_true", help="products take activations as they are, not rounded to int8: slower"
     )

@@ -73,6 +73,24 @@ def test_a_full_context_starts_the_sequence_again(
     assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt, 8 of room
 
 
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [(64, []), (None, []), (4096, ["a context of 4,096 tokens is cut to the 64 that the model was trained for"])],
+)
+def test_a_longer_context_than_the_model_was_trained_for_is_cut_and_said_so(
+    model_files: dict[str, Path],
+    profiler: BrickProfiler,
+    recorder: ListRecorder,
+    caplog: pytest.LogCaptureFixture,
+    context: int | None,
+    said: list[str],
+) -> None:
+    options = WorkloadOptions(model=model_files["llama"], steps=1, threads=1, context=context)
+    run(options, profiler, lambda: False, lambda text, fraction: None)
+    assert caplog.messages == said
+    assert next(m for m in recorder.messages if isinstance(m, Manifest)).context_length == 64
+
+
 def test_a_prompt_is_gone_on_from_until_the_end_of_the_text(
     model_files: dict[str, Path], tmp_path: Path, profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
