@@ -246,7 +246,7 @@ class Decoder:
         guard, start, layer = self.guard, self.position, self._profiler.layer
         if guard is None:
             token = self._forward(tokens, run, layer)
-            if self._rank.chooses and not np.isfinite(self._space.logits.max()):  # NaN where there is one
+            if self._rank.chooses and not np.isfinite(self._space.logits).all():
                 self.position = start
                 raise NoTokenError
             return token
