@@ -45,6 +45,7 @@ def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monke
         return run(self, index, one, state)
 
     monkeypatch.setattr(compiler_machinery.PassManager, "_runPass", record)
+    monkeypatch.setattr(compiling, "NUMBA_CACHE", None)
 
     def twice(x: Any) -> Any:
         return 2 * x
