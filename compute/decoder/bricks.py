@@ -191,7 +191,7 @@ class BrickMaker:
         codes = [matrix.format.code for matrix in matrices]
         kernel = qkv.kernel_for(codes, is_int8=matrices[0].takes_int8)
         work = qkv.work(matrices, sum(one.bias.size for one in projections))
-        return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work))
+        return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work, sum(one.rows for one in matrices)))
 
     def _can_gate(self, weights: LayerWeights) -> bool:
         """Whether one kernel does gate, up and activation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 
 from cbtop.compute.brick import ComputeBrick, Launch, combined_work
 from cbtop.compute.brick_specs import LM_HEAD
+from cbtop.compute.decoder import bricks
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import model_to_run
 from cbtop.compute.jit.exponential import POWER_FLOPS
 from cbtop.compute.kernels import (
     activation,
@@ -30,6 +34,7 @@ from cbtop.compute.quantization.interleaved import InterleavedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
 
 from .conftest import ListRecorder
 
@@ -112,6 +117,33 @@ def test_a_brick_of_several_types_stands_under_the_highest_roof_and_on_a_gpu_und
     profiler = BrickProfiler(enabled=False)
     on_gpu = ComputeBrick(LM_HEAD, (rounded,), "cuda", profiler, names_launches=True)
     assert on_gpu.definition.work.dtype == ""
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3moe", "phi3"])
+def test_no_brick_of_one_token_is_recorded_as_bfloat16_and_all_products_of_a_long_prompt_are(
+    model_files: dict[str, Path],
+    profiler: BrickProfiler,
+    recorder: ListRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    """Queries, keys and values in one were, in a decode step: they stood under the roof of tiles."""
+    monkeypatch.setattr(bricks, "HAS_TILES", True)
+    decoder = Decoder(model_to_run(model_files[family]), "numba", 1, profiler, context=64)
+    decoder.decode(decoder.prefill(range(32)))
+    nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
+
+    def dtypes_in(phase: str) -> dict[str, str]:
+        inside = {one.id for one in nodes.values() if one.parent is None and one.name == phase}
+        for one in nodes.values():  # a node comes after the one that it lies in
+            if one.parent in inside:
+                inside.add(one.id)
+        return {nodes[one].name: nodes[one].work.dtype for one in inside if nodes[one].kind is NodeKind.BRICK}
+
+    assert "bfloat16" not in dtypes_in("decode").values()
+    of_many = dtypes_in("prefill")
+    assert (of_many["QkvProjection"], of_many["OutputProjection"]) == ("bfloat16", "bfloat16")
+    assert of_many["LmHead"] == "int8"  # of the last token alone
 
 
 def test_products_of_many_tokens_are_recorded_as_bfloat16_where_they_are_made_of_tiles(
