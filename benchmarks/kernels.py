@@ -1,8 +1,8 @@
 """How near a kernel comes to its roof, beside the share that its contract names: one thread, all data from memory.
 
-Processor time, in rounds that take turns with plain reading of the largest array. What a kernel has to read and to
-write counts once, whatever the processor makes of it. A share below the contract's by more than its regression
-threshold is named.
+Processor time, in rounds that take turns with plain reading of the largest array, or with products of tiles alone.
+What a kernel has to read and to write counts once, whatever the processor makes of it. A share below the contract's
+by more than its regression threshold is named. A product of tiles is measured where there are some.
 """
 
 from __future__ import annotations
@@ -15,31 +15,47 @@ import numpy as np
 
 from benchmarks.base import Figure, Ratio
 from benchmarks.gemv import plain_reading
+from cbtop.compute import ceilings
 from cbtop.compute.backends import cpu_backend
 from cbtop.compute.contracts import all_names, contract
+from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     activation,
     add_rms_norm,
     attention,
+    combine,
+    embedding,
+    expert_gated,
+    expert_linear,
+    gated,
     kv_write,
     layer_norm,
     linear,
+    linear_bf16,
     linear_int8,
+    qkv,
     quantize_rows,
     residual_add,
     rms_norm,
     rope,
+    route,
+    sampling,
+    soft_cap,
+    take_rows,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.memory import on_huge_pages
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
-from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q6_k import Q6_K
 
 COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
 TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # of what works on activations: 128 MB an array
-Case = tuple[Kernel, Arguments, int]  # a call of it, and the bytes that this has to read and to write
+PROMPT, ROWS = 512, 4096  # of a product of tiles
+EXPERTS, USED, LOGITS = 64, 8, 1 << 24
+TILES = "tiles_bfloat16"  # the roof of what is bound by products, not by reading
+Case = tuple[Kernel, Arguments, float]  # a call of it, and the bytes that it has to read and to write; FLOP of tiles
 
 
 def run() -> list[Figure]:
@@ -50,24 +66,31 @@ def _figures() -> Iterator[Figure]:
     cpu_backend(1)  # threads that wait spin, which is processor time, too
     for name in all_names():
         bound = contract(name).performance
-        if bound is None:
+        if bound.roof == TILES and not HAS_TILES:
             continue
-        kernel, arguments, moved_bytes = CASES[name]()
-        ratio = Ratio.of(_shares(kernel, arguments, moved_bytes), [bound.fraction] * ROUNDS)
+        kernel, arguments, amount = CASES[name]()
+        ratio = Ratio.of(_shares(kernel, arguments, amount, bound.roof), [bound.fraction] * ROUNDS)
         regression = ", A REGRESSION" if ratio.median * bound.regression < 1 else ""
         what = f"{kernel.name}: share of {bound.roof}{regression}"
         yield Figure(what, 100 * ratio.median * bound.fraction, "%", "the contract's", ratio)
 
 
-def _shares(kernel: Kernel, arguments: Arguments, moved_bytes: int) -> list[float]:
-    """Of each round the time of reading as many bytes over that of the kernel."""
+def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> list[float]:
+    """Of each round the time that the roof takes for as much over that of the kernel."""
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
-    read = plain_reading(largest)
+    at_roof, as_much = _tiles() if roof == TILES else (plain_reading(largest), largest.nbytes)
     shares = []
     for _ in range(ROUNDS + 1):  # the first compiles, and touches every page
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
-        shares.append(_cpu_ns(read) * moved_bytes / largest.nbytes / taken_ns)
+        shares.append(_cpu_ns(at_roof) * amount / as_much / taken_ns)
     return shares[1:]
+
+
+def _tiles() -> tuple[Callable[[], object], float]:  # pragma: no cover - AMX
+    """Products of tiles alone, and their FLOP."""
+    on = ceilings._Threads(1)
+    run = on.runner(ceilings._multiply_four_tiles, np.ones((1, ceilings.LANES), np.float32), ceilings.TILE_REPEATS)
+    return run, 2.0 * ceilings.TILE_REPEATS * ceilings.PRODUCTS_OF_TILES
 
 
 def _cpu_ns(call: Callable[[], object]) -> float:
@@ -76,27 +99,127 @@ def _cpu_ns(call: Callable[[], object]) -> float:
     return time.process_time_ns() - begun_ns
 
 
-def _weights() -> QuantizedMatrix:
-    """A Q4_K matrix that no cache holds, of some rows again and again."""
-    some = QuantizedMatrix.of(Q4_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
-    times = WEIGHTS_BYTES // some.nbytes
+def _weights(parts: int = 1) -> QuantizedMatrix:
+    """A matrix that no cache holds, of some rows again and again; of as many bytes in so many parts. Q6_K: of the
+    common formats the one that is furthest from its roof."""
+    some = QuantizedMatrix.of(Q6_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
+    times = max(WEIGHTS_BYTES // parts // some.nbytes, 1)
     data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)
     data[:] = some
-    return QuantizedMatrix(Q4_K, data.reshape(-1, some.shape[1]), COLUMNS)
+    return QuantizedMatrix(Q6_K, data.reshape(-1, some.shape[1]), COLUMNS)
+
+
+def _interleaved(parts: int = 1) -> Any:
+    return InterleavedMatrix.of(_weights(parts)).data
+
+
+def _x(tokens: int = 1) -> Any:
+    return np.ones((tokens, COLUMNS), np.float32)
+
+
+def _out(matrix: Any, tokens: int = 1) -> Any:
+    return np.zeros((tokens, len(matrix)), np.float32)
 
 
 def _linear() -> Case:
-    matrix = _weights()
-    x, out = np.ones((1, COLUMNS), np.float32), np.zeros((1, matrix.rows), np.float32)
-    scratch = np.zeros((1, COLUMNS), np.float32)
-    return linear.LINEAR[Q4_K.code], (Q4_K.code, matrix.data, NO_BIAS, x, out, scratch), matrix.data.nbytes
+    data = _weights().data
+    call = Q6_K.code, data, NO_BIAS, _x(), _out(data), np.zeros((1, COLUMNS), np.float32)
+    return linear.LINEAR[Q6_K.code], call, data.nbytes
 
 
 def _linear_int8() -> Case:
-    matrix = InterleavedMatrix.of(_weights())
-    x, out = np.ones((1, COLUMNS), np.float32), np.zeros((1, matrix.rows), np.float32)
-    scratch = linear_int8.Int8Scratch.of(1, COLUMNS, 1)
-    return linear_int8.LINEAR_INT8[Q4_K.code], (Q4_K.code, matrix.data, NO_BIAS, x, out, scratch), matrix.data.nbytes
+    data = _interleaved()
+    call = Q6_K.code, data, NO_BIAS, _x(), _out(data), linear_int8.Int8Scratch.of(1, COLUMNS, 1)
+    return linear_int8.LINEAR_INT8[Q6_K.code], call, data.nbytes
+
+
+def _linear_bf16() -> Case:
+    data = _interleaved()[:ROWS]
+    call = Q6_K.code, data, NO_BIAS, _x(PROMPT), _out(data, PROMPT), linear_bf16.TileScratch.of(PROMPT, COLUMNS, 1)
+    return linear_bf16.LINEAR_BF16[Q6_K.code], call, 2.0 * PROMPT * ROWS * COLUMNS
+
+
+def _qkv() -> Case:
+    parts = [_interleaved(3) for _ in range(3)]
+    matrices = [one for data in parts for one in (Q6_K.code, data, NO_BIAS)]
+    call = *matrices, _x(), *map(_out, parts), linear_int8.Int8Scratch.of(1, COLUMNS, 1)
+    return qkv.QKV_INT8[Q6_K.code], call, sum(data.nbytes for data in parts)
+
+
+def _gated() -> Case:
+    parts = [_interleaved(2) for _ in range(2)]
+    matrices = [one for data in parts for one in (Q6_K.code, data, NO_BIAS)]
+    outs = [_out(parts[0]) for _ in range(3)]
+    call = *matrices, _x(), *outs, linear_int8.Int8Scratch.of(1, COLUMNS, 1)
+    return gated.GATED_INT8[Q6_K.code], call, sum(data.nbytes for data in parts)
+
+
+def _of_experts(parts: int) -> list[Any]:
+    """Weights of all experts, each of whole groups of rows."""
+    rows = len(_interleaved(parts * EXPERTS)) // 16 * 16
+    return [_interleaved(parts)[: rows * EXPERTS].reshape(EXPERTS, rows, -1) for _ in range(parts)]
+
+
+def _expert_linear() -> Case:
+    """Each expert once, of one token."""
+    (data,) = _of_experts(1)
+    out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
+    call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch
+    return expert_linear.EXPERT_LINEAR_INT8[Q6_K.code], call, data.nbytes
+
+
+def _expert_gated() -> Case:
+    gate, up = _of_experts(2)
+    outs = [np.zeros((EXPERTS, gate.shape[1]), np.float32) for _ in range(3)]
+    matrices = Q6_K.code, gate, Q6_K.code, up
+    call = *matrices, np.arange(EXPERTS), _x(), *outs, linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
+    return expert_gated.EXPERT_GATED_INT8[Q6_K.code], call, gate.nbytes + up.nbytes
+
+
+def _embedding() -> Case:
+    """As many tokens, from everywhere in the matrix."""
+    matrix = _weights()
+    tokens = np.random.default_rng(1).integers(0, matrix.rows, TOKENS)
+    out = np.zeros((TOKENS, COLUMNS), np.float32)
+    moved_bytes = TOKENS * matrix.data.shape[1] + out.nbytes
+    return embedding.EMBEDDING, (Q6_K.code, matrix.data, tokens, 1.0, out), moved_bytes
+
+
+def _take_rows() -> Case:
+    x = _rows()
+    return take_rows.TAKE_ROWS, (x, np.random.default_rng(1).permutation(TOKENS), np.zeros_like(x)), 2 * x.nbytes
+
+
+def _combine() -> Case:
+    outputs, tokens = _rows(), TOKENS // USED
+    places = np.random.default_rng(1).permutation(TOKENS).reshape(tokens, USED)
+    weights, out = np.full((tokens, USED), 1 / USED, np.float32), np.zeros((tokens, HIDDEN), np.float32)
+    return combine.COMBINE, (outputs, places, weights, out), outputs.nbytes + out.nbytes
+
+
+def _route() -> Case:
+    tokens = 16 * TOKENS
+    logits = np.random.default_rng(1).standard_normal((tokens, EXPERTS), np.float32)
+    pairs = tokens, USED
+    outs = np.zeros(pairs, np.float32), np.zeros(pairs, np.int64), *np.zeros((2, tokens * USED), np.int64)
+    call = logits, True, 1.0, *outs, np.zeros(EXPERTS + 1, np.int64)
+    return route.ROUTE, call, logits.nbytes + sum(out.nbytes for out in outs)
+
+
+def _soft_cap() -> Case:
+    x = _rows()
+    return soft_cap.SOFT_CAP, (x, 30.0, np.zeros_like(x)), 2 * x.nbytes
+
+
+def _greedy() -> Case:
+    logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
+    return sampling.GREEDY, (logits, np.zeros(1, np.int64)), logits.nbytes
+
+
+def _drawn() -> Case:
+    """Of the likeliest, as most draw."""
+    logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
+    return sampling.DRAWN, (logits, 0.8, 40, 0.95, 1, 1, 0, np.zeros(1, np.int64)), logits.nbytes
 
 
 def _rows() -> Any:
@@ -167,14 +290,26 @@ def _attention() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "add_rms_norm": _add_rms_norm,
     "attention": _attention,
+    "combine": _combine,
+    "drawn": _drawn,
+    "embedding": _embedding,
+    "expert_gated": _expert_gated,
+    "expert_linear": _expert_linear,
+    "gated": _gated,
     "geglu": _gate(activation.GEGLU),
+    "greedy": _greedy,
     "kv_write": _kv_write,
     "layer_norm": _layer_norm,
     "linear": _linear,
+    "linear_bf16": _linear_bf16,
     "linear_int8": _linear_int8,
+    "qkv": _qkv,
     "quantize_rows": _quantize_rows,
     "residual_add": _residual_add,
     "rms_norm": _rms_norm,
     "rope": _rope,
+    "route": _route,
+    "soft_cap": _soft_cap,
     "swiglu": _gate(activation.SWIGLU),
+    "take_rows": _take_rows,
 }

@@ -264,7 +264,7 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     found = {}
     for brick, names in run.kernels.items():
         of = [contracts[name] for name in names if name in contracts]
-        bounds = [(one.performance.regression, one) for one in of if one.performance]
+        bounds = [(one.performance.regression, one) for one in of]
         if names and len(bounds) == len(names):
             limit, contract = max(bounds, key=lambda one: one[0])
             found[brick] = limit, (os.path.relpath(file_of(contract.name)), contract.line_of("regression"))

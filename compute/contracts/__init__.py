@@ -20,6 +20,7 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
+WEIGHTS = "weights_read"  # the roof of reading as many bytes as the weights of the model are
 # libyaml reads the files ten times as fast, 0.03 s for 0.3 of a start; PyYAML may have been built without it.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -89,7 +90,7 @@ class Checks:
 @dataclass(frozen=True, slots=True)
 class Performance:
     """The share of a roof (a name of `ceilings`) that was reached, and how many times as long a call may take before
-    it is a regression."""
+    it is a regression. Of what reads weights the roof is WEIGHTS: from it bricks have their budgets."""
 
     roof: str
     fraction: float
@@ -116,7 +117,7 @@ class Contract:
     postconditions: tuple[Condition, ...]
     output_faults: tuple[str, ...]
     argument_faults: tuple[Change, ...]
-    performance: Performance | None
+    performance: Performance
     before: Checks = field(init=False)
     after: Checks = field(init=False)
     earlier: frozenset[int] = field(init=False)
@@ -221,7 +222,7 @@ class _Reader:
                 self._change(f"falsification.arguments: {fault}", fault, changes)
                 for fault, changes in self._pairs("falsification.arguments", faults["arguments"])
             ),
-            None if said["performance"] is None else self._performance(said["performance"]),
+            self._performance(said["performance"]),
         )
 
     def _conditions(self, kind: str, found: Any, *, after: bool = False) -> tuple[Condition, ...]:
@@ -263,7 +264,7 @@ class _Reader:
         if unknown := [name for name in said if name not in wanted]:
             raise self._wrong(key, f"{unknown[0]!r} is no key; keys are {', '.join(wanted)}")
         if missing := [name for name in wanted if name not in said]:
-            raise self._wrong(key, f"has no {missing[0]!r}; write null where there is nothing to say")
+            raise self._wrong(key, f"has no {missing[0]!r}")
         return said
 
     def _pairs(self, key: str, found: Any) -> tuple[tuple[str, Any], ...]:

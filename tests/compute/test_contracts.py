@@ -182,7 +182,7 @@ def test_the_contract_in_the_readme_can_be_read() -> None:
     ("change", "message"),
     [
         (("equations: y = x", "equation: y = x"), "the file: 'equation' is no key; keys are equations, arguments, "),
-        (("equations: y = x", ""), "the file: has no 'equations'; write null where there is nothing to say"),
+        (("equations: y = x", ""), "the file: has no 'equations'"),
         (("equations: y = x", "equations: 7"), "equations: is 7; a text is wanted"),
         (("[x, y]", "x"), "arguments: is 'x'; a list of texts is wanted"),
         (("[x, y]", "[x, on]"), "arguments: is ['x', True]; a list of texts is wanted"),
