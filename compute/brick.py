@@ -12,14 +12,17 @@ import numpy as np
 
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Finding, Output
+from cbtop.compute.contracts import WEIGHTS
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, with_copies
-from cbtop.profiler.definitions import BrickDefinition, Budget, KernelDefinition
+from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 REFERENCE = "numpy"  # the backend of a brick that computes by references
+LEAST_BUDGET_US = 100.0  # of one token: of shorter calls a part that no roof knows is what each call takes
 Profiler = BrickProfiler  # as the rest of compute knows it
 Violated = Callable[["ComputeBrick", Iterable[str]], None]  # of a brick the names of the conditions that do not hold
 
@@ -37,8 +40,8 @@ class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
     __slots__ = (
-        "_contracts", "_implementations", "_many_elements", "_of_many", "_profiler", "_turn",
-        "definition", "kernels", "spec",
+        "_contracts", "_implementations", "_many_elements", "_of_many", "_of_token", "_profiler", "_token_elements",
+        "_turn", "definition", "kernels", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +50,6 @@ class ComputeBrick:
         launches: Sequence[Launch],
         backend: str,
         profiler: Profiler,
-        budget: Budget | None = None,
         *,
         names_launches: bool = False,
         bfloat16_tokens: int | None = None,
@@ -73,21 +75,41 @@ class ComputeBrick:
                 for kernel in self.kernels
                 if not names_launches
             ),
-            budget=budget,
         )
         self._turn = 0  # of comparing with the reference
+        self._token_elements = sum(launch.elements_per_token for launch in launches)
+        self._of_token: BrickDefinition | None = None  # the definition of a call of one token, once it has a budget
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
             self._of_many = replace(self.definition, work=replace(work, dtype="bfloat16"))
-            self._many_elements = bfloat16_tokens * sum(launch.elements_per_token for launch in launches)
+            self._many_elements = bfloat16_tokens * self._token_elements
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
         """Run each kernel with its arguments. `elements` is what the definition's Work is linear in."""
         definition = self.definition if elements < self._many_elements else self._of_many
+        if self._of_token is not None and elements <= self._token_elements:
+            definition = self._of_token
         timer = self._profiler.start_brick(definition)
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
         self._profiler.stop_brick(timer, elements)
+
+    def set_budget(self, gb_per_sec: float) -> None:
+        """Give calls of one token a budget, from the next on, where all kernels are bound by reading weights, as
+        their contracts have it, which is measured at `gb_per_sec`: the rate below which one has a regression.
+
+        Calls of many tokens, which are bound by products, have none, nor have calls of less than 100 µs.
+        """
+        bounds = [contract.performance for contract in self._contracts]
+        if any(bound.roof != WEIGHTS for bound in bounds):
+            return
+        budget = ByteBudget(gb_per_sec * min(bound.fraction / bound.regression for bound in bounds))
+        work = self.definition.work
+        assert isinstance(work, Work)
+        moved_bytes = work.bytes(1, self._token_elements)
+        assert moved_bytes is not None
+        if budget.to_token_budget(moved_bytes).us_per_token >= LEAST_BUDGET_US:
+            self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
         """Call it between the conditions of its kernels' contracts; `violated` is told which do not hold, of the
@@ -148,7 +170,7 @@ class ComputeBrick:
     def fall_back(self) -> None:
         """From the next call on, compute by the references of the kernels, which count in float64."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
-        self._many_elements = math.inf
+        self._many_elements, self._of_token = math.inf, None
         work = self.definition.work
         assert isinstance(work, Work)
         self.definition = replace(

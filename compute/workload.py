@@ -65,10 +65,12 @@ def run(
     """
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import is_first_run
+    from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.guard import JidokaGuard, Reaction
+    from cbtop.compute.jit.cpu import TIER
     from cbtop.compute.places import place_of
     from cbtop.profiler.traces.base import TracerConfig
 
@@ -108,6 +110,9 @@ def run(
     progress("measuring ceilings", None)
     for ceiling in place.ceilings(model, progress):
         profiler.announce(ceiling)
+        if ceiling.name == WEIGHTS and TIER != "generic":  # bounds in contracts are of processors that can do more
+            for brick in decoder.bricks.places():
+                brick.set_budget(ceiling.value)
     progress("", None)
     if place.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute import backends, ceilings, workload
+from cbtop.compute import backends, brick, ceilings, workload
+from cbtop.compute.contracts import WEIGHTS
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
@@ -27,9 +28,14 @@ from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
+from cbtop.protocol.vocabulary import NodeKind
 
 from .conftest import ListRecorder
 from .rewritten import rewritten
+
+
+def silent(what: str, done: float | None) -> None:
+    """Progress that nobody is told of."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +69,52 @@ def test_it_says_what_it_runs_before_it_runs(
     assert manifest.threads == 1
     assert manifest.backend.endswith("×1")
     assert all(message.passed for message in recorder.messages if isinstance(message, CheckResult))
+
+
+@pytest.mark.skipif(TIER == "generic", reason="bounds in contracts are of processors that can do more")
+@pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
+def test_what_reads_weights_for_a_token_has_the_budget_of_its_contract_under_the_roof_that_was_measured(
+    model_files: dict[str, Path],
+    profiler: BrickProfiler,
+    recorder: ListRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)  # the weights of this model are few
+    decoder = run(WorkloadOptions(model=model_files[family], steps=2, threads=1), profiler, lambda: False, silent)
+    nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
+    roof = next(one for one in recorder.messages if isinstance(one, Ceiling) and one.name == WEIGHTS)
+
+    def budgets_in(phase: str) -> dict[str, float | None]:
+        found = {}
+        for one in nodes.values():
+            outer = one
+            while outer.parent is not None:
+                outer = nodes[outer.parent]
+            if outer.name == phase and one.kind is NodeKind.BRICK:
+                found[one.name] = one.budget_gb_per_sec
+        return found
+
+    bound: dict[str, float | None] = dict.fromkeys(budgets_in("decode"))
+    for one in decoder.bricks.places():
+        bounds = [kernel.contract.performance for kernel in one.kernels]
+        if one.spec.name in bound and all(each.roof == WEIGHTS for each in bounds):
+            bound[one.spec.name] = roof.value * min(each.fraction / each.regression for each in bounds)
+    assert budgets_in("decode") == pytest.approx(bound)
+    assert {"QkvProjection", "LmHead"} <= {name for name, rate in bound.items() if rate}
+    assert bound["RmsNorm"] is None
+    of_many = {name: rate for name, rate in budgets_in("prefill").items() if rate}
+    assert set(of_many) == {"LmHead"}  # of the last token alone
+
+
+@pytest.mark.skipif(TIER == "generic", reason="bounds in contracts are of processors that can do more")
+def test_calls_too_short_to_be_bound_by_reading_have_no_budget(
+    model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    run(WorkloadOptions(model=model_files["qwen2"], steps=2, threads=1), profiler, lambda: False, silent)
+    nodes = [one for one in recorder.messages if isinstance(one, Node)]
+    assert nodes
+    assert {one.budget_gb_per_sec for one in nodes} == {None}
 
 
 def test_a_full_context_starts_the_sequence_again(
