@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -91,23 +90,22 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def by_one_thread(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
-    """A decoder's `method`, while which no other thread uses the decoder: two would write into its cache behind what
-    each has checked. ComputeError where one does."""
+    """A decoder's `method`, while which nobody else uses the decoder: no other thread, and nothing that runs inside,
+    as an observer does or the handler of a signal. Two would write into its cache behind what each has checked.
+    ComputeError where one does."""
 
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
-        users, process, thread = self._users, os.getpid(), threading.get_ident()
-        if users.get(process) == thread:  # in another of its methods
-            return method(self, *arguments, **named)
+        users, process, use = self._users, os.getpid(), object()
         # An interrupt may come as any call returns, also the one that takes the decoder. So whether it was taken is
         # asked of where that stands, and nothing is called to give it back.
         try:
-            if users.setdefault(process, thread) == thread:
+            if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
         finally:
-            if process in users and users[process] == thread:
+            if process in users and users[process] is use:
                 del users[process]
-        raise ComputeError("this decoder is in use by another thread: it has one sequence; make one for each")
+        raise ComputeError("this decoder is in use: it has one sequence; make one for each thread")
 
     return alone
 
@@ -165,7 +163,7 @@ class Decoder:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        self._users: dict[int, int] = {}  # by process, for a fork has its own: the thread that uses it
+        self._users: dict[int, object] = {}  # by process, for a fork has its own: the call that uses it
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
@@ -210,7 +208,11 @@ class Decoder:
 
     @by_one_thread
     def restart(self) -> None:
-        """Forget the sequence. ComputeError while another thread uses the decoder, as from all that runs it."""
+        """Forget the sequence. ComputeError while another call uses the decoder, as from all that runs it."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """As `restart`, of who uses it already."""
         self.position = 0
         self._sequence += 1
 
@@ -285,13 +287,13 @@ class Decoder:
         """
         findings: list[tuple[str, str, Finding]] = []
         for tokens in prompts:
-            self.restart()
+            self._begin()
             self._check(tokens)
             spoilt_by: list[ComputeBrick] = []
             for part in (tokens[:-1], tokens[-1:]):
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
-        self.restart()
+        self._begin()
         return summary(findings)
 
     def _checking(self, findings: list[tuple[str, str, Finding]], spoilt_by: list[ComputeBrick]) -> Run:

@@ -290,11 +290,10 @@ class GpuDecoder(Decoder):
             self._say(step)
             return self._ran((token,), step)
 
-    @by_one_thread
-    def restart(self) -> None:
+    def _begin(self) -> None:
         """As Decoder's."""
         self.tell()
-        super().restart()
+        super()._begin()
 
     def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
         return partial(checked, self._gpu, host_matrices(self.model), BrickLaunches(self._code_space))

@@ -122,8 +122,26 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
             other.join()
 
     assert decoder.prefill(PROMPT, meanwhile) == expected
-    assert met == ["this decoder is in use by another thread: it has one sequence; make one for each"] * 4
+    assert met == ["this decoder is in use: it has one sequence; make one for each thread"] * 4
     decoder.decode(expected)
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_what_runs_inside_a_pass_cannot_use_its_decoder(model: Model, decoder_for: MakeDecoder) -> None:
+    """As the handler of a signal or an observer: a token in the middle of a prompt moved the rest of it beyond the
+    cache, and another token came out."""
+    decoder = decoder_for(model, 1)
+    expected = decoder.prefill(PROMPT)
+    decoder.restart()
+    met: list[str] = []
+
+    def meanwhile(brick: Any, calls: Any) -> None:
+        for call in () if met else (lambda: decoder.decode(1), lambda: decoder.prefill([1]), decoder.restart):
+            with pytest.raises(ComputeError, match="in use") as refused:
+                call()
+            met.append(str(refused.value))
+
+    assert (decoder.prefill(PROMPT, meanwhile), decoder.position, len(met)) == (expected, len(PROMPT), 3)
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
