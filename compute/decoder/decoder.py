@@ -286,6 +286,7 @@ class Decoder:
         output was not finite, and could not be mended, is skipped: it may be right. Restarts the sequence.
         """
         findings: list[tuple[str, str, Finding]] = []
+        in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
         for tokens in prompts:
             self._begin()
             self._check(tokens)
@@ -293,6 +294,8 @@ class Decoder:
             for part in (tokens[:-1], tokens[-1:]):
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
+                if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
+                    spoilt_by.clear()  # a pass meets nothing of the one before but its cache
         self._begin()
         return summary(findings)
 

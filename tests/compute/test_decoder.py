@@ -361,6 +361,29 @@ def test_where_weights_make_a_nan_the_brick_that_has_them_fails_and_those_behind
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, decoder_for: MakeDecoder) -> None:
+    """Behind the last layer a prompt's NaN is no input of the token after it: a product of one token is wrong."""
+    decoder = decoder_for(model, 1)
+    down = decoder.bricks.layers[0].down
+    assert down is not None
+    right, weight = down._implementations[0], model.final_norm.weight
+
+    def wrong_of_one_token(*arguments: Any) -> None:
+        right(*arguments)
+        out = arguments[down.kernels[0].outputs[0]]
+        out *= 1 + (len(out) == 1)
+
+    down._implementations = (wrong_of_one_token,)
+    kept = weight.copy()
+    weight[0] = np.nan
+    try:
+        results = decoder.verify(PROMPT)
+    finally:
+        weight[:] = kept
+    assert {result.brick for result in results if not result.passed} == {"RmsNorm", "DownProjection"}
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_where_a_kernel_makes_a_nan_its_brick_fails_and_those_behind_it_are_checked_with_sound_numbers(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
