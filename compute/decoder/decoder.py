@@ -245,16 +245,16 @@ class Decoder:
 
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
         """A pass; where its logits say that something was wrong in it, once more with every brick checked."""
-        guard, start, layer = self.guard, self.position, self._profiler.layer
+        guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
+        # A soft cap hides infinities, and may compute what is not finite itself.
         if guard is None:
             token = self._forward(tokens, run, layer)
-            if self._rank.chooses and not np.isfinite(self._space.logits).all():
+            looked_at = (space.logits_product, *([space.logits] if self.bricks.soft_cap else []))
+            if self._rank.chooses and not all([np.isfinite(logits).all() for logits in looked_at]):
                 self.position = start
                 raise NoTokenError
             return token
         token = self._forward(tokens, guard.run(run, start), layer)
-        space = self._space
-        # A soft cap hides infinities, and may compute what is not finite itself.
         if guard.has_fault(space.logits_product) or (self.bricks.soft_cap and guard.has_fault(space.logits)):
             self.position = start
             token = self._forward(tokens, guard.again(self._run_brick), layer)

@@ -464,6 +464,24 @@ def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
     assert decoder.prefill(PROMPT) in range(512)
 
 
+@pytest.mark.parametrize("model", ["gemma2"], indirect=True)
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_no_token_is_chosen_where_a_soft_cap_hides_an_infinity(
+    model: Model, decoder_for: MakeDecoder, value: float
+) -> None:
+    decoder = decoder_for(model, 1)
+    right = decoder.bricks.lm_head._implementations[0]
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[4][0, 7] = value
+
+    decoder.bricks.lm_head._implementations = (wrong,)
+    with pytest.raises(NoTokenError):
+        decoder.prefill(PROMPT)
+    assert np.isfinite(decoder.logits).all()
+
+
 def test_tokens_of_numpy_are_tokens(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     assert decoder.decode(np.int32(5)) == decoder_for(model, 1).prefill([5])
