@@ -137,7 +137,8 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    return floats(rng, 1, 3 * size), 0.8, min(size, 40), 0.95, size, 7, 1, np.zeros(1, np.int64)
+    top_k = size if size < FEW / 2 else 0  # of many tokens all, which are found by sorting
+    return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 
 GREEDY = Kernel(

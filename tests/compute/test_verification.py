@@ -15,6 +15,7 @@ from cbtop.compute.brick_specs import BRICKS
 from cbtop.compute.checks import Equivalent, Finding
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import all_kernels, attention, gated, linear, products
+from cbtop.compute.kernels.sampling import FEW
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.verification import FAULTS, PARTS, PEERS, SIZES, Variant, variants, variants_on_gpu, verified
 
@@ -105,6 +106,12 @@ def far_positions(arguments: Any) -> None:
         arguments[7][:] *= 1.5
 
 
+def found_by_sorting(arguments: Any) -> None:
+    logits, _, top_k, *_, out = arguments
+    if logits.shape[1] > FEW and not 0 < top_k <= FEW:
+        out[0] = logits[0].argmin()
+
+
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
@@ -113,6 +120,7 @@ def far_positions(arguments: Any) -> None:
         ("q8_0_linear_int8", late_tokens),
         ("q8_0_linear_int8", no_bias_of_many_tokens),
         ("attention", far_positions),
+        ("drawn", found_by_sorting),
     ],
 )
 def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], None]) -> None:
