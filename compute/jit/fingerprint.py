@@ -9,6 +9,7 @@
 # - Of every function that is met its whole file counts, as bytecode: types, data models and overloads that stand
 #   beside it are found by no name. Comments and lines do not count.
 # - A plain function in compiled code is overloaded, nobody knows by what: what its file imports of us counts, too.
+# - What it is compiled by counts, too, whatever it is: the passes that a kernel goes through.
 # - A number counts by its value; of what is met and not known here, all of our files count.
 # - A file is read later than it was imported: where it has changed in between there is no hash.
 
@@ -34,6 +35,7 @@ from numba.core.extending import _Intrinsic
 
 NAME = "cbtop.compute"
 PACKAGE = Path(__file__).parents[1]
+_COMPILERS = str(PACKAGE / "jit" / "compilers.py")
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
 _LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
 _NUMBERS = (int, float, str, bytes, type(None), np.generic)
@@ -58,6 +60,7 @@ _STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 def fingerprint(function: FunctionType, options: object) -> str:
     """Of a Python function compiled with `options`: 32 hexadecimal digits. ChangedError where there are none."""
     walk = _Walk()
+    walk.files.add(_COMPILERS)
     walk.begin(function)
     try:
         files = sorted(f"{_relative(path)} {_hash_of_file(path, _checked(path))}" for path in walk.files)

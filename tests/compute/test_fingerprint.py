@@ -18,8 +18,9 @@ import pytest
 
 import cbtop
 from cbtop.compute.jit import compile as compiling
-from cbtop.compute.jit import fingerprint, kernel_cache
+from cbtop.compute.jit import compilers, fingerprint, kernel_cache
 from cbtop.compute.jit.kernel_cache import UNUSED_S
+from cbtop.compute.jit.philox import uniform
 
 FINGERPRINTS = """
 import json
@@ -157,6 +158,14 @@ def test_what_was_edited_after_it_was_imported_is_compiled_and_not_kept(
     module = imported(HELPER, KERNEL)
     with pytest.raises(fingerprint.ChangedError):
         fingerprint.fingerprint(module.kernel.py_func, {})
+
+
+def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what other passes have made was run on: of most kernels their file alone counted."""
+    hashed: list[str] = []
+    monkeypatch.setattr(fingerprint, "_hash_of_file", lambda path, stamp: hashed.append(path) or "")
+    fingerprint.fingerprint(uniform.py_func, uniform.targetoptions)
+    assert compilers.__file__ in hashed
 
 
 def test_what_is_not_known_is_made_of_all_our_files() -> None:
