@@ -654,7 +654,7 @@ static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements)
         return UNSURE;
     OR_UNSURE(add_shape(self, node->operand[0], &shape));
     OR_UNSURE(add_shape(self, node->operand[1], &shape));
-    if (!shape.arrays)
+    if (!shape.arrays || !shape.rows || !shape.columns) /* of no elements, no side would be looked at */
         return UNSURE;
     *elements = shape.rows * shape.columns;
     if (shape.is_flat) {

@@ -258,3 +258,9 @@ def test_without_a_compiler_each_condition_is_asked(monkeypatch: pytest.MonkeyPa
     failed = failing(expressions, ARRAYS, [meaning(one) for one in expressions])
     assert failed((A, A, A, 3)) == 0
     assert failed((A * np.float32(np.nan), A, A, 9)) == 0b1100
+
+
+@pytest.mark.parametrize("text", ["all(a <= at(a, n))", "count(a > at(a, n)) < 1", "all(a <= a[:, 9])", "all(a < b)"])
+def test_where_there_are_no_elements_numpy_is_asked_what_each_side_is(text: str) -> None:
+    values = (A[:, :0], A[:, :0], A[0], np.array([0, 1]), A, A, A[0], np.array([0, 1]))
+    assert alone(text, ARRAYS)(values) == (not meaning(parsed(text, ARRAYS))(values))
