@@ -40,7 +40,7 @@ __device__ uint64_t numbers_of_bin[CAPACITY];
 #define NOT_FINITE ((uint64_t)0xff800000u << PLACE_BITS)
 __device__ __forceinline__ uint64_t number_of(float logit, int place)
 {
-    uint32_t bits = logit == logit ? __float_as_uint(logit + 0.0f) : 0x7fffffffu;  // -0 as 0
+    uint32_t bits = fabsf(logit) <= 3.4028235e38f ? __float_as_uint(logit + 0.0f) : 0x7fffffffu;  // -0 as 0
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
     return (uint64_t)bits << PLACE_BITS | (LAST_PLACE - place);
 }

@@ -87,7 +87,7 @@ def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "weird"),
-    each_value_once([(0, 1.0, np.nan), (0, 1.0, np.inf), (5, 0.9, np.nan), (5, 0.9, np.inf)]),
+    each_value_once([(0, 1.0, np.nan), (0, 1.0, np.inf), (5, 0.9, np.nan), (5, 0.9, np.inf), (5, 0.9, -np.inf)]),
 )
 def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right(
     weird: float, top_k: int, top_p: float, gpu: CpuAsGpu
@@ -103,7 +103,7 @@ def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right
     assert out[0] == expected[0]
 
 
-@pytest.mark.parametrize("weird", [np.nan, -np.nan, np.inf], ids=["nan", "negative nan", "inf"])
+@pytest.mark.parametrize("weird", [np.nan, -np.nan, np.inf, -np.inf], ids=["nan", "-nan", "inf", "-inf"])
 def test_where_a_logit_is_no_number_none_is_the_largest_and_the_next_choice_is_right(
     weird: float, gpu: CpuAsGpu
 ) -> None:
