@@ -180,17 +180,19 @@ class JidokaGuard:
         first = None
         compared = list(brick.compared(calls, before))
         given = {fault_of(expected) for _, _, _, expected in compared} - {None}  # by what came before it
-        is_given, is_spoilt = bool(given), not given.isdisjoint(_NOT_FINITE)
+        is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _ in compared:
             key = brick.spec.name, _sampled(name)
-            if is_spoilt and not self._bears_all and not found.passed:
+            if is_spoilt and not found.passed:
                 self._spoilt.add(key)
             elif key not in self._checked or (self._checked[key] and not found.passed):
                 self._checked[key] = found.passed
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
-            fault = fault_of(output) or (None if found.passed else Fault.DIVERGENCE)
-            if fault is not None and first is None and (self._bears_all or not is_given):
+            fault = fault_of(output)
+            if fault is None or (fault in given and not self._bears_all):  # what is too large may be wrong besides
+                fault = None if found.passed else Fault.DIVERGENCE
+            if fault is not None and first is None and not is_spoilt:
                 first = Met(fault, found)
         self._bears_all = self._bears_all and first is None
         return first

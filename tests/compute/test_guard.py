@@ -150,6 +150,31 @@ def test_a_number_too_large_for_the_norms_behind_it_is_found_where_it_came_up(
         decoder.prefill(PROMPT)
 
 
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+def test_what_is_too_large_by_its_reference_as_well_may_be_wrong_besides(
+    model: Model, profiler: BrickProfiler
+) -> None:
+    weight = model.layers[LAYER].ffn_norm.weight
+    kept = weight.copy()
+    weight *= 1e7
+    try:
+        decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+        brick = decoder.bricks.layers[LAYER].ffn_norm
+        decoder.guard = JidokaGuard(Reaction.STOP, profiler, {brick: LAYER}, stopped)
+        decoder.prefill(PROMPT)
+        right = brick._implementations[0]
+
+        def wrong(*arguments: Any) -> None:
+            right(*arguments)
+            arguments[-1][:] *= 2
+
+        brick._implementations = (wrong,)
+        with pytest.raises(GuardError, match="computed what its reference does not"):
+            decoder.decode(1)
+    finally:
+        weight[:] = kept
+
+
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), stopped)
