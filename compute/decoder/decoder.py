@@ -89,7 +89,7 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
     return run
 
 
-def by_one_thread(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
+def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
     """A decoder's `method`, while which nobody else uses the decoder: no other thread, and nothing that runs inside,
     as an observer does or the handler of a signal. Two would write into its cache behind what each has checked.
     ComputeError where one does."""
@@ -206,7 +206,7 @@ class Decoder:
             else ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
         )
 
-    @by_one_thread
+    @one_call_at_a_time
     def restart(self) -> None:
         """Forget the sequence. ComputeError while another call uses the decoder, as from all that runs it."""
         self._begin()
@@ -219,7 +219,7 @@ class Decoder:
     def tell(self) -> None:
         """Hand on what recorded steps have told, where it is not as they end: here it is."""
 
-    @by_one_thread
+    @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary;
         NoTokenError where a logit is NaN or infinite, unless a guard sees to it.
@@ -231,7 +231,7 @@ class Decoder:
             self._say(step)
             return self._guarded(tokens, self._run(observe))
 
-    @by_one_thread
+    @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """Append one token; the next one. Errors as from `prefill`."""
         self._check((token,))
@@ -277,7 +277,7 @@ class Decoder:
         logits: Floats = self._space.logits[0]
         return logits
 
-    @by_one_thread
+    @one_call_at_a_time
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
         """Both kinds of pass that run, untimed, each brick checked against its reference: of each prompt all tokens
         but the last together from position 0, then the last alone.

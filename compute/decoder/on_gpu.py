@@ -26,7 +26,7 @@ from cbtop.compute.checks import Finding
 from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
-from cbtop.compute.decoder.decoder import Decoder, Observer, by_one_thread
+from cbtop.compute.decoder.decoder import Decoder, Observer, one_call_at_a_time
 from cbtop.compute.decoder.int8 import OF_EXPERTS
 from cbtop.compute.decoder.ranks import ALONE, Rank
 from cbtop.compute.decoder.workspace import Workspace
@@ -267,7 +267,7 @@ class GpuDecoder(Decoder):
         with self._on.turn():  # to wait for all of a GPU would spoil a graph that another decoder captures
             gpu.synchronize()  # what was written so far was so on another stream
 
-    @by_one_thread
+    @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
         self._check(tokens)
@@ -282,7 +282,7 @@ class GpuDecoder(Decoder):
             raise
         return token
 
-    @by_one_thread
+    @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
         """As Decoder's; nobody observes."""
         self._check((token,))

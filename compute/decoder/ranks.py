@@ -22,7 +22,7 @@ import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import ALL_REDUCE, BROADCAST, RECV, SEND, BrickSpec
-from cbtop.compute.contracts import Contract
+from cbtop.compute.contracts import Contract, Performance
 from cbtop.compute.cuda.launches import CudaKernel, LibraryCall
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.errors import ModelError
@@ -33,6 +33,7 @@ from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
+UNBOUND = Performance("", 0.0, "", "", math.inf)  # an exchange is up to a link, of which no roof is measured
 
 
 class Link(Protocol):
@@ -228,7 +229,7 @@ def _kernel(spec: BrickSpec, call: Callable[[Any], None]) -> Kernel:
         implementation=call,
         work=lambda x: KernelWork(),
         outputs=(0,),
-        contract=Contract(name, "what one rank has another has then", ("x",), 0.0, (), (), (), (), None),
+        contract=Contract(name, "what one rank has another has then", ("x",), 0.0, (), (), (), (), UNBOUND),
         examples=lambda rng, size: (np.zeros((1, size), np.float32),),
         cuda=CudaKernel((), launches),
     )
