@@ -513,3 +513,34 @@ def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
         return builder.bitcast(builder.shl(exponent, _INTS([23] * LANES)), _FLOATS)
 
     return _floats(_floats), generate
+
+
+@_intrinsic
+def largest_magnitude(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    """The largest magnitude in the lanes of two Floats16, as its bits: those of what is no number are above all."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        mask = _INTS([0x7FFFFFFF] * LANES)
+        a, b = (builder.and_(builder.bitcast(one, _INTS), mask) for one in values)
+        return _called(builder, "llvm.vector.reduce.smax.v16i32", _INT, [_larger_of(builder, a, b)])
+
+    return types.int32(_floats, _floats), generate
+
+
+def _larger_of(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+
+@_intrinsic
+def store_rounded(typing: Any, array: Any, row: Any, column: Any, vector: Any, factor: Any) -> tuple[Any, Codegen]:
+    """array[row, column : column + 16] of a uint8 matrix = the bytes of int8 that are the nearest to each lane of a
+    Floats16 times `factor`, of two as near the even one; their sum. To the last bit: nothing is reordered."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        pointer = _address(context, builder, signature.args[0], *values[:3])
+        product = builder.fmul(values[3], _splat(builder, values[4], _FLOATS))
+        codes = builder.fptosi(_called(builder, "llvm.rint.v16f32", _FLOATS, [product]), _INTS)
+        builder.store(builder.trunc(codes, _BYTES), builder.bitcast(pointer, _BYTES.as_pointer()), align=1)
+        return _called(builder, "llvm.vector.reduce.add.v16i32", _INT, [codes])
+
+    return types.int32(array, types.uint64, types.uint64, _floats, types.float32), generate

@@ -1,7 +1,7 @@
 """Quantise rows: activations to int8 with a scale for every 32, which int8 products take.
 
 reference    NumPy
-numba        two vectorised passes over a block: the largest magnitude, then codes and their sums
+numba        of a block two vectors, one for each of its sums: the largest magnitude, then codes
 cuda         a warp a block, a thread a number
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line
-from cbtop.compute.jit.compile import jit, jit_as_written
-from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
+from cbtop.compute.jit.compile import jit_as_written
+from cbtop.compute.jit.halves import INFINITE, NOT_A_NUMBER
+from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_rounded
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
@@ -48,34 +49,20 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
-            largest = np.int32(0)  # as bits, whose order is that of magnitudes, with what is no number above all
-            for i in range(np.uint64(BLOCK)):
-                largest = max(largest, np.int32(np.float32(x[t, first + i]).view(np.int32) & MAGNITUDE))
+            begin, end = load_floats(x, t, first), load_floats(x, t, first + half)
+            largest = largest_magnitude(begin, end)
             is_finite = largest < INFINITE
             largest = np.int32(largest if is_finite else 0)
             scale, inverse = np.float32(0), np.float32(0)
             if largest > np.int32(0):
                 scale = max(np.float32(np.int32(largest).view(np.float32) / LARGEST), SMALLEST)
                 inverse = np.float32(1) / scale
-            low, high = np.int32(0), np.int32(0)
-            for i in range(half):
-                code = _rounded(x[t, first + i] * inverse)
-                codes[t, first + i] = np.uint8(code)
-                low += code
-            for i in range(half, np.uint64(BLOCK)):
-                code = _rounded(x[t, first + i] * inverse)
-                codes[t, first + i] = np.uint8(code)
-                high += code
+            low = store_rounded(codes, t, first, begin, inverse)
+            high = store_rounded(codes, t, first + half, end, inverse)
             factors[t, place] = scale if is_finite else np.int32(NOT_A_NUMBER).view(np.float32)
             factors[t, place + np.uint64(1)] = -scale * np.float32(low + high)
             factors[t, place + np.uint64(2)] = -scale * np.float32(low)
             factors[t, place + np.uint64(3)] = -scale * np.float32(high)
-
-
-@jit
-def _rounded(value: Any) -> Any:
-    """The nearest int32, of two the even one, for |value| < 2^22."""
-    return np.int32(np.rint(value))
 
 
 # Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them. For sources whose
