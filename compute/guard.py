@@ -24,9 +24,9 @@ from cbtop.compute.errors import GuardError
 from cbtop.compute.kernels.base import Arguments, with_copies
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
 from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.vocabulary import GUARD_CHECK
 
 GUARD_BRICK = "Guard"
-ASSERTION = "guard"  # the check that what the guard met fails
 MAX_SHARE = 0.005  # of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
@@ -225,7 +225,7 @@ class JidokaGuard:
     def _announce(self, brick: ComputeBrick, met: Met, note: str) -> None:
         found = met.finding
         result = CheckResult(
-            brick.spec.name, ASSERTION, False, found.max_error, found.tolerance, found.not_finite, note=note
+            brick.spec.name, GUARD_CHECK, False, found.max_error, found.tolerance, found.not_finite, note=note
         )
         self._profiler.announce(result)
 

@@ -67,6 +67,14 @@ def key_of(message: CatalogMessage) -> Key:
     return type(message), about
 
 
+def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
+    """Whether it is a check that held `before`. It then goes behind all that failed until then: what fails later may
+    do so for what it is given."""
+    if not isinstance(message, CheckResult) or message.passed:
+        return False
+    return isinstance(before, CheckResult) and before.passed
+
+
 class Announcements(Generic[Kept]):
     """Keeps something for the newest message of each key, in the order the keys came.
 
@@ -87,8 +95,8 @@ class Announcements(Generic[Kept]):
         found = self._kept.get(key)
         return None if found is None else found[0]
 
-    def keep(self, key: Key, kept: Kept, size_bytes: int) -> bool:
-        """Keep `kept` under `key`, in place of what was there; whether there was room for it."""
+    def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
+        """Keep `kept` under `key`, in place of what was there or `last`; whether there was room for it."""
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
         if self._size_bytes + grown_bytes > MAX_ANNOUNCED_BYTES:
@@ -98,6 +106,8 @@ class Announcements(Generic[Kept]):
                 return False
             self._of_kind[key[0]] += 1
         self._size_bytes += grown_bytes
+        if last:
+            self._kept.pop(key, None)
         self._kept[key] = kept, size_bytes
         return True
 

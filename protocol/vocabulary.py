@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
+GUARD_CHECK = "guard"  # the check that what the guard met fails
+PRECONDITION = "precondition "  # what the name of a check begins with that is of what a kernel is given
+
 
 class BrickCategory(IntEnum):
     """The groups that a report rolls bricks up into."""

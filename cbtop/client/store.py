@@ -20,7 +20,7 @@ from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
 from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, RARE, Growth, NodeStats
-from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal
+from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal, comes_to_fail
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
@@ -526,7 +526,10 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
         case Ceiling():
             record.ceilings[message.name] = message
         case CheckResult():
-            record.checks[message.brick, message.assertion] = message
+            about = message.brick, message.assertion
+            if comes_to_fail(message, record.checks.get(about)):
+                del record.checks[about]
+            record.checks[about] = message
         case TraceSummary():
             record.traces[message.trace] = message
         case Activity():

@@ -195,7 +195,7 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
 
 def require_passed_checks(views: Iterable[SourceView]) -> None:
     """Raises FailedCheckError, with the first of them, when a check of a brick has failed."""
-    failed = [(view, check) for view in views for check in view.checks if not check.passed]
+    failed = [(view, check) for view in views for check in view.failed_checks]
     if failed:
         view, check = failed[0]
         more = f", and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""

@@ -15,7 +15,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
 from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, NodeStats, sane
 from cbtop.protocol import codec
-from cbtop.protocol.announcements import Announcements, Key, key_of
+from cbtop.protocol.announcements import Announcements, Key, comes_to_fail, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError, RingError
@@ -326,9 +326,12 @@ class Source:
                 case Goodbye():
                     self._goodbye = message
                 case _:
-                    if not self._announced.keep(key, message, len(codec.encode(message))):
+                    last = comes_to_fail(message, self._announced.get(key))
+                    if not self._announced.keep(key, message, len(codec.encode(message)), last=last):
                         self._left_out += 1
                         continue
+                    if last:
+                        self._changed.pop(key, None)
             self._changed[key] = message
 
     def _read_ring(self, *, final: bool) -> Batch:

@@ -523,7 +523,7 @@ def _foot(view: SourceView) -> str:
     uncounted = sum(row.uncounted for row in view.bricks)
     if uncounted:
         line += f"\n{uncounted} calls gave no count of elements: what is made of their elements is n/a"
-    failed = [check for check in view.checks if not check.passed]
+    failed = view.failed_checks
     checks = [
         f"check FAILED: {check.brick} {check.assertion}, "
         + (

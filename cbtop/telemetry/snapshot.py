@@ -183,7 +183,7 @@ def _known(metric: Metric, labels: tuple[str, ...], value: float | None, scale: 
 def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -> Iterator[_Part]:
     since_ns = min(max(record.hello.realtime_ns, 0), now_ns) if record.hello else now_ns
     yield _Part("source", 0, list(_source(record)), since_ns)
-    for rank, check in enumerate(record.checks.values(), 1):
+    for rank, check in enumerate(sorted(record.checks.values(), key=lambda check: check.passed), 1):
         labels = record.key, check.brick, check.assertion
         if not check.skipped:
             yield _Part("check", rank, [(CHECK, labels, float(check.passed))], since_ns)

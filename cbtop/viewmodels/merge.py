@@ -251,6 +251,8 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
 
     first = taken[0]
+    said = [check for record in taken for check in record.checks.items()]
+    failed = {key: check for key, check in said if not check.passed}
     summed = SourceRecord(
         key=KEYS_JOINED_BY.join(record.key for record in taken),
         window=_WindowOfAll(first.window.length_s, bool(watched), windows),
@@ -258,12 +260,10 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         nodes=table,
         dependencies=dependencies,
         manifest=first.manifest,
-        checks={key: check for record in taken for key, check in record.checks.items()},
+        checks={key: check for key, check in said if key not in failed} | failed,
         state=_sum_of_states(taken),
         stats=_sum_of_stats([record.stats for record in taken], places, len(table)),
     )
-    for record in taken:
-        summed.checks.update({key: check for key, check in record.checks.items() if not check.passed})
     return summed, taken
 
 

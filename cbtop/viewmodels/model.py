@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance, SourceStatus
+from cbtop.protocol.vocabulary import GUARD_CHECK, PRECONDITION, BrickCategory, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels import MergeMode as MergeMode
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -317,6 +317,11 @@ class CheckRow:
     not_finite: str = ""
     skipped: str = ""  # why it was not evaluated
     note: str = ""  # where in the model, and how often
+
+    @property
+    def is_of_input(self) -> bool:
+        """Whether it is of what its brick is given: where it fails, what came before bears that."""
+        return self.assertion.startswith(PRECONDITION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -706,6 +711,13 @@ class SourceView:
     def are_rates_least(self) -> bool:
         """As in its row of the list."""
         return _are_rates_least(self)
+
+    @property
+    def failed_checks(self) -> list[CheckRow]:
+        """First what bears that the others fail: what the guard met, which has looked for where it began, then what
+        failed in the order in which it came to, and what is of a brick's input last."""
+        failed = [check for check in self.checks if not check.passed]
+        return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
 
     @property
     def standing(self) -> str:

@@ -18,6 +18,7 @@ from cbtop.compute.settings import GREEDY, Sampling, WorkloadOptions
 from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.vocabulary import PRECONDITION
 
 from .conftest import ListRecorder, Norms, of_each_kind
 
@@ -100,7 +101,7 @@ def test_a_precondition_that_does_not_hold_is_announced_before_the_kernel_runs(
     with pytest.raises(RuntimeError, match="killed"):
         decoded(replace(model, epsilon=-1.0), profiler, GREEDY, check=True)
     failed = [(result.brick, result.assertion) for result in results(recorder) if not result.passed]
-    assert failed == [(norms.brick, "precondition epsilon > 0")]
+    assert failed == [(norms.brick, f"{PRECONDITION}epsilon > 0")]
 
 
 def test_a_violation_in_a_later_step_of_the_workload_is_announced(

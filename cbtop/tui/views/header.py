@@ -250,7 +250,7 @@ def _urgent(source: SourceView) -> Line:
         return (("  ✗ ", "bad strong"), beside, (clean(formatting.stall(stall)), ""))
     if stall is not None and stall.word is Standstill.SUSPENDED:
         return (("  ‖ ", "warn strong"), beside, (clean(formatting.stall(stall)), ""))
-    if failed := [check for check in source.checks if not check.passed]:
+    if failed := source.failed_checks:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
         return (
             (f"  ✗ {len(failed)} check{'s' if len(failed) > 1 else ''} failed: ", "bad strong"),

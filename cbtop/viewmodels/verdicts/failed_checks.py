@@ -8,7 +8,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
 def _find(view: SourceView) -> Finding | None:
-    failed = [check for check in view.checks if not check.passed]
+    failed = view.failed_checks
     if not failed:
         return None
     first = failed[0]
@@ -29,10 +29,15 @@ def _find(view: SourceView) -> Finding | None:
         for name, value in (("error", first.max_error), ("tolerance", first.tolerance))
         if value is not None
     ]
+    who, advice = first.brick, ""
+    if first.is_of_input:
+        who = f"what {first.brick} is given"
+        advice = "Look at what runs before it, not at its kernel, which is given what it does not take."
     return Finding(
-        f"{first.brick} fails its check `{first.assertion}`{error}{others}",
+        f"{who} fails its check `{first.assertion}`{error}{others}",
         tuple(evidence),
         Subject(About.BRICK, first.brick),
+        advice=advice,
     )
 
 
@@ -40,7 +45,8 @@ FAILED_CHECKS = Rule(
     id="failed-checks",
     severity=Severity.ERROR,
     means="A brick's assertion was evaluated and does not hold: how fast it is, is no use.",
-    fires="Any check of the process failed, at any time of its life.",
+    fires="Any check of the process failed, at any time of its life. What bears it is named: what the guard met, "
+    "else what failed first, and a precondition, which is of what a kernel is given, where nothing else failed.",
     advice="Mend the kernel first; compare it with its reference.",
     find=_find,
 )

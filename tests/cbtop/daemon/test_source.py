@@ -363,6 +363,38 @@ def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     recorder.close("done")
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["that they held was heard before", "heard together"])
+def test_failed_checks_stand_in_the_order_in_which_they_came_to_fail(runtime: Path, together: bool) -> None:
+    def say(brick: str, *, passed: bool, note: str = "") -> None:
+        recorder.announce(CheckResult(brick, "finite", passed, None, None, note=note))
+        clock.sleep_us(10_000_000)
+        recorder.flush()
+
+    def hear() -> None:
+        source.poll()
+        apply(store, [*source.delta()])
+
+    clock, store = Clock(), Store()
+    recorder = RingRecorder(runtime, 1 << 12, clock)
+    recorder.announce(Activity("checking the bricks"))
+    source = source_of(runtime)
+    source.poll()
+    apply(store, [*source.snapshot()])
+    for brick in ("RmsNorm", "DownProjection", "LmHead"):  # as they stand in a model
+        say(brick, passed=True)
+    if not together:
+        hear()
+    say("DownProjection", passed=False)
+    say("RmsNorm", passed=False)
+    say("DownProjection", passed=False, note="met 2 times")
+    hear()
+    checks = store.sources[source.key].checks
+    failed = [(brick, check.note) for (brick, _), check in checks.items() if not check.passed]
+    assert failed == [("DownProjection", "met 2 times"), ("RmsNorm", "")]
+    assert list(record_of(source).checks) == list(checks)
+    recorder.close("done")
+
+
 def test_announcements_beyond_the_bounds_are_counted_and_shown_and_make_no_source_faulty(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

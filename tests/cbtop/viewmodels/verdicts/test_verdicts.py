@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import asdict, replace
 from math import log2
@@ -12,6 +13,8 @@ from random import Random
 
 import pytest
 
+from cbtop.commands.show import require_passed_checks
+from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
 from cbtop.reports import REPORTS
 from cbtop.units import number
@@ -110,6 +113,33 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
     assert "check FAILED: LmHead equals reference, met NaN\n" in REPORTS["text"]([view], []) + "\n"
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert [(check["max_error"], check["not_finite"]) for check in source["checks"]] == [(None, "NaN")]
+
+
+def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path: Path) -> None:
+    """A NaN of DownProjection, as --check-contracts meets it once each brick has run, and then the guard."""
+    of_norm, of_down = ("precondition finite(x)", "postcondition finite(out)"), ("postcondition finite(out)",)
+    named = [*(("RmsNorm", name) for name in of_norm), *(("DownProjection", name) for name in of_down)]
+    held = [CheckResult(*check, True, None, None) for check in named]
+    failed = [CheckResult(*named[at], False, None, None) for at in (2, 0, 1)]
+    met = CheckResult("DownProjection", "guard", False, None, None, "NaN", note="NaN in layer 1, position 0")
+    for place, (checks, wanted) in enumerate(
+        (
+            (failed, "DownProjection fails its check `postcondition finite(out)`; 2 more of 3 failed"),
+            ([*failed, met], f"DownProjection fails its check `guard` (met NaN) ({met.note}); 3 more of 4 failed"),
+            (failed[1:2], "what RmsNorm is given fails its check `precondition finite(x)`"),
+        )
+    ):
+        (tmp_path / str(place)).mkdir()
+        view = run(tmp_path / str(place), Decoding(checks=(*held, *checks))).one()
+        (verdict,) = view.verdicts
+        assert verdict.sentence == wanted
+        assert ("Mend the kernel" in verdict.advice) == (checks != failed[1:2])
+        first = view.failed_checks[0]
+        lines = [line for line in REPORTS["text"]([view], []).splitlines() if line.startswith("check FAILED")]
+        assert lines[0].startswith(f"check FAILED: {first.brick} {first.assertion}, ")
+        with pytest.raises(FailedCheckError, match=re.escape(f"fails its check `{first.assertion}`")):
+            require_passed_checks([view])
+        assert [check.assertion for check in view.failed_checks[-1:]] == ["precondition finite(x)"]
 
 
 def test_where_and_how_often_a_check_failed_is_said_and_one_that_was_skipped_neither_passes_nor_fails(
