@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Equivalent, Finite
+from cbtop.compute.checks import Equivalent, Finding, Finite
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
@@ -128,8 +128,8 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What came of one variant. `max_error` (of the largest value) is the largest over all sizes, None where a value
-    is not finite in one of the two alone; `missed` names the planted faults that no check found, and the conditions
-    of the contract that hold of what should break them."""
+    is not finite, which `not_finite` names: "NaN" or "infinity"; `missed` names the planted faults that no check
+    found, and the conditions of the contract that hold of what should break them."""
 
     kernel: str
     contract: str
@@ -138,6 +138,7 @@ class Verified:
     peer: str
     sizes: tuple[int, ...]
     max_error: float | None
+    not_finite: str
     tolerance: float
     failed: tuple[str, ...]  # `equals reference at size 32`
     planted: int
@@ -257,7 +258,7 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
 def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
     kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
     equal = Equivalent(contract.tolerance, peer)
-    errors: list[float | None] = []
+    findings: list[Finding] = []
     failed, missed, count = [], set(), 0
     for size in sizes:
         arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
@@ -270,7 +271,7 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
         failed += [f"{condition} at size {size}" for condition, holds in conditions if not holds]
         failed += [f"{check} at size {size}" for check in _failed(kernel, arguments, expected, peer)]
         for place in kernel.outputs:
-            errors.append(equal.evaluate(from_bits(arguments[place]), from_bits(expected[place])).max_error)
+            findings.append(equal.evaluate(from_bits(arguments[place]), from_bits(expected[place])))
         plants = planted(kernel, earlier, expected)
         if peer != REFERENCE:
             plants = _found(kernel, _wrong_outputs(kernel, expected), expected)
@@ -278,7 +279,8 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
             count += 1
             if not found:
                 missed.add(name)
-    known = [error for error in errors if error is not None]
+    not_finite = next((found.not_finite for found in findings if found.not_finite), "")
+    errors = [found.max_error for found in findings if found.max_error is not None]
     return Verified(
         kernel.name,
         contract.name,
@@ -286,7 +288,8 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
         variant.how,
         peer,
         tuple(sizes),
-        max(known, default=None) if len(known) == len(errors) else None,
+        None if not_finite else max(errors, default=None),
+        not_finite,
         contract.tolerance,
         tuple(failed),
         count,

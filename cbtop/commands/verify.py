@@ -149,7 +149,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             one.kernel,
             one.how,
             one.peer,
-            _error(one.max_error),
+            _error(one),
             f"{one.tolerance:.1e}",
             f"{one.planted} found" if not one.missed else "MISSED: " + ", ".join(one.missed),
         )
@@ -164,7 +164,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
                 "–" if one.skipped else "✓" if one.passed else "✗",
                 one.brick,
                 one.assertion,
-                "skipped" if one.skipped else "" if one.tolerance is None else _error(one.max_error),
+                "skipped" if one.skipped else _error(one),
                 "" if one.tolerance is None else f"{one.tolerance:.1e}",
                 ": ".join(filter(None, (one.note, one.skipped))),
             )
@@ -188,8 +188,9 @@ def _beside(one: Verified) -> str:
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
-def _error(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.1e}"
+def _error(one: Verified | CheckResult) -> str:
+    """How far it is off, or what it met that is not finite; nothing where that is not asked."""
+    return one.not_finite or ("" if one.max_error is None else f"{one.max_error:.1e}")
 
 
 def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
@@ -203,19 +204,28 @@ def _json(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     of_kernels = [
-        (one.kernel, _name(one), [*one.failed, *(f"does not notice {fault}" for fault in one.missed)], "")
+        (
+            one.kernel,
+            _name(one),
+            [*one.failed, *_met(one), *(f"does not notice {fault}" for fault in one.missed)],
+            "",
+        )
         for one in kernels
     ]
     of_bricks = [
         (
             one.brick,
             f"{one.assertion} ({one.note})",
-            [] if one.passed else [f"error {_error(one.max_error)} of {one.tolerance}"],
+            [] if one.passed else _met(one) or [f"error {_error(one)} of {one.tolerance}"],
             one.skipped,
         )
         for one in model
     ]
     return junit("cbtop verify", [("kernels", of_kernels), *([("model", of_bricks)] if model else [])])
+
+
+def _met(one: Verified | CheckResult) -> list[str]:
+    return [f"met {one.not_finite}"] if one.not_finite else []
 
 
 def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:

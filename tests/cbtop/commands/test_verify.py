@@ -66,6 +66,28 @@ def test_a_kernel_that_is_wrong_is_named_with_exit_code_4(
     assert "equals reference at size 32" in (suite[0][0].get("message") or "")
 
 
+@pytest.mark.parametrize(("value", "met"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
+def test_what_a_kernel_met_that_is_not_finite_is_said_in_every_format(value: float, met: str) -> None:
+    def wrong(gate: Any, up: Any, out: Any) -> None:
+        SWIGLU.implementation(gate, up, out)
+        out[-1, -1] = value
+
+    found = [verified(Variant(replace(SWIGLU, implementation=wrong)), (7,))]
+    of_model = [
+        CheckResult("Activation", "finite", False, None, None, met),
+        CheckResult("Activation", "equals reference", False, None, 1e-5, met),
+    ]
+    text = FORMATS["text"](found, of_model)
+    assert [met in line.split() for line in text.splitlines() if line.startswith("✗  ")] == [True, True, True]
+    said = json.loads(FORMATS["json"](found, of_model))
+    assert [one["not_finite"] for one in (*said["kernels"], *said["model"])] == [met, met, met]
+    messages = [
+        failure.get("message") or "" for failure in ET.fromstring(FORMATS["junit"](found, of_model)).iter("failure")
+    ]
+    assert messages[0].endswith(f"equals reference at size 7; met {met}")
+    assert messages[1:] == [f"met {met}", f"met {met}"]
+
+
 def test_a_brick_that_is_not_there_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "DownProj"]) == 2
     assert "'DownProj' is no brick; did you mean DownProjection? there are" in capsys.readouterr().err
