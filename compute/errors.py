@@ -1,7 +1,7 @@
 """What compute raises on purpose.
 
 ComputeError
-├── GuardError       a brick computed what is no number, or not what it should; the message names it
+├── GuardError       a brick computed what is no number, or not what it should; the message names it, if it was found
 ├── NoTokenError     a logit of a pass is NaN or infinite, so that none is the largest
 ├── ContractError    a kernel's contract that cannot be read; the message names the file and what is wrong in it
 └── ModelError       a model file that cannot be read or run; the message is one line for the user
@@ -33,13 +33,16 @@ class NoTokenError(ComputeError):
 
 
 class GuardError(ComputeError):
-    """The guard has stopped a run: `met` in the output of `brick`, in `layer` (None: outside of layers)."""
+    """The guard has stopped a run: `met` in the output of `brick`, in `layer` (None: outside of layers). `brick` is
+    None where it was among the logits, and in no output as the step ran again."""
 
-    def __init__(self, brick: str, layer: int | None, position: int, met: str) -> None:
+    def __init__(self, brick: str | None, layer: int | None, position: int, met: str) -> None:
         where = "" if layer is None else f" in layer {layer}"
-        super().__init__(
-            f"{brick}{where} computed {_A.get(met, met)} at position {position}; the guard stopped the run"
-        )
+        what = _A.get(met, met)
+        said = f"{brick}{where} computed {what} at position {position}"
+        if brick is None:
+            said = f"{what} was among the logits at position {position}, and no brick wrong as it ran again"
+        super().__init__(f"{said}; the guard stopped the run")
         self.brick = brick
         self.layer = layer
         self.position = position

@@ -3,7 +3,8 @@
 # Rules
 # - Each step's logits are looked at: what is not finite anywhere in a pass comes out there. The pass then runs again,
 #   every brick beside its reference, so that the brick is named where it began. Where none is wrong this time, that
-#   the first run was is said all the same. An infinite score is the exception: where scores have a soft cap it ends.
+#   the logits were is said all the same, and no brick named. An infinite score is the exception: where scores have a
+#   soft cap it ends.
 # - What the reference makes, too, came in with the input or lies in the weights: only the first brick of such a
 #   second run bears it, and no brick in a sample.
 # - What stays finite is found by samples: a brick at a time, in turn, with its reference beside it. Samples rest
@@ -24,7 +25,7 @@ from cbtop.compute.errors import GuardError
 from cbtop.compute.kernels.base import Arguments, with_copies
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
 from cbtop.protocol.messages import CheckResult
-from cbtop.protocol.vocabulary import GUARD_CHECK
+from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
 MAX_SHARE = 0.005  # of the time since the guard began that samples may take
@@ -93,6 +94,7 @@ class JidokaGuard:
         self._turn = 0
         self._position = 0
         self._of_pass: Fault | None = None  # what the logits of the pass said
+        self._not_found = 0  # how often no brick was wrong as such a pass ran again
         self._bears_all = False  # whether the next brick bears what its reference makes, too
         self._clock_s = clock_s
         self._began_s = clock_s()
@@ -134,13 +136,16 @@ class JidokaGuard:
         return run
 
     def finish_again(self, last: ComputeBrick) -> None:
-        """Of a second run in which no brick was wrong say that the first one was: `last`, where that came out, bears
-        it. What the second one has computed stands."""
+        """Of a second run in which no brick was wrong say that the logits of the first were, under `last`, which made
+        them: any brick may have begun it. What the second one has computed stands."""
         if not self._bears_all or self._of_pass is None:
             return
+        self._not_found += 1
         met = Met(self._of_pass, Finding(False, not_finite=_NOT_FINITE.get(self._of_pass, "")))
-        self._announce(last, met, f"{self._noted(last, met.fault)}; not when the step ran once more")
-        self._stop_if_asked(last, met.fault)
+        note = f"{met.fault.value} in position {self._position}; met {_times(self._not_found)}"
+        self._announce(last, met, f"{note}; no brick was wrong when the step ran again", LOGITS_CHECK)
+        if self._reaction is Reaction.STOP:
+            raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
         """Say how often what fell back was wrong all the same, and what was never checked: it is skipped."""
@@ -212,7 +217,7 @@ class JidokaGuard:
 
     def _noted(self, brick: ComputeBrick, fault: Fault) -> str:
         times = self._times[brick] = self._times.get(brick, 0) + 1
-        return f"{self._where(brick, fault)}; met {times} time{'s' * (times > 1)}"
+        return f"{self._where(brick, fault)}; met {_times(times)}"
 
     def _where(self, brick: ComputeBrick, fault: Fault) -> str:
         layer = self._places[brick]
@@ -222,12 +227,16 @@ class JidokaGuard:
         if self._reaction is Reaction.STOP:
             raise GuardError(brick.spec.name, self._places[brick], self._position, fault.value)
 
-    def _announce(self, brick: ComputeBrick, met: Met, note: str) -> None:
+    def _announce(self, brick: ComputeBrick, met: Met, note: str, check: str = GUARD_CHECK) -> None:
         found = met.finding
         result = CheckResult(
-            brick.spec.name, GUARD_CHECK, False, found.max_error, found.tolerance, found.not_finite, note=note
+            brick.spec.name, check, False, found.max_error, found.tolerance, found.not_finite, note=note
         )
         self._profiler.announce(result)
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' * (count > 1)}"
 
 
 def _sampled(assertion: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # the check that what the guard met fails
+LOGITS_CHECK = "logits"  # and that those of a step fail where no brick was wrong as it ran again, under LmHead
 PRECONDITION = "precondition "  # what the name of a check begins with that is of what a kernel is given
 
 

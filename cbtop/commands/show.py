@@ -199,7 +199,7 @@ def require_passed_checks(views: Iterable[SourceView]) -> None:
     if failed:
         view, check = failed[0]
         more = f", and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
-        raise FailedCheckError(f"{check.brick} of pid {view.pid} fails its check `{check.assertion}`{more}")
+        raise FailedCheckError(f"{check.about} of pid {view.pid} fails its check `{check.assertion}`{more}")
 
 
 def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> None:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
-from cbtop.protocol.vocabulary import GUARD_CHECK, PRECONDITION, BrickCategory, NodeKind, Provenance, SourceStatus
+from cbtop.protocol.vocabulary import (
+    GUARD_CHECK,
+    LOGITS_CHECK,
+    PRECONDITION,
+    BrickCategory,
+    NodeKind,
+    Provenance,
+    SourceStatus,
+)
 from cbtop.viewmodels import MergeMode as MergeMode
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
@@ -322,6 +330,18 @@ class CheckRow:
     def is_of_input(self) -> bool:
         """Whether it is of what its brick is given: where it fails, what came before bears that."""
         return self.assertion.startswith(PRECONDITION)
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether any brick of a step may bear that it fails."""
+        return self.assertion == LOGITS_CHECK
+
+    @property
+    def about(self) -> str:
+        """What fails it."""
+        if self.is_of_step:
+            return "a step"
+        return f"the input of {self.brick}" if self.is_of_input else self.brick
 
 
 @dataclass(frozen=True, slots=True)

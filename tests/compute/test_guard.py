@@ -59,6 +59,10 @@ def of_guard(recorder: ListRecorder) -> list[CheckResult]:
     return [m for m in recorder.messages if isinstance(m, CheckResult) and m.assertion == "guard"]
 
 
+def failed(recorder: ListRecorder) -> list[CheckResult]:
+    return [m for m in recorder.messages if isinstance(m, CheckResult) and not m.passed]
+
+
 @in_every_family("fault", {fault.name: fault for fault in Fault})
 def test_stop_ends_the_run_and_names_brick_layer_position_and_what_was_met(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, fault: Fault
@@ -307,13 +311,42 @@ def test_what_was_wrong_once_and_is_not_when_the_step_runs_again_is_said(
     beyond_the_rows_that_are_compared(decoder, times=1)
     decoder.guard = JidokaGuard(reaction, profiler, decoder.bricks.places(), stopped)
     if reaction is Reaction.STOP:
-        with pytest.raises(GuardError, match=r"^LmHead computed a NaN at position 0; the guard stopped"):
+        stopped_by = "a NaN was among the logits at position 0, and no brick wrong as it ran again; the guard stopped"
+        with pytest.raises(GuardError, match=f"^{stopped_by}") as raised:
             decoder.prefill(PROMPT)
+        assert raised.value.brick is None
     else:
         assert decoder.prefill(PROMPT) == wanted
-    (said,) = of_guard(recorder)
-    assert (said.brick, said.passed, said.not_finite) == ("LmHead", False, "NaN")
-    assert said.note == "NaN in position 0; met 1 time; not when the step ran once more"
+    assert of_guard(recorder) == []
+    (said,) = failed(recorder)
+    assert (said.brick, said.assertion, said.not_finite) == ("LmHead", "logits", "NaN")
+    assert said.note == "NaN in position 0; met 1 time; no brick was wrong when the step ran again"
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e30])
+def test_of_a_brick_that_was_wrong_once_the_logits_are_said_and_no_brick(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, value: float
+) -> None:
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length)
+    brick = decoder.bricks.layers[LAYER].output_projection
+    right = brick._implementations[0]
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[4][-1, 0] = value
+        brick._implementations = (right,)
+
+    decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
+    for times in ("1 time", "2 times"):
+        brick._implementations = (wrong,)
+        decoder.restart()
+        decoder.prefill(PROMPT)
+        assert np.isfinite(decoder.logits).all()
+        said = failed(recorder)[-1]
+        assert (said.brick, said.assertion, said.not_finite) == ("LmHead", "logits", "NaN")
+        assert said.note == f"NaN in position 0; met {times}; no brick was wrong when the step ran again"
+    assert len(failed(recorder)) == 2
 
 
 def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(

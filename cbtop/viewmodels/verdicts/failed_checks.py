@@ -29,12 +29,13 @@ def _find(view: SourceView) -> Finding | None:
         for name, value in (("error", first.max_error), ("tolerance", first.tolerance))
         if value is not None
     ]
-    who, advice = first.brick, ""
+    advice = ""
     if first.is_of_input:
-        who = f"what {first.brick} is given"
         advice = "Look at what runs before it, not at its kernel, which is given what it does not take."
+    elif first.is_of_step:
+        advice = "It was wrong once, and where is not known: --check-contracts looks at every call of every kernel."
     return Finding(
-        f"{who} fails its check `{first.assertion}`{error}{others}",
+        f"{first.about} fails its check `{first.assertion}`{error}{others}",
         tuple(evidence),
         Subject(About.BRICK, first.brick),
         advice=advice,
