@@ -150,9 +150,10 @@ def cpu_backend(threads: int | None = None) -> Backend:
     a fork of a process that has run kernels, and where Numba cannot start them.
     """
     limit = int(settings.NUMBA_NUM_THREADS)
-    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= limit):
+    is_whole = isinstance(threads, int | np.integer) and threads is not True
+    if threads is not None and not (is_whole and 1 <= threads <= limit):
         raise ComputeError(f"{threads} threads: this process may use 1 to {limit}")
-    wanted = threads or max(1, min(available_threads() - 1, limit))
+    wanted = int(threads or 0) or max(1, min(available_threads() - 1, limit))
     if is_fork_of_launched():
         refuse_threads_of_fork(wanted)
         return Backend(wanted, _threading_layer())  # one thread needs no launch

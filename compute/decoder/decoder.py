@@ -149,7 +149,7 @@ class Decoder:
         machine: Machine | None = None,
         rank: Rank = ALONE,
     ) -> None:
-        if not all(isinstance(one, int | np.integer) and one > 0 for one in (threads, context)):
+        if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
             raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
         if cache_type not in attention.CACHE_TYPES:
             raise ComputeError(f"a KV cache of {cache_type!r}; supported are {' and '.join(attention.CACHE_TYPES)}")

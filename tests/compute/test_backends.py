@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from cbtop.compute import backends
+from cbtop.compute.backends import cpu_backend
 from cbtop.compute.errors import ComputeError
 
 
@@ -129,6 +132,17 @@ def test_decoders_on_threads_take_turns_where_numba_has_threads_for_one_of_them(
     command = [sys.executable, "-c", _ON_THREADS, str(model_files["qwen2"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert (done.returncode, done.stdout) == (0, "workqueue 8 0\n"), done.stderr
+
+
+@pytest.mark.parametrize("threads", [True, False, 1.5, "2"])
+def test_what_is_no_number_of_threads_is_refused_by_name(threads: Any) -> None:
+    with pytest.raises(ComputeError, match=rf"^{threads} threads: this process may use 1 to "):
+        cpu_backend(threads)
+
+
+def test_a_number_of_threads_may_be_of_numpy() -> None:
+    one: Any = np.int64(1)
+    assert cpu_backend(one) == cpu_backend(1)
 
 
 def test_threads_that_numba_cannot_start_are_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

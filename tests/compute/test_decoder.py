@@ -495,7 +495,9 @@ def test_an_empty_prompt_is_refused_by_that_name(model: Model, decoder_for: Make
             refuse([])
 
 
-@pytest.mark.parametrize(("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5), (1.5, 64), (1, 64.0)])
+@pytest.mark.parametrize(
+    ("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5), (1.5, 64), (1, 64.0), (True, 64), (1, True)]
+)
 def test_a_decoder_of_nothing_is_refused(model: Model, profiler: BrickProfiler, threads: int, context: int) -> None:
     wanted = f"^{threads} threads and a context of {context}; whole numbers from 1 are wanted"
     with pytest.raises(ComputeError, match=wanted):
