@@ -7,9 +7,9 @@ numba        AMX: of 32 rows a stretch of columns is dequantised into tiles, whi
              64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
 cuda         x is rounded, W dequantised into scratch, and cuBLAS multiplies the two
 
-Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles of
-int8, which multiply twice as many numbers an instruction, are not used: each block of columns has scales of its own, so
-that behind every instruction all sums of a tile would have to be scaled.
+Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles
+of int8, which multiply twice as many numbers an instruction, are not used: each block of columns has scales of its
+own, so that behind every instruction all sums of a tile would have to be scaled.
 """
 
 from __future__ import annotations
