@@ -213,7 +213,7 @@ def serve(options: argparse.Namespace) -> int:
 
     # Numba takes its time to load; the process is already there to be seen.
     from cbtop.compute.demo_model import demo_model
-    from cbtop.compute.errors import ComputeError, GuardError
+    from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
     from cbtop.compute.settings import RankOptions, WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
@@ -257,6 +257,10 @@ def serve(options: argparse.Namespace) -> int:
     except GuardError as error:
         line.clear()
         profiler.close("stopped by the guard")
+        raise FailedCheckError(str(error)) from error
+    except NoTokenError as error:  # a run that has begun: warming up passes over it
+        line.clear()
+        profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
     except ComputeError as error:
         line.clear()

@@ -1,4 +1,4 @@
-"""`cbtop demo`: what becomes of a run that the guard stops."""
+"""`cbtop demo`: what becomes of a run that the guard stops, or that comes to no token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.compute import workload
-from cbtop.compute.errors import GuardError
+from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.profiler.profiler import BrickProfiler
 
 
@@ -34,6 +34,23 @@ def test_a_run_that_the_guard_stops_ends_with_exit_code_4_and_one_line(
     assert main(["demo", "--serve-only", "--guard", "stop"]) == 4
     said = capsys.readouterr().err.strip().splitlines()
     assert said == ["cbtop: RmsNorm in layer 3 computed a NaN at position 57; the guard stopped the run"]
+
+
+def test_a_run_that_comes_to_no_token_ends_as_a_wrong_computation_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def run(*_: Any) -> None:
+        raise NoTokenError
+
+    goodbyes: list[str] = []
+    monkeypatch.setattr(workload, "run", run)
+    monkeypatch.setattr(BrickProfiler, "close", lambda _, reason="": goodbyes.append(reason))
+    assert main(["demo", "--serve-only", "--guard", "off"]) == 4
+    assert capsys.readouterr().err.startswith("cbtop: no token can be chosen: a logit is NaN or infinite; ")
+    assert goodbyes == ["no token can be chosen: a logit is NaN or infinite"]
 
 
 def test_the_guard_logs_unless_told_otherwise(asked: list[str | None]) -> None:
