@@ -1,4 +1,5 @@
-"""What the processor can do that kernels are compiled for: this one, unless NUMBA_CPU_NAME names another."""
+"""What the processor can do that kernels are compiled for: this one, unless NUMBA_CPU_NAME names another, and without
+what NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 takes from it: LLVM has no code for an instruction then."""
 
 from __future__ import annotations
 
@@ -12,12 +13,26 @@ from llvmlite import binding
 _settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
 # Linux, asm/prctl.h: a process asks once for the state of its threads that tiles are, which the system then saves.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+# What LLVM takes away along with another: that which needs it.
+_AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
+_AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
+_NEEDED = {
+    "f16c": _AVX, "avx2": _AVX, "avx512vnni": _AVX512, "avx512bf16": _AVX512 | {"avx512bw"}, "amx-tile": set(),
+    "amx-bf16": {"amx-tile"},
+}  # fmt: skip
 
 
 def _has(feature: str) -> bool:
-    if _settings.CPU_NAME:
-        return f"+{feature}" in (_settings.CPU_FEATURES or "").split(",")
-    return bool(binding.get_host_cpu_features().get(feature))
+    told = _settings.CPU_FEATURES
+    if told is None:
+        told = "" if _settings.ENABLE_AVX else "-avx"
+    has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
+    for sign, name in ((one[:1], one[1:]) for one in told.split(",")):  # of two that contradict, the later counts
+        if name == feature:
+            has = sign == "+"
+        elif sign == "-" and name in _NEEDED[feature]:
+            has = False
+    return has
 
 
 def _may_use_tiles() -> bool:

@@ -251,6 +251,37 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
+def test_a_product_is_compiled_without_what_numba_is_told_that_this_processor_lacks(told: dict[str, str]) -> None:
+    """LLVM ended the process."""
+    environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
+    command = [sys.executable, "-c", MACHINE_CODE, "generic", "12"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "lacks"),
+    [
+        ("", set()),
+        ("+popcnt", set()),
+        ("-avx2", {"avx2", "avx512vnni", "avx512bf16"}),
+        ("-f16c", {"f16c", "avx512vnni", "avx512bf16"}),
+        ("-avx", {"f16c", "avx2", "avx512vnni", "avx512bf16"}),
+        ("-avx,+avx2", {"f16c", "avx512vnni", "avx512bf16"}),
+        ("+avx2,-avx2", {"avx2", "avx512vnni", "avx512bf16"}),
+        ("-amx-tile", {"amx-tile", "amx-bf16"}),
+    ],
+)
+def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
+    told: str, lacks: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu._settings, "CPU_NAME", None)
+    monkeypatch.setattr(cpu._settings, "CPU_FEATURES", told)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: dict.fromkeys(cpu._NEEDED, True))
+    assert {feature for feature in cpu._NEEDED if not cpu._has(feature)} == lacks
+
+
 @pytest.mark.slow  # how fast it is, not what it computes
 @pytest.mark.parametrize(
     ("code", "one_token"),
