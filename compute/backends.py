@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
+from cbtop.compute.jit.compile import untyped as numba
 
 # How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
 # its screen runs on the same cores: with libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to
@@ -50,9 +50,8 @@ def turn() -> Iterator[None]:
 
 def _threading_layer() -> str:
     """Numba's name for how it runs threads; empty before it has."""
-    untyped: Any = numba  # its stubs do not export threading_layer
     try:
-        return str(untyped.threading_layer())
+        return str(numba.threading_layer())
     except ValueError:
         return ""
 

@@ -215,6 +215,8 @@ def _roofs() -> Iterator[Fact]:
 
 
 def _numba() -> Iterator[Fact]:
+    from cbtop.compute.errors import ComputeError
+
     try:
         # Half a second to load, and more where its kernels are not in the cache yet.
         from llvmlite import binding
@@ -223,7 +225,7 @@ def _numba() -> Iterator[Fact]:
         from cbtop.compute.jit.cpu import HAS_TILES, TIER
 
         backend, features = cpu_backend(), binding.get_host_cpu_features()
-    except (ImportError, ValueError) as error:  # Numba has no error of its own for a missing threading layer
+    except (ImportError, ComputeError) as error:
         yield Fact("numba", f"cannot be used: {error}", "missing", "`cbtop demo` needs it, profiling does not")
         return
     widest = next((name for name in VECTORS if features.get(name)), "none of " + ", ".join(VECTORS))
@@ -236,12 +238,13 @@ def _numba() -> Iterator[Fact]:
 
 def _cuda() -> Iterator[Fact]:
     """What `--backend cuda` needs beside a driver: CuPy, and NVIDIA's compiler, which needs no GPU."""
-    from cbtop.compute.cuda.compiler import architectures
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"
     try:
         version = metadata.version(next(name for name in CUPY if _is_installed(name)))
+        from cbtop.compute.cuda.compiler import architectures
+
         known = architectures()
     except StopIteration:
         yield Fact("cuda", "CuPy is not installed", "missing", way_out)

@@ -20,6 +20,7 @@ from cbtop.protocol.cache import cache_dir
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+untyped: Any = numba  # its stubs do not export all of it
 settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
 _njit: Any = numba.njit  # whose type does not have all of its options
 

@@ -73,3 +73,12 @@ def test_where_numba_is_told_to_compile_nothing_one_line_says_so() -> None:
     done = subprocess.run(command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("cbtop: NUMBA_DISABLE_JIT is set: ")
+
+
+@pytest.mark.parametrize("command", [["demo", "--serve-only"], ["bench"], ["verify"]], ids=" ".join)
+def test_where_numba_is_told_to_start_no_threads_one_line_says_so(command: list[str], tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_NUM_THREADS": "0", "CBTOP_RUNTIME_DIR": str(tmp_path)}
+    tmp_path.chmod(0o700)
+    done = subprocess.run([sys.executable, "-m", "cbtop", *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "cbtop: NUMBA_NUM_THREADS is 0: kernels run on 1 thread or more; unset it"

@@ -127,6 +127,16 @@ def test_what_cannot_be_imported_is_missing_and_no_more(
     assert facts(capsys)[fact]["state"] == "missing"
 
 
+@pytest.mark.parametrize("told", ["NUMBA_DISABLE_JIT=1", "NUMBA_NUM_THREADS=0", "NUMBA_THREADING_LAYER=none"])
+def test_a_numba_that_is_told_what_kernels_cannot_do_with_is_missing_and_no_more(told: str, runtime: Path) -> None:
+    command = ["env", told, sys.executable, "-m", "cbtop", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = {fact["name"]: fact for fact in json.loads(done.stdout)["facts"]}
+    assert said["numba"]["state"] == "missing"
+    assert "terminal" in said
+
+
 def test_the_gpus_are_one_line_with_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
