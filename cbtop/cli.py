@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from cbtop import signs
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
@@ -87,15 +87,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    """Say it in one line, whatever stands in the names that it repeats."""
-    from cbtop.profiler.graph.nodes import printable  # 40 ms, for who has no error to read
-
-    print(f"cbtop: {printable(message)}", file=sys.stderr)  # noqa: T201
+    print(f"cbtop: {_in_one_line(message)}", file=sys.stderr)  # noqa: T201
     return exit_code
 
 
+def _in_one_line(message: str) -> str:
+    """Whatever stands in the names that it repeats."""
+    from cbtop.profiler.graph.nodes import printable  # 40 ms, for who has no error to read
+
+    return printable(message)
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says it when its help cannot be written, where argparse keeps silent."""
+    """Says errors in one line, and it when its help cannot be written, where argparse keeps silent."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_in_one_line(message))
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         (file or sys.stderr).write(message)

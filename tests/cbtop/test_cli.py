@@ -180,6 +180,21 @@ def test_an_error_is_one_line_whatever_the_name_that_it_repeats(capsys: pytest.C
     assert r"no\nsuch\x1b[2Jfile" in said
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["demo", "--no\nsuch\x1b[2Joption"], ["demo", "--guard", "no\nsuch\x1b[2Joption"], ["no\nsuch\x1b[2Joption"],
+     ["demo", "--s=no\nsuch\x1b[2Joption"], ["--timeout", "no\nsuch\x1b[2Joption"]],
+)  # fmt: skip
+def test_an_argument_that_is_not_known_is_one_line_whatever_it_is(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert r"no\nsuch\x1b[2Joption" in said.splitlines()[-1]
+
+
 def test_every_public_name_is_there_and_importing_them_loads_nothing_heavy() -> None:
     script = (
         "import sys, cbtop\n"
