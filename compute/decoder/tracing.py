@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.decoder.decoder import Decoder, Observer
 from cbtop.compute.decoder.probes import (
@@ -84,7 +86,8 @@ class DecodeTracing:
         watches = self._watches.get(brick)
         if watches:
             timer = self._profiler.start_brick(TRACE_BRICK)
-            looked_at = sum(watch(calls) for watch in watches)
+            with np.errstate(all="ignore"):  # what is no number is an anomaly of the trace
+                looked_at = sum(watch(calls) for watch in watches)
             self._profiler.stop_brick(timer, looked_at)
 
     def _end(self, calls: Calls) -> int:

@@ -289,6 +289,20 @@ def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
     assert not any(text.startswith("layer 0") for text in texts)
 
 
+def test_what_is_no_number_is_an_anomaly_and_no_warning(
+    model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
+) -> None:
+    """A warning is an error in a test."""
+    too_large = replace(model.final_norm, weight=np.full_like(model.final_norm.weight, 3e38))
+    decoder = decoder_for(replace(model, final_norm=too_large), 1)
+    decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places())
+    run_of = Traced(decoder, profiler, 1, TracerConfig.full(), clock)
+    run_of.tracing.finish()
+    texts = [anomaly.text for summary in run_of.tracing.tracer.trace_summaries() for anomaly in summary.anomalies]
+    assert any(text.endswith(" logits are NaN or infinite") for text in texts)
+    assert any(text.endswith("cosine nan is critical") for text in texts)
+
+
 def test_tracing_is_sampled_and_a_brick_of_its_own(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder
 ) -> None:
