@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.places import Place
     from cbtop.compute.tokenizer import Tokenizer
-    from cbtop.protocol.messages import CheckResult
+    from cbtop.protocol.messages import Ceiling, CheckResult
 
 Progress = Callable[[str, float | None], None]
 Write = Callable[[str], None]
@@ -32,6 +32,8 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
+LEAST_MEDIAN = 0.9  # of the best of its rounds: else a roof is unsure
+FURTHER = {"Q2_K", "Q3_K"}  # formats whose products are further from reading than bounds in contracts say
 # The checks of `verify_pass`
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
@@ -65,12 +67,10 @@ def run(
     """
     # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
     from cbtop.compute.backends import is_first_run
-    from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.guard import JidokaGuard, Reaction
-    from cbtop.compute.jit.cpu import TIER
     from cbtop.compute.places import place_of
     from cbtop.profiler.traces.base import TracerConfig
 
@@ -108,11 +108,11 @@ def run(
     for result in decoder.verify(*_verified(prompt, context)):
         profiler.announce(result)
     progress("measuring ceilings", None)
+    roofs = {}
     for ceiling in place.ceilings(model, progress):
         profiler.announce(ceiling)
-        if ceiling.name == WEIGHTS and TIER != "generic":  # bounds in contracts are of processors that can do more
-            for brick in decoder.bricks.places():
-                brick.set_budget(ceiling.value)
+        roofs[ceiling.name] = ceiling
+    _set_budgets(decoder, roofs)
     progress("", None)
     if place.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
@@ -130,6 +130,22 @@ def run(
     if decoder.guard:
         decoder.guard.finish()
     return decoder
+
+
+def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
+    """Of what reads weights, under the lower of the roofs of reading them and of reading memory: out of a cache they
+    come faster than bounds in contracts know. None where these are not of such a processor or of a format of the
+    model, or where a roof is unsure."""
+    from cbtop.compute.contracts import WEIGHTS
+    from cbtop.compute.jit.cpu import TIER
+
+    found = [roofs[name] for name in ("dram_read", WEIGHTS) if name in roofs]
+    is_sure = all(one.median is not None and one.median >= LEAST_MEDIAN * one.value for one in found)
+    formats = decoder.model.quantization.split("+")
+    if len(found) < 2 or not is_sure or TIER == "generic" or FURTHER.intersection(formats):
+        return
+    for brick in decoder.bricks.places():
+        brick.set_budget(min(one.value for one in found))
 
 
 def _compile(options: WorkloadOptions, path: Path) -> None:

@@ -90,7 +90,7 @@ class Checks:
 @dataclass(frozen=True, slots=True)
 class Performance:
     """The share of a roof (a name of `ceilings`) that was reached, and how many times as long a call may take before
-    it is a regression. Of what reads weights the roof is WEIGHTS: from it bricks have their budgets."""
+    it is a regression. Of what reads weights the roof is WEIGHTS: it gives bricks their budgets."""
 
     roof: str
     fraction: float

@@ -37,8 +37,9 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
     rounded = np.rint(blocks * inverse[..., None])
     codes[:tokens, :columns] = rounded.reshape(tokens, -1).astype(np.int8).view(np.uint8)
     halves = -scales[..., None] * rounded.reshape(*scales.shape, 2, BLOCK // 2).sum(axis=3)
+    whole = -scales * rounded.sum(axis=2)
     scales[~is_finite] = np.nan
-    made = np.concatenate([scales[..., None], halves.sum(axis=2, keepdims=True), halves], axis=2)
+    made = np.concatenate([scales[..., None], whole[..., None], halves], axis=2)
     factors[:tokens, : columns // 8] = made.reshape(tokens, -1)
 
 
