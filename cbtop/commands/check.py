@@ -136,7 +136,7 @@ def gate_of_demo(command: Sequence[str], report: str) -> int:
     runs = [run_of_command(command, "the demo", options, f"run {number + 1}") for number in range(DEMO_RUNS)]
     try:
         again = partial(run_of_command, command, "the demo", options, f"run {DEMO_RUNS + 1}")
-        return gate(runs[:-1], runs[-1:], [], options, again)
+        return gate(runs[:-1], runs[-1:], [], options, again, by_definition=False)
     except UntrustedError:
         sys.stderr.write("cbtop: to have it judged: with less beside it, or longer: cbtop demo --check --steps N\n")
         raise
@@ -150,9 +150,11 @@ def gate(
     again: Callable[[], Run] | None = None,
     *,
     by_contract: bool = False,
+    by_definition: bool = True,
 ) -> int:
     """Judge, print, and raise what the exit code is of. `again` makes another new run, by which what looks slower
-    without thresholds is confirmed; `by_contract`: also how many times as long calls take."""
+    without thresholds is confirmed; `by_contract`: also how many times as long calls take; `by_definition`: and
+    budgets of definitions, which the demo makes of a roof that each run measures anew."""
     from cbtop.reports.gate import summary
     from cbtop.viewmodels.runs import MIN_LEARNED
     from cbtop.viewmodels.thresholds import (
@@ -180,13 +182,14 @@ def gate(
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
-    besides = _besides(found)
+    besides = _besides(found, by_definition=by_definition)
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
             sys.stderr.write(f"cbtop: {summary(judged)}: whether it stays so, another run tells\n")
             found = _compared(bases, [again()], options, may_lack_records=judges_loss)
-            judged, besides = confirmed(judged, default_gate(found)), _besides(found)
+            judged = confirmed(judged, default_gate(found))
+            besides = _besides(found, by_definition=by_definition)
     judged += besides
     _write(judged, found, options)
     if untrusted := found.base.untrusted or found.now.untrusted:
@@ -212,12 +215,12 @@ def _compared(
     return found
 
 
-def _besides(found: RunDiff) -> list[Judged]:
-    """What is always judged: budgets of definitions, and the checks of bricks."""
+def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
+    """What is judged whatever the thresholds: the checks of bricks, and budgets of definitions."""
     from cbtop.viewmodels.thresholds import Judged, Outcome, of_definitions
 
     said = "the check failed: it computes something else"
-    return of_definitions(found) + [
+    return (of_definitions(found) if by_definition else []) + [
         Judged(CHECKS, check, Outcome.BROKEN, said, check.partition(":")[0]) for check in found.now.failed_checks
     ]
 
