@@ -32,8 +32,7 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-LEAST_MEDIAN = 0.9  # of the best of its rounds: else a roof is unsure
-FURTHER = {"Q2_K", "Q3_K"}  # formats whose products are further from reading than bounds in contracts say
+WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats whose products are further from reading than bounds in contracts say
 # The checks of `verify_pass`
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
@@ -138,11 +137,11 @@ def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     model, or where a roof is unsure."""
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
+    from cbtop.profiler.roofline import is_unsure
 
     found = [roofs[name] for name in ("dram_read", WEIGHTS) if name in roofs]
-    is_sure = all(one.median is not None and one.median >= LEAST_MEDIAN * one.value for one in found)
-    formats = decoder.model.quantization.split("+")
-    if len(found) < 2 or not is_sure or TIER == "generic" or FURTHER.intersection(formats):
+    is_sure = len(found) == 2 and not any(is_unsure(one.value, one.median) for one in found)
+    if not is_sure or TIER == "generic" or WITHOUT_BUDGET.intersection(decoder.model.quantization.split("+")):
         return
     for brick in decoder.bricks.places():
         brick.set_budget(min(one.value for one in found))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+UNSURE_PERCENT = 10  # of a roof: rounds further apart than that say little of what is possible
 LIMITING_PERCENT = 60  # of a roof: what is below that of every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
 SHARED = "several at once"  # steps share the roofs: what limits one of their bricks, its own rate does not say
@@ -28,6 +29,17 @@ class Distance:
     def above_roof(self) -> bool:
         """Above what was measured to be possible: the work or the ceiling is not what it is said to be."""
         return self.percent_of_roof > 100
+
+
+def spread_percent(value: float, median: float | None) -> float | None:
+    """How far the median of a roof's rounds is below `value`, the best; None where there is only that."""
+    return None if median is None else 100 * max(value - median, 0.0) / value
+
+
+def is_unsure(value: float, median: float | None) -> bool | None:
+    """Whether a roof's rounds lie so far apart that what is made of it is unsure; None where that is not known."""
+    spread = spread_percent(value, median)
+    return None if spread is None else spread > UNSURE_PERCENT
 
 
 def is_integer(dtype: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from cbtop.profiler import roofline
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
 from cbtop.protocol.vocabulary import (
@@ -36,7 +37,6 @@ from cbtop.viewmodels.timeline import TimelineView
 if TYPE_CHECKING:  # it is made of what stands here
     from cbtop.viewmodels.comparison import Comparison
 
-UNSURE_PERCENT = 10  # of a ceiling: rounds further apart than that say little of what is possible
 OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
 
 
@@ -121,14 +121,13 @@ class CeilingRow:
 
     @property
     def spread_percent(self) -> float | None:
-        """How far the median round is below the best; None where there is no more than one number."""
-        return None if self.median is None else 100 * max(self.value - self.median, 0.0) / self.value
+        """How far the median round is below the best one; None where there is no more than one number."""
+        return roofline.spread_percent(self.value, self.median)
 
     @property
     def is_unsure(self) -> bool | None:
         """Whether its rounds lie so far apart that what is made of it is; None where that is not known."""
-        spread = self.spread_percent
-        return None if spread is None else spread > UNSURE_PERCENT
+        return roofline.is_unsure(self.value, self.median)
 
 
 @dataclass(frozen=True, slots=True)

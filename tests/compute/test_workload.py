@@ -27,6 +27,7 @@ from cbtop.compute.jit.cpu import HAS_TILES, TIER
 from cbtop.compute.settings import WorkloadOptions
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
+from cbtop.profiler import roofline
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind, Provenance
@@ -111,7 +112,7 @@ def test_what_reads_weights_for_a_token_has_a_budget_of_twice_the_time_that_its_
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    monkeypatch.setattr(workload, "LEAST_MEDIAN", 0.0)  # however busy the machine is
+    monkeypatch.setattr(roofline, "UNSURE_PERCENT", 100)  # however busy the machine is
     run(WorkloadOptions(model=model_files[family], steps=2, threads=1), profiler, lambda: False, silent)
     ceilings = {one.name: one.value for one in recorder.messages if isinstance(one, Ceiling)}
     lower = min(ceilings["dram_read"], ceilings[WEIGHTS])
@@ -167,7 +168,7 @@ def test_there_is_no_budget_where(
     if why != "calls are short":
         monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)
     if why == "the format is further from reading":
-        monkeypatch.setattr(workload, "FURTHER", {"Q6_K"})
+        monkeypatch.setattr(workload, "WITHOUT_BUDGET", {"Q6_K"})
     workload._set_budgets(decoder, ROOFS)
     if why == "it fell back":
         for one in decoder.bricks.places():

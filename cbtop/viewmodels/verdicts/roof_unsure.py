@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cbtop.profiler.roofline import UNSURE_PERCENT
 from cbtop.units import number, percent
-from cbtop.viewmodels.model import UNSURE_PERCENT, About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
