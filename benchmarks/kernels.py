@@ -22,6 +22,7 @@ from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     activation,
     add_rms_norm,
+    add_rms_norm_int8,
     attention,
     combine,
     embedding,
@@ -37,6 +38,7 @@ from cbtop.compute.kernels import (
     quantize_rows,
     residual_add,
     rms_norm,
+    rms_norm_int8,
     rope,
     route,
     sampling,
@@ -233,6 +235,12 @@ def _rms_norm() -> Case:
     return rms_norm.RMS_NORM, (x, x[0].copy(), 1e-6, out), x.nbytes + out.nbytes
 
 
+def _rms_norm_int8() -> Case:
+    _, (*norm, out), moved_bytes = _rms_norm()
+    codes = quantize_rows.empty_codes(*out.shape)
+    return rms_norm_int8.RMS_NORM_INT8, (*norm, out, out, *codes), moved_bytes + sum(one.nbytes for one in codes)
+
+
 def _layer_norm() -> Case:
     x, out = _rows(), np.zeros((TOKENS, HIDDEN), np.float32)
     return layer_norm.LAYER_NORM, (x, x[0].copy(), x[1].copy(), 1e-5, out), x.nbytes + out.nbytes
@@ -242,6 +250,13 @@ def _add_rms_norm() -> Case:
     x, out = _rows(), np.zeros((TOKENS, HIDDEN), np.float32)
     delta = np.zeros_like(x)
     return add_rms_norm.ADD_RMS_NORM, (x, delta, x[0].copy(), 1e-6, out), 2 * x.nbytes + delta.nbytes + out.nbytes
+
+
+def _add_rms_norm_int8() -> Case:
+    _, (*norm, out), moved_bytes = _add_rms_norm()
+    codes = quantize_rows.empty_codes(*out.shape)
+    call = *norm, out, out, *codes
+    return add_rms_norm_int8.ADD_RMS_NORM_INT8, call, moved_bytes + sum(one.nbytes for one in codes)
 
 
 def _residual_add() -> Case:
@@ -289,6 +304,7 @@ def _attention() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     "add_rms_norm": _add_rms_norm,
+    "add_rms_norm_int8": _add_rms_norm_int8,
     "attention": _attention,
     "combine": _combine,
     "drawn": _drawn,
@@ -307,6 +323,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "quantize_rows": _quantize_rows,
     "residual_add": _residual_add,
     "rms_norm": _rms_norm,
+    "rms_norm_int8": _rms_norm_int8,
     "rope": _rope,
     "route": _route,
     "soft_cap": _soft_cap,

@@ -42,7 +42,7 @@ class ComputeBrick:
 
     __slots__ = (
         "_contracts", "_implementations", "_many_elements", "_of_many", "_of_token", "_profiler", "_token_elements",
-        "_turn", "definition", "kernels", "spec",
+        "_turn", "definition", "kernels", "makes_codes", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,8 @@ class ComputeBrick:
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
+        #: Whether it also makes what int8 products take of its output.
+        self.makes_codes = any("codes" in contract.arguments for contract in self._contracts)
         self.definition = BrickDefinition(
             name=spec.name,
             category=spec.category,
@@ -160,13 +162,13 @@ class ComputeBrick:
 
     def mend(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Put what the references compute in place of the outputs of calls that are over; whether all of it is
-        finite. `before` as `compared` takes it; its outputs are overwritten."""
+        finite. `before` as `compared` takes it."""
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
-            kernel.reference(*earlier)
             for place in kernel.outputs:
                 arguments[place][...] = earlier[place]
-                is_finite &= bool(np.isfinite(from_bits(earlier[place])).all())
+            kernel.reference(*arguments)
+            is_finite &= all([bool(np.isfinite(from_bits(arguments[place])).all()) for place in kernel.outputs])
         return is_finite
 
     def fall_back(self) -> None:

@@ -56,6 +56,7 @@ PRODUCTS = (
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
+    "rms_norm_int8": (brick_specs.RMS_NORM,),
     "layer_norm": (brick_specs.LAYER_NORM,),
     "qkv": (brick_specs.QKV_PROJECTION,),
     "rope": (brick_specs.ROPE_EMBEDDING,),
@@ -71,6 +72,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "combine": (brick_specs.MOE_COMBINE,),
     "residual_add": (brick_specs.RESIDUAL_ADD,),
     "add_rms_norm": (brick_specs.ADD_RMS_NORM,),
+    "add_rms_norm_int8": (brick_specs.ADD_RMS_NORM,),
     "soft_cap": (brick_specs.SOFT_CAP,),
     "greedy": (brick_specs.SAMPLING,),
     "drawn": (brick_specs.SAMPLING,),

@@ -14,6 +14,7 @@ from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import (
     activation,
     add_rms_norm,
+    add_rms_norm_int8,
     attention,
     combine,
     embedding,
@@ -27,6 +28,7 @@ from cbtop.compute.kernels import (
     qkv,
     residual_add,
     rms_norm,
+    rms_norm_int8,
     rope,
     route,
     sampling,
@@ -143,7 +145,7 @@ class BrickMaker:
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(place) for place in range(len(model.layers))),
-            final_norm=self._norm(model.final_norm),
+            final_norm=self._norm(model.final_norm, [model.lm_head]),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
             soft_cap=self._brick(brick_specs.SOFT_CAP, held) if model.logit_cap else None,
             sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
@@ -163,7 +165,9 @@ class BrickMaker:
         is_gated = is_dense and self._can_gate(weights)
         is_apart = is_dense and not is_gated
         return LayerBricks(
-            attention_norm=self._norm(weights.attention_norm, adds=adds_first),
+            attention_norm=self._norm(
+                weights.attention_norm, [one.weight for one in (weights.q, weights.k, weights.v)], adds=adds_first
+            ),
             qkv=self._qkv(weights),
             qk_norm=self._qk_norm(weights),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
@@ -172,7 +176,9 @@ class BrickMaker:
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_post_norm=self._post_norm(weights.attention_post_norm),
             attention_add=None if adds_between else self._add(),
-            ffn_norm=self._norm(weights.ffn_norm, adds=adds_between),
+            ffn_norm=self._norm(
+                weights.ffn_norm, [weights.gate.weight, weights.up.weight] if is_dense else [], adds=adds_between
+            ),
             gated=self._brick(brick_specs.GATED, _gated(weights.gate, weights.up)) if is_gated else None,
             gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_apart else None,
             up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_apart else None,
@@ -234,12 +240,18 @@ class BrickMaker:
             bfloat16_tokens=crossovers().bf16_tokens if has_tiles else None,
         )
 
-    def _norm(self, norm: Norm, *, adds: bool = False) -> ComputeBrick:
-        """`adds`: behind the sum that it is of."""
-        if not adds:
-            return self._brick(_norm_spec(norm), self._normed(norm))
-        work = add_rms_norm.work(norm.weight.size, is_on_gpu=self._names_launches)
-        return self._brick(brick_specs.ADD_RMS_NORM, Launch(add_rms_norm.ADD_RMS_NORM, work))
+    def _norm(self, norm: Norm, behind: Sequence[Matrix] = (), *, adds: bool = False) -> ComputeBrick:
+        """`behind`: the matrices that its output is multiplied by; where some take int8 it makes that, too, but on a
+        GPU, whose passes see to it. `adds`: behind the sum that it is of."""
+        makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
+        hidden = norm.weight.size
+        if adds:
+            made = Launch(add_rms_norm.ADD_RMS_NORM, add_rms_norm.work(hidden, is_on_gpu=self._names_launches))
+            if makes_codes:
+                made = Launch(add_rms_norm_int8.ADD_RMS_NORM_INT8, add_rms_norm_int8.work(hidden))
+            return self._brick(brick_specs.ADD_RMS_NORM, made)
+        made = Launch(rms_norm_int8.RMS_NORM_INT8, rms_norm_int8.work(hidden)) if makes_codes else self._normed(norm)
+        return self._brick(_norm_spec(norm), made)
 
     def _post_norm(self, norm: Norm | None) -> ComputeBrick | None:
         return None if norm is None else self._norm(norm)

@@ -26,6 +26,7 @@ from cbtop.compute.guard import JidokaGuard
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.memory import available_bytes
 from cbtop.compute.quantization.interleaved import Matrix
 from cbtop.compute.settings import GREEDY, Sampling
@@ -196,7 +197,8 @@ class Decoder:
         self._int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
-        self._space = Workspace.of(model, most, machine.zeros)
+        codes = None if machine.names_launches else self._int8_scratch
+        self._space = Workspace.of(model, most, machine.zeros, codes)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
         experts = model.experts
@@ -356,12 +358,10 @@ class Decoder:
 
     def _choose(self, space: Workspace, run: Run) -> None:
         model, head, bricks = self.model, self.model.lm_head, self.bricks
-        run(bricks.final_norm, model.hidden, self._norm(space.last, model.final_norm, space.last_normed))
-        run(
-            bricks.lm_head,
-            head.rows,
-            self._product(Projection(head, self._no_bias), space.last_normed, space.logits_product),
-        )
+        norm, projection = bricks.final_norm, Projection(head, self._no_bias)
+        codes = space.last_codes if norm.makes_codes else None
+        run(norm, model.hidden, self._norm(space.last, model.final_norm, space.last_normed, codes))
+        run(bricks.lm_head, head.rows, self._product(projection, space.last_normed, space.logits_product, codes))
         if bricks.soft_cap is not None:
             run(bricks.soft_cap, model.vocabulary, (space.logits_product, model.logit_cap, space.logits))
         run(bricks.sampling, model.vocabulary, self._choice(space))
@@ -399,16 +399,17 @@ class Decoder:
         query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
         neox, angles, head_dim = model.rope.layout == "neox", layer.angles, model.head_dim
         seen = model.heads * attention.positions_seen(self.position, count, layer.window)
+        codes = space.normed_codes if bricks.attention_norm.makes_codes else None
 
         run(
             bricks.attention_norm,
             space.x.size,
-            self._norm_of_stream(bricks.attention_norm, weights.attention_norm, space),
+            self._norm_of_stream(bricks.attention_norm, weights.attention_norm, space, codes),
         )
         run(
             bricks.qkv,
             count * (query_rows + 2 * kv_rows),
-            *self._qkv(bricks.qkv, weights, space),
+            *self._qkv(bricks.qkv, weights, space, codes),
         )
         if bricks.qk_norm is not None:
             products = (space.q_product, weights.q_norm, space.q), (space.k_product, weights.k_norm, space.k)
@@ -437,16 +438,17 @@ class Decoder:
 
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
-        run(bricks.ffn_norm, space.x.size, self._norm_of_stream(bricks.ffn_norm, weights.ffn_norm, space))
+        codes = space.normed_codes if bricks.ffn_norm.makes_codes else None
+        run(bricks.ffn_norm, space.x.size, self._norm_of_stream(bricks.ffn_norm, weights.ffn_norm, space, codes))
         if bricks.experts is not None:
             self._mix(layer, bricks.experts, space, count, run)
         else:
             if bricks.gated is not None:
                 outs = space.gate, space.up, space.activated
-                run(bricks.gated, inner, self._gated(weights.gate, weights.up, space.normed, *outs))
+                run(bricks.gated, inner, self._gated(weights.gate, weights.up, space.normed, *outs, codes=codes))
             else:
-                run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate))
-                run(bricks.up, inner, self._product(weights.up, space.normed, space.up))
+                run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate, codes))
+                run(bricks.up, inner, self._product(weights.up, space.normed, space.up, codes))
                 run(bricks.activation, inner, (space.gate, space.up, space.activated))
             run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
         self._add_up(space, run)
@@ -527,31 +529,42 @@ class Decoder:
                 self._product(down, activated, mixed.outputs[first:end]),
             )
 
-    def _qkv(self, brick: ComputeBrick, weights: LayerWeights, space: Workspace) -> tuple[Arguments, ...]:
+    def _qkv(
+        self, brick: ComputeBrick, weights: LayerWeights, space: Workspace, codes: Int8Scratch | None
+    ) -> tuple[Arguments, ...]:
         q, k, v, x = weights.q, weights.k, weights.v, space.normed
         outs = space.q_product, space.k_product, space.v
         if len(brick.kernels) > 1:
-            return tuple(self._product(one, x, out) for one, out in zip((q, k, v), outs, strict=True))
-        return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight)),)
+            return tuple(self._product(one, x, out, codes) for one, out in zip((q, k, v), outs, strict=True))
+        return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight, codes)),)
 
-    def _norm_of_stream(self, brick: ComputeBrick, norm: Norm, space: Workspace) -> Arguments:
+    def _norm_of_stream(
+        self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
+    ) -> Arguments:
         """space.normed = the norm of space.x, to which the brick may add space.delta before."""
-        x, *others = self._norm(space.x, norm, space.normed)
+        x, *others = self._norm(space.x, norm, space.normed, codes)
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
-    def _norm(self, x: Floats, norm: Norm | None, out: Floats) -> Arguments:
+    def _norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
+        """`codes`: where it puts what products take of its output; None where it makes none."""
         assert norm is not None  # its brick would not be there
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
-        return x, *of_both, self.model.epsilon, out
+        in_int8 = () if codes is None else (out, codes.codes, codes.factors)
+        return x, *of_both, self.model.epsilon, out, *in_int8
 
-    def _gated(self, gate: Projection, up: Projection, x: Floats, *outs: Floats) -> Arguments:
-        return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight))
+    def _gated(
+        self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
+    ) -> Arguments:
+        return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight, codes))
 
-    def _product(self, projection: Projection, x: Floats, out: Floats) -> Arguments:
-        return (*_of(projection), x, out, self._scratch_of(projection.weight))
+    def _product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
+        """`codes`: what it takes of `x`, where that was made with it."""
+        return (*_of(projection), x, out, self._scratch_of(projection.weight, codes))
 
-    def _scratch_of(self, weight: Matrix) -> Any:
-        return self._int8_scratch if weight.takes_int8 else self._scratch
+    def _scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
+        if not weight.takes_int8:
+            return self._scratch
+        return self._int8_scratch if codes is None else codes
 
 
 def _of(projection: Projection) -> Arguments:

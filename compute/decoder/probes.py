@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.bricks import ModelBricks
 from cbtop.compute.decoder.workspace import Floats
 from cbtop.compute.kernels import attention, soft_cap
-from cbtop.compute.kernels.base import Arguments, Part
+from cbtop.compute.kernels.base import Arguments, Kernel, Part
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.interleaved import rows_of
@@ -49,7 +50,7 @@ class ActivationProbe:
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         for layer, bricks in enumerate(self._bricks.layers):
-            yield bricks.attention_norm, self._entered
+            yield bricks.attention_norm, partial(self._entered, bricks.attention_norm.kernels[0])
             if bricks.attention_post_norm is not None:
                 yield bricks.attention_post_norm, self._normed_or_combined
             else:
@@ -62,8 +63,8 @@ class ActivationProbe:
                 yield bricks.experts.combine, self._normed_or_combined
             yield self._bricks.adds_up(layer), partial(self._left, layer)
 
-    def _entered(self, calls: Calls) -> int:
-        x, *_, normed = calls[0]
+    def _entered(self, norm: Kernel, calls: Calls) -> int:
+        x, normed = calls[0][0], calls[0][norm.contract.arguments.index("out")]
         self._measured = [tensor_stats(x), tensor_stats(normed)]
         return int(x.size + normed.size)
 
@@ -155,9 +156,13 @@ class LogitProbe:
         """Each layer's logits, float32 (vocabulary,), in one buffer."""
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
-        (norm,), (product,) = self._bricks.final_norm.kernels, self._bricks.lm_head.kernels
+        (product,) = self._bricks.lm_head.kernels
+        # Of a norm that makes codes the norm alone: the codes of the pass are not those of another layer's output.
+        norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
+        if isinstance(scratch, Int8Scratch):
+            scratch = replace(scratch, holds_codes=False)
         for output in self._outputs:
-            norm.implementation(output, *self._norm[1:-1], normed)
+            norm.implementation(output, *how, normed)
             product.implementation(code, weights, bias, normed, logits, scratch)
             if self._cap:
                 soft_cap.SOFT_CAP.implementation(logits, self._cap[1], logits)

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.compute.decoder.base import Model
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.kernels.quantize_rows import empty_codes
 
 Floats = NDArray[np.float32]
 
@@ -22,6 +24,7 @@ class Workspace:
     x: Floats  # (tokens, hidden), the residual stream
     last: Floats  # (1, hidden), a view of its last row
     normed: Floats  # (tokens, hidden)
+    normed_codes: Int8Scratch | None  # the same in int8, where norms make that
     q: Floats  # (tokens, heads * head_dim)
     k: Floats  # (tokens, kv_heads * head_dim)
     v: Floats
@@ -34,16 +37,30 @@ class Workspace:
     up: Floats
     activated: Floats
     last_normed: Floats  # (1, hidden)
+    last_codes: Int8Scratch | None
     logits: Floats  # (1, vocabulary)
     logits_product: Floats  # as logits, and the same where these have no soft cap
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
-    def of(cls, model: Model, tokens: int, zeros: Callable[[Any, Any], Any] = np.zeros) -> Workspace:
-        """`zeros(shape, dtype)` makes them."""
+    def of(
+        cls,
+        model: Model,
+        tokens: int,
+        zeros: Callable[[Any, Any], Any] = np.zeros,
+        int8_scratch: Int8Scratch | None = None,
+    ) -> Workspace:
+        """`zeros(shape, dtype)` makes them. `int8_scratch`: of products, where norms make what these take of theirs,
+        each in a place of its own; None where they do not."""
 
         def floats(*shape: int) -> Any:
             return zeros(shape, np.float32)
+
+        def codes(rows: int) -> Int8Scratch | None:
+            if int8_scratch is None:
+                return None
+            made, factors = empty_codes(rows, model.hidden)
+            return replace(int8_scratch, codes=made, factors=factors, holds_codes=True)
 
         x = floats(tokens, model.hidden)
         query_rows, kv_rows = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -56,6 +73,7 @@ class Workspace:
             x=x,
             last=x[-1:],
             normed=floats(tokens, model.hidden),
+            normed_codes=codes(tokens),
             q=q,
             k=k,
             v=floats(tokens, kv_rows),
@@ -68,6 +86,7 @@ class Workspace:
             up=floats(tokens, model.feed_forward),
             activated=floats(tokens, model.feed_forward),
             last_normed=floats(1, model.hidden),
+            last_codes=codes(1),
             logits=logits,
             logits_product=floats(*logits.shape) if model.logit_cap else logits,
             choice=zeros(1, np.int64),
@@ -75,7 +94,8 @@ class Workspace:
 
     def first(self, tokens: int) -> Workspace:
         """The same buffers for a pass over fewer tokens."""
-        whole = ("last", "last_normed", "logits", "logits_product", "choice")
+        whole = ("last", "last_normed", "last_codes", "logits", "logits_product", "choice", "normed_codes")
         of_tokens = [field.name for field in fields(self) if field.name not in whole]
         rows = {name: getattr(self, name)[:tokens] for name in of_tokens}
-        return replace(self, last=self.x[tokens - 1 : tokens], **rows)
+        codes = None if self.normed_codes is None else self.normed_codes.first(tokens)
+        return replace(self, last=self.x[tokens - 1 : tokens], normed_codes=codes, **rows)

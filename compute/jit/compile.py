@@ -83,13 +83,9 @@ def jit_as_written(function: Function) -> Function:
     return _compiled(function, pipeline_class=KernelCompiler)
 
 
-def jit_inlined(function: Function) -> Function:
-    """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments.
-
-    For compiled code alone: there is no machine code that Python would call, and none is kept.
-    """
+def _inlined(function: Function, *, fastmath: bool) -> Function:
     in_callers = {"forceinline": True, "no_cpython_wrapper": True, "pipeline_class": InlinedCompiler}
-    dispatcher: Any = _njit(**OPTIONS, **in_callers, fastmath=True)(function)
+    dispatcher: Any = _njit(**OPTIONS, **in_callers, fastmath=fastmath)(function)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__qualname__} is for compiled code alone")
@@ -97,6 +93,19 @@ def jit_inlined(function: Function) -> Function:
     dispatcher._insert = lambda *_: None  # or Python would call what is compiled where there is nothing
     dispatcher._compile_for_args = refuse
     return cast(Function, dispatcher)
+
+
+def jit_inlined(function: Function) -> Function:
+    """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments.
+
+    For compiled code alone: there is no machine code that Python would call, and none is kept.
+    """
+    return _inlined(function, fastmath=True)
+
+
+def jit_inlined_as_written(function: Function) -> Function:
+    """As `jit_inlined`, of what is as `jit_as_written`: in its callers, too."""
+    return _inlined(function, fastmath=False)
 
 
 def jit_parallel(function: Function) -> Function:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.activation import GEGLU, SWIGLU
     from cbtop.compute.kernels.add_rms_norm import ADD_RMS_NORM
+    from cbtop.compute.kernels.add_rms_norm_int8 import ADD_RMS_NORM_INT8
     from cbtop.compute.kernels.attention import ATTENTION
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
@@ -28,6 +29,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
     from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
     from cbtop.compute.kernels.rms_norm import RMS_NORM
+    from cbtop.compute.kernels.rms_norm_int8 import RMS_NORM_INT8
     from cbtop.compute.kernels.rope import ROPE_NEOX, ROPE_NORMAL
     from cbtop.compute.kernels.route import ROUTE
     from cbtop.compute.kernels.sampling import DRAWN, GREEDY
@@ -38,6 +40,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         EMBEDDING,
         INTERLEAVED_EMBEDDING,
         RMS_NORM,
+        RMS_NORM_INT8,
         LAYER_NORM,
         *LINEAR.values(),
         QUANTIZE_ROWS,
@@ -62,6 +65,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         COMBINE,
         RESIDUAL_ADD,
         ADD_RMS_NORM,
+        ADD_RMS_NORM_INT8,
         SOFT_CAP,
         GREEDY,
         DRAWN,

@@ -14,15 +14,14 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, stays_in_registers
-from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.halves import NOT_A_NUMBER
+from cbtop.compute.jit.compile import jit_as_written, jit_inlined
 from cbtop.compute.kernels import rms_norm
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, Part, floats
 from cbtop.compute.kernels.quantize_rows import BLOCK
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.residual_add import reference as add_reference
-from cbtop.compute.kernels.rms_norm import LARGEST_SUM, RMS_NORM
+from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of
 
 
 def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
@@ -31,21 +30,23 @@ def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None
     rms_norm.reference(x, weight, epsilon, out)
 
 
-@jit
+@jit_inlined
+def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
+    """x[t] += delta[t]; as `scale_of`, of the sum."""
+    hidden = np.uint64(x.shape[1])
+    squares = np.float32(0)
+    for i in range(hidden):
+        both = x[t, i] + delta[t, i]
+        x[t, i] = both
+        squares += both * both
+    return scale_of(squares, hidden, epsilon)
+
+
+@jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
     """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
-    hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
-        squares = np.float32(0)
-        for i in range(hidden):
-            both = x[t, i] + delta[t, i]
-            x[t, i] = both
-            squares += both * both
-        scale = np.float32(1.0 / np.sqrt(squares / hidden + epsilon))
-        for i in range(hidden):
-            out[t, i] = x[t, i] * scale * weight[i]
-        if squares > LARGEST_SUM:
-            out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
+        multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:

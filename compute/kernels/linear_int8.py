@@ -14,7 +14,7 @@ x is rounded, so that y is as far from the product of x itself as int8 is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -118,18 +118,24 @@ STRETCH = 32  # times 32 columns that are spread at once: 20 KiB, which stay in 
 class Int8Scratch:
     """Where a product puts its activations: codes and factors of `quantize_rows`; its threads, on a GPU its
     multiprocessors; and, where the processor has tiles, a TileScratch for products of many tokens; on a GPU a
-    CudaScratch, or None."""
+    CudaScratch, or None. `holds_codes`: those of the activations are there already, as `rms_norm_int8` has left
+    them."""
 
     codes: Any
     factors: Any
     threads: int
     tiles: Any
+    holds_codes: bool = False
 
     @classmethod
     def of(cls, tokens: int, columns: int, threads: int) -> Int8Scratch:
         takes_tiles = HAS_TILES and tokens >= crossovers().bf16_tokens
         tiles = TileScratch.of(tokens, columns, threads) if takes_tiles else None
         return cls(*empty_codes(tokens, columns), threads, tiles)
+
+    def first(self, tokens: int) -> Int8Scratch:
+        """The same for fewer tokens."""
+        return replace(self, codes=self.codes[:tokens], factors=self.factors[:tokens])
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
@@ -580,7 +586,8 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
         check_floats(x)
         if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
             return linear_bf16.ROWS_OF, *linear_bf16.prepared(x, scratch.tiles), scratch.threads
-        quantize_rows(x, scratch.codes, scratch.factors)
+        if not scratch.holds_codes:
+            quantize_rows(x, scratch.codes, scratch.factors)
         return ROWS_OF, scratch.codes, scratch.factors, scratch.threads
     linear.prepare(code, x, scratch)
     return linear.ROWS_OF, x, scratch, scratch.shape[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import WARP, CudaKernel, CudaLaunch, CudaModule, line
-from cbtop.compute.jit.compile import jit_as_written
+from cbtop.compute.jit.compile import jit_as_written, jit_inlined_as_written
 from cbtop.compute.jit.halves import INFINITE, NOT_A_NUMBER
 from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_rounded
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
@@ -43,27 +43,34 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
     factors[:tokens, : columns // 8] = made.reshape(tokens, -1)
 
 
+@jit_inlined_as_written
+def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
+    """As `reference` of one block of a row, to the last bit: a code that is one off would be an error of the product
+    that takes it."""
+    half = np.uint64(BLOCK // 2)
+    first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
+    begin, end = load_floats(x, t, first), load_floats(x, t, first + half)
+    largest = largest_magnitude(begin, end)
+    is_finite = largest < INFINITE
+    largest = np.int32(largest if is_finite else 0)
+    scale, inverse = np.float32(0), np.float32(0)
+    if largest > np.int32(0):
+        scale = max(np.float32(np.int32(largest).view(np.float32) / LARGEST), SMALLEST)
+        inverse = np.float32(1) / scale
+    low = store_rounded(codes, t, first, begin, inverse)
+    high = store_rounded(codes, t, first + half, end, inverse)
+    factors[t, place] = scale if is_finite else np.int32(NOT_A_NUMBER).view(np.float32)
+    factors[t, place + np.uint64(1)] = -scale * np.float32(low + high)
+    factors[t, place + np.uint64(2)] = -scale * np.float32(low)
+    factors[t, place + np.uint64(3)] = -scale * np.float32(high)
+
+
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """As `reference`, to the last bit: a code that is one off would be an error of the product that takes it."""
-    half = np.uint64(BLOCK // 2)
+    """As `reference`."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
-            first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
-            begin, end = load_floats(x, t, first), load_floats(x, t, first + half)
-            largest = largest_magnitude(begin, end)
-            is_finite = largest < INFINITE
-            largest = np.int32(largest if is_finite else 0)
-            scale, inverse = np.float32(0), np.float32(0)
-            if largest > np.int32(0):
-                scale = max(np.float32(np.int32(largest).view(np.float32) / LARGEST), SMALLEST)
-                inverse = np.float32(1) / scale
-            low = store_rounded(codes, t, first, begin, inverse)
-            high = store_rounded(codes, t, first + half, end, inverse)
-            factors[t, place] = scale if is_finite else np.int32(NOT_A_NUMBER).view(np.float32)
-            factors[t, place + np.uint64(1)] = -scale * np.float32(low + high)
-            factors[t, place + np.uint64(2)] = -scale * np.float32(low)
-            factors[t, place + np.uint64(3)] = -scale * np.float32(high)
+            quantize_block(x, t, block, codes, factors)
 
 
 # Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them. For sources whose

@@ -1,8 +1,7 @@
 """RMSNorm: x / sqrt(mean(x²) + epsilon) * weight.
 
 reference    float64 in NumPy, five temporaries
-numba        two passes over a row that is in L1, both vectorised (9-14x of NumPy). What int8 products then make of it
-             is not made here, too: that would save them one more reading from L1
+numba        two passes over a row that is in L1, both vectorised (9-14x of NumPy)
 cuda         a block a row, which stays in the registers of its threads
 """
 
@@ -21,7 +20,7 @@ from cbtop.compute.cuda.launches import (
     of_rows,
     stays_in_registers,
 )
-from cbtop.compute.jit.compile import jit
+from cbtop.compute.jit.compile import jit_as_written, jit_inlined, jit_inlined_as_written
 from cbtop.compute.jit.halves import NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
@@ -38,19 +37,36 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
     out[:] = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + epsilon) * weight
 
 
-@jit
+@jit_inlined
+def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
+    """What a row of so many numbers is multiplied by; NaN where their squares are more than LARGEST_SUM."""
+    if squares > LARGEST_SUM:
+        return np.int32(NOT_A_NUMBER).view(np.float32)
+    return np.float32(1.0 / np.sqrt(squares / count + epsilon))
+
+
+@jit_inlined
+def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
+    """As `scale_of`, of x[t]."""
+    hidden = np.uint64(x.shape[1])
+    squares = np.float32(0)
+    for i in range(hidden):
+        squares += x[t, i] * x[t, i]
+    return scale_of(squares, hidden, epsilon)
+
+
+@jit_inlined_as_written
+def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
+    """out[t] = x[t] * scale * weight; NaN where the scale is, which fastmath does not promise."""
+    for i in range(np.uint64(x.shape[1])):
+        out[t, i] = x[t, i] * scale * weight[i]
+
+
+@jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
     """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
-    hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
-        squares = np.float32(0)
-        for i in range(hidden):
-            squares += x[t, i] * x[t, i]
-        scale = np.float32(1.0 / np.sqrt(squares / hidden + epsilon))
-        for i in range(hidden):
-            out[t, i] = x[t, i] * scale * weight[i]
-        if squares > LARGEST_SUM:
-            out[t] = np.int32(NOT_A_NUMBER).view(np.float32)
+        multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
 
 
 CUDA_SCALE = (

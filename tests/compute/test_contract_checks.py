@@ -13,7 +13,7 @@ from cbtop.compute import ceilings
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.kernels import rms_norm
+from cbtop.compute.kernels import rms_norm_int8
 from cbtop.compute.settings import GREEDY, Sampling, WorkloadOptions
 from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
@@ -113,14 +113,14 @@ def test_a_violation_in_a_later_step_of_the_workload_is_announced(
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
     calls = 0
 
-    def wrong(x: Any, weight: Any, epsilon: float, out: Any) -> None:
+    def wrong(x: Any, weight: Any, epsilon: float, out: Any, *codes: Any) -> None:
         nonlocal calls
         calls += 1
-        rms_norm.rms_norm(x, weight, epsilon, out)
+        rms_norm_int8.rms_norm_int8(x, weight, epsilon, out, *codes)
         if calls == 17:  # those before are of the warm-up and of the checks before the first step
             out[:] = np.nan
 
-    monkeypatch.setattr(rms_norm, "RMS_NORM", replace(rms_norm.RMS_NORM, implementation=wrong))
+    monkeypatch.setattr(rms_norm_int8, "RMS_NORM_INT8", replace(rms_norm_int8.RMS_NORM_INT8, implementation=wrong))
     options = WorkloadOptions(model=model_files["qwen2"], steps=8, threads=1, check_contracts=True)
     run(options, profiler, lambda: False, lambda text, fraction: None)
     failed = {(result.brick, result.assertion) for result in results(recorder) if not result.passed}

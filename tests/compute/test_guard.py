@@ -12,6 +12,7 @@ import pytest
 from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
 from cbtop.profiler.profiler import BrickProfiler
@@ -110,6 +111,48 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
     assert brick.definition.backend == "numpy"
     decoder.decode(wanted)
     assert len(of_guard(recorder)) == 1
+
+
+@pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+@pytest.mark.parametrize(
+    ("what", "planted", "fault", "is_sampled"),
+    [
+        ("out", np.nan, Fault.NAN, True),
+        ("codes", 64, Fault.DIVERGENCE, True),
+        ("factors", np.nan, Fault.NAN, True),
+        ("factors", np.nan, Fault.NAN, False),
+    ],
+    ids=["out", "codes", "factors", "factors, as the pass runs again"],
+)
+def test_what_a_norm_leaves_to_int8_products_is_found_and_mended_with_its_output(
+    model: Model,
+    profiler: BrickProfiler,
+    recorder: ListRecorder,
+    what: str,
+    planted: float,
+    fault: Fault,
+    is_sampled: bool,
+) -> None:
+    model = interleaved(model)
+    right, decoder = (Decoder(model, "numba", 1, profiler, model.context_length) for _ in range(2))
+    wanted = right.decode(right.prefill(PROMPT))
+    token = decoder.prefill(PROMPT)
+    brick = decoder.bricks.layers[LAYER].ffn_norm
+    (kernel,) = brick.kernels
+    place, runs = kernel.contract.arguments.index(what), kernel.implementation
+
+    def wrong(*arguments: Any) -> None:
+        runs(*arguments)
+        arguments[place][0, 0] = planted
+
+    brick._implementations = (wrong,)
+    places = decoder.bricks.places()
+    decoder.guard = JidokaGuard(Reaction.FALLBACK, profiler, {brick: LAYER} if is_sampled else places, stopped)
+    assert decoder.decode(token) == wanted
+    np.testing.assert_allclose(decoder.logits, right.logits, atol=0.02 * np.abs(right.logits).max())
+    ((brick_name, note),) = {(one.brick, one.note) for one in of_guard(recorder)}
+    assert brick_name == "AddRmsNorm (fused)"
+    assert note == f"{fault.value} in layer 1, position 4; met 1 time; computed in float64 from here on"
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -29,6 +30,8 @@ from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
 from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
+
+from .conftest import Norms
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 
@@ -164,7 +167,29 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
     monkeypatch.setattr(linear_int8, "quantize_rows", coarse)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     down = "DownProjection" if model.experts is None else "MoeExperts"
-    assert failed >= {"QkvProjection", down, "LmHead"}
+    assert failed >= {"OutputProjection", down}
+    # What an RMSNorm has rounded is not rounded again.
+    is_rounded_here = Norms.of(model).brick == "LayerNorm"
+    assert ["QkvProjection" in failed, "LmHead" in failed] == [is_rounded_here, is_rounded_here]
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma2"], indirect=True)
+@pytest.mark.parametrize("what", ["codes", "factors"])
+def test_a_norm_that_leaves_products_other_numbers_than_its_output_fails_its_check(
+    model: Model, decoder_for: Callable[[Model, int], Decoder], what: str
+) -> None:
+    decoder = decoder_for(interleaved(model), 1)
+    for brick in (decoder.bricks.layers[1].attention_norm, decoder.bricks.final_norm):
+        (kernel,) = brick.kernels
+        right, place = kernel.implementation, kernel.contract.arguments.index(what)
+
+        def wrong(*arguments: Any, right: Any = right, place: int = place) -> None:
+            right(*arguments)
+            arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of a block
+
+        brick._implementations = (wrong,)
+    failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
+    assert failed == {"AddRmsNorm (fused)", "RmsNorm", "QkvProjection", "LmHead"}
 
 
 # Of a processor without AVX-512, as LLVM names what it has.

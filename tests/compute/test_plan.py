@@ -49,4 +49,4 @@ def test_a_plan_says_where_each_kernel_is_written(model_files: dict[str, Path]) 
         lines = (PACKAGE / one.file).read_text("utf-8").splitlines()
         assert lines[one.line - 1].startswith(("def ", "@jit")), one
     kernels = {one.kernel: one.file for one in planned(model_files["qwen2"], "cpu")}
-    assert kernels["rms_norm"] == "compute/kernels/rms_norm.py"
+    assert kernels["rms_norm_int8"] == "compute/kernels/rms_norm_int8.py"

@@ -19,6 +19,8 @@ from cbtop.compute.decoder.int8 import model_to_run
 from cbtop.compute.jit.exponential import POWER_FLOPS
 from cbtop.compute.kernels import (
     activation,
+    add_rms_norm,
+    add_rms_norm_int8,
     attention,
     expert_gated,
     expert_linear,
@@ -26,7 +28,9 @@ from cbtop.compute.kernels import (
     layer_norm,
     linear,
     qkv,
+    quantize_rows,
     rms_norm,
+    rms_norm_int8,
 )
 from cbtop.compute.kernels.base import KernelWork
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -88,6 +92,13 @@ def test_a_bias_of_a_norm_is_read_once_and_added_to_each_number() -> None:
     plain, biased = (layer_norm.work(64, has_bias=has_bias) for has_bias in (False, True))
     assert biased.bytes_per_call - plain.bytes_per_call == plain.bytes_per_call == 4 * 64
     assert biased.flops_per_element - plain.flops_per_element == 1
+
+
+def test_a_norm_that_also_rounds_its_output_does_the_work_of_both() -> None:
+    for fused, norm in ((rms_norm_int8.work, rms_norm.work), (add_rms_norm_int8.work, add_rms_norm.work)):
+        flops, moved = done(fused(64), 3 * 64)
+        alone, rounding = done(norm(64), 3 * 64), done(quantize_rows.work(), 3 * 64)
+        assert (flops, moved) == (alone[0] + rounding[0], alone[1] + rounding[1])
 
 
 def matrix_of(kind: type[QuantizedMatrix | InterleavedMatrix]) -> QuantizedMatrix | InterleavedMatrix:

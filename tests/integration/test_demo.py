@@ -125,7 +125,7 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
     assert lines[first + 3] == "├── Layer 0"
     assert lines[first + 4].startswith("│   ├── RmsNorm  ")
     assert lines[first + 4].endswith("µs (256 elem)")
-    assert lines[first + 5].startswith("│   │   └── rms_norm  numba")
+    assert lines[first + 5].startswith("│   │   └── rms_norm_int8  numba")
 
 
 @pytest.mark.parametrize(
