@@ -1,11 +1,13 @@
-"""From how much work on threads, or bfloat16, win on this machine: a decoder's own kernels, timed on both sides."""
+"""From how much work on threads, bfloat16 or weights as they lie win on this machine: a decoder's own kernels, timed
+on both sides."""
 
 # Rules
 # - By the wall's clock: what is asked is whether several threads end sooner.
 # - Rounds go over all sizes and both ways in turn, so that what disturbs a machine for a while disturbs all of them.
 # - Before each call lies the pause that lies between the bricks of a decoder: threads that wait may sleep by then.
 # - A crossover is the first size from which on the other way wins beyond the spread, there and at every larger size.
-#   Where it does not at the largest, nothing is known, and what is static stays.
+#   Where it does not at the largest, what is static stays. Of the layout, where that is never, it was measured then,
+#   if the other way is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -37,6 +39,7 @@ HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
 POSITIONS = tuple(16 << step for step in range(9))  # 14 K to 3.7 M products
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
+LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))  # 7 KB to 28 MB: in each cache, and in none of a core
 SEED = 11
 
 Run = Callable[[], object]
@@ -66,6 +69,11 @@ class Times:
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
+    def loses(self) -> bool:
+        """Whether the other way is slower as surely."""
+        return statistics.quantiles(self.before_ns)[2] < statistics.quantiles(self.after_ns)[0]
+
+    @property
     def spread_percent(self) -> float:
         """The middle half of the rounds, in percent of their median: the larger of both."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
@@ -78,6 +86,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
         "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
         "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",
         "bf16_tokens": _tokens if HAS_TILES else "no AMX",
+        "exact_bytes": _layouts,
     }
     found = []
     for name in CROSSOVERS:
@@ -112,7 +121,7 @@ def timed(
 
 def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
     """What the times at growing sizes say of one: measured, with that note, or static with the reason; what has no
-    default is NEVER then."""
+    default is NEVER then, and what is NEVER by default may be so measured."""
     at = len(ladder)
     while at and ladder[at - 1].wins:
         at -= 1
@@ -121,8 +130,10 @@ def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
     figures = before_us, after_us, times.spread_percent
     if at < len(ladder):
         return Crossover(name, times.size, Provenance.MEASURED, note, *figures)
-    static = getattr(STATIC_CROSSOVERS, name, NEVER)
-    return Crossover(name, static, Provenance.STATIC, f"unsure at {times.size:,}", *figures)
+    static, said = getattr(STATIC_CROSSOVERS, name, NEVER), "slower" if times.loses else "unsure"
+    is_never = times.loses and getattr(STATIC_CROSSOVERS, name, 0) == NEVER
+    provenance = Provenance.MEASURED if is_never else Provenance.STATIC
+    return Crossover(name, static, provenance, f"{said} at {times.size:,}", *figures)
 
 
 def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
@@ -178,6 +189,22 @@ def _tokens() -> list[Rung]:
         ]
         ways = [partial(linear_int8.linear_int8, Q4_K.code, weights, no_bias, x, out, each) for each in scratches]
         found.append(Rung(tokens, *ways))
+    return found
+
+
+def _layouts() -> list[Rung]:
+    """Of one token on one thread: interleaved, of int8; as they lie in a file, of floats."""
+    plain, x, no_bias = _weights(LAYOUT_ROWS[-1]), _floats(1, COLUMNS), np.zeros(0, np.float32)
+    interleaved = InterleavedMatrix.of(_weights(LAYOUT_ROWS[-1])).data
+    int8, floats = linear_int8.Int8Scratch.of(1, COLUMNS, 1), np.zeros((1, COLUMNS), np.float32)
+    found = []
+    for rows in LAYOUT_ROWS:
+        out = np.zeros((1, rows), np.float32)
+        ways = (
+            partial(linear_int8.linear_int8, Q4_K.code, interleaved[:rows], no_bias, x, out, int8),
+            partial(linear.linear, Q4_K.code, plain.data[:rows], no_bias, x, out, floats),
+        )
+        found.append(Rung(plain.data[:rows].size, *ways))
     return found
 
 

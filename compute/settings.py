@@ -61,6 +61,8 @@ class Crossovers:
     `product_bytes`: bytes of weights times tokens of a product, from which on it is spread over threads.
     `attention_products`: products of a number of a query and one of a key, from which on attention is.
     `bf16_tokens`: tokens from which on products are of bfloat16, where the processor has AMX; fewer are of int8.
+    `exact_bytes`: bytes of a matrix from which on it is read as it lies in the file, by products of floats; a smaller
+    one lies interleaved, for int8.
     `measured` names those that were measured on this machine; the others are static.
 
     ComputeError for what is no whole number from 1.
@@ -69,6 +71,7 @@ class Crossovers:
     product_bytes: int = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
     attention_products: int = 1 << 17  # some 20 us of one thread's work
     bf16_tokens: int = 12  # 1.35x of int8's speed there; 0.92x with 8, which are twice its four
+    exact_bytes: int = 1 << 40  # no matrix is so large; as `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

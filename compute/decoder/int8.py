@@ -1,4 +1,4 @@
-"""A model whose products take int8 activations: its matrices interleaved where they lie."""
+"""A model whose products take int8 activations: its matrices interleaved in place."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Projection, read_mod
 from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix, can_interleave
+from cbtop.compute.settings import crossovers
+from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
 OF_EXPERTS = ("gate", "up", "down")  # of a layer: they hold the matrices of all experts
@@ -22,36 +24,43 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
     ModelError where it cannot be run.
     """
     model = read_model(path, FAMILIES)
-    # Without instructions for products of integers those of floats are faster.
-    return model if is_exact or TIER == "generic" else interleaved(model)
+    return model if is_exact else interleaved(model, exact_bytes=exact_bytes())
 
 
-def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of) -> Model:
-    """`model` with every matrix interleaved that can be; the one given is not to be used any more.
+def exact_bytes() -> int:
+    """Of how many bytes and more a matrix is read as it lies here: what was measured, or set. By default none; all
+    where the processor has no instructions for products of integers: those of floats are faster there."""
+    found = crossovers()
+    is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
+    return 1 if TIER == "generic" and not is_known else found.exact_bytes
+
+
+def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
+    """`model` with every matrix interleaved that can be, but those of `exact_bytes` and more; the one given is not to
+    be used any more.
 
     The embedding is where it is the output matrix, too: else its rows are looked up one by one.
     `reorder` makes a matrix interleaved.
     """
-    lm_head = _reordered(model.lm_head, reorder)
+
+    def reordered(matrix: Matrix, parts: int = 1) -> Matrix:
+        """`matrix` interleaved, if each of its `parts` can be."""
+        rows, size_bytes = matrix.rows // parts, matrix.size_bytes // parts
+        if not isinstance(matrix, QuantizedMatrix) or rows % ROWS or not can_interleave(matrix):
+            return matrix
+        return reorder(matrix) if size_bytes < exact_bytes else matrix
+
+    lm_head = reordered(model.lm_head)
     is_tied = model.embedding is model.lm_head
     experts = 1 if model.experts is None else model.experts.count
-    layers = tuple(_layer(layer, experts, reorder) for layer in model.layers)
+    layers = tuple(_layer(layer, experts, reordered) for layer in model.layers)
     return replace(model, layers=layers, lm_head=lm_head, embedding=lm_head if is_tied else model.embedding)
 
 
-def _layer(layer: LayerWeights, experts: int, reorder: Reorder) -> LayerWeights:
+def _layer(layer: LayerWeights, experts: int, reordered: Callable[[Matrix, int], Matrix]) -> LayerWeights:
     products = {
-        field.name: replace(
-            product, weight=_reordered(product.weight, reorder, experts if field.name in OF_EXPERTS else 1)
-        )
+        field.name: replace(product, weight=reordered(product.weight, experts if field.name in OF_EXPERTS else 1))
         for field in fields(layer)
         if isinstance(product := getattr(layer, field.name), Projection)
     }
     return replace(layer, **products)  # type: ignore[arg-type]
-
-
-def _reordered(matrix: Matrix, reorder: Reorder, parts: int = 1) -> Matrix:
-    """`matrix` interleaved, if each of its `parts` can be."""
-    if isinstance(matrix, QuantizedMatrix) and can_interleave(matrix) and matrix.rows // parts % ROWS == 0:
-        return reorder(matrix)
-    return matrix

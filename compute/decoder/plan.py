@@ -17,12 +17,11 @@ from cbtop.compute.cuda.launches import CudaLaunch, Dimensions
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.decoder.decoder import Decoder
-from cbtop.compute.decoder.int8 import interleaved
+from cbtop.compute.decoder.int8 import exact_bytes, interleaved
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.on_gpu import GpuMachine, model_on
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import BrickLaunches
-from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
@@ -104,8 +103,7 @@ def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
     if tokens > context:
         raise ComputeError(f"{tokens} tokens do not fit a context of {context}")
     if backend == "cpu":
-        if TIER != "generic":
-            model = interleaved(model, lambda one: InterleavedMatrix(one.format, one.data, one.columns))
+        model = interleaved(model, lambda one: InterleavedMatrix(one.format, one.data, one.columns), exact_bytes())
         decoder = Decoder(model, "numba", 1, profiler, context, machine=Host(1))
         launched: Callable[..., Iterator[tuple[Any, ...]]] = _numba_launches
     else:

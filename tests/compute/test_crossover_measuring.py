@@ -12,7 +12,7 @@ from cbtop.compute import crossovers as measuring
 from cbtop.compute.crossovers import Rung, Times, crossover, measure_crossovers, timed
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, crossovers
-from cbtop.protocol.crossovers import Crossover
+from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
 
 SIZES = tuple(1 << step for step in range(6, 14))
@@ -67,9 +67,9 @@ def test_noise_that_is_less_than_what_is_won_hides_nothing() -> None:
     assert 0 < (found.spread_percent or 0) < 20
 
 
-def is_unsure(found: Crossover) -> bool:
+def is_unsure(found: Crossover, said: str = "unsure") -> bool:
     static = getattr(STATIC_CROSSOVERS, found.name)
-    return (found.value, found.provenance, found.note) == (static, Provenance.STATIC, f"unsure at {SIZES[-1]:,}")
+    return (found.value, found.provenance, found.note) == (static, Provenance.STATIC, f"{said} at {SIZES[-1]:,}")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,7 +81,14 @@ def test_with_more_noise_than_can_be_won_it_stays_unsure_and_the_default_stays(s
 
 
 def test_threads_that_never_win_leave_the_default() -> None:
-    assert is_unsure(crossover("attention_products", ladder(waking_ns=10**6)))
+    assert is_unsure(crossover("attention_products", ladder(waking_ns=10**6)), "slower")
+
+
+def test_a_layout_that_is_slower_at_every_size_was_measured_to_be_never_the_better_one() -> None:
+    found = crossover("exact_bytes", ladder(waking_ns=10**6))
+    assert (found.value, found.provenance, found.note) == (NEVER, Provenance.MEASURED, f"slower at {SIZES[-1]:,}")
+    draw = random.Random(2)
+    assert is_unsure(crossover("exact_bytes", ladder(lambda: draw.randrange(10 * SIZES[-1] * NS_A_UNIT))))
 
 
 def test_an_equal_time_is_no_win() -> None:
@@ -119,6 +126,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "PRODUCT_ROWS", (16, 64))
     monkeypatch.setattr(measuring, "POSITIONS", (16, 64))
     monkeypatch.setattr(measuring, "TOKENS", (4, 16))
+    monkeypatch.setattr(measuring, "LAYOUT_ROWS", (32, 128))
 
 
 @pytest.mark.usefixtures("few")
@@ -135,7 +143,7 @@ def test_with_one_thread_the_defaults_stay_and_it_is_said_why() -> None:
 @pytest.mark.parametrize("name", CROSSOVERS)
 @pytest.mark.usefixtures("few")
 def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a decoder calls, spread over threads or in bfloat16 on one way and never on the other."""
+    """What a decoder calls, spread over threads, in bfloat16 or of floats on one way and never on the other."""
     ran: list[str] = []
 
     def counted(way: str, function: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +157,7 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
         "product_bytes": (measuring.linear_int8.linear_int8.__globals__["multiply_one"].__globals__, "on_threads"),
         "attention_products": (measuring.attention.attention.__globals__, "_attend_parallel"),
         "bf16_tokens": (measuring.linear_int8.linear_bf16.prepared.__globals__, "_round_tokens"),
+        "exact_bytes": (vars(measuring.linear), "linear"),
     }[name]
     monkeypatch.setitem(module, place, counted("after", module[place]))
     monkeypatch.setattr(measuring, "HAS_TILES", name == "bf16_tokens" or HAS_TILES)
@@ -168,7 +177,12 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
     monkeypatch.setattr(measuring, "CROSSOVERS", CROSSOVERS)
     before = crossovers()
     found = {one.name: one for one in measure_crossovers(2)}
-    sizes = {"product_bytes": (6912, 27648), "attention_products": (14336, 57344), "bf16_tokens": (4, 16)}[name]
+    sizes = {
+        "product_bytes": (6912, 27648),
+        "attention_products": (14336, 57344),
+        "bf16_tokens": (4, 16),
+        "exact_bytes": (13824, 55296),
+    }[name]
     assert {key: seen[key] for key in seen if key[1] in sizes} == {
         (way, size): ["after"] * (way == "after") for way in ("before", "after") for size in sizes
     }

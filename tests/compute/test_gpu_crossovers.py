@@ -49,8 +49,8 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
     layer = [gpu_crossovers._model(hidden).weights_bytes // gpu_crossovers.LAYERS for hidden in (256, 512)]
     assert sizes == [layer, [layer[0], 4 * layer[0]]]
     assert decoding == Crossover(DECODING, layer[1], Provenance.MEASURED, "fake", 0.1, 0.05, 0.0)
-    unsure = f"unsure at {4 * layer[0]:,}"
-    assert prompts == Crossover(PROMPTS, NEVER, Provenance.STATIC, unsure, 0.1, 0.2, 0.0)
+    slower = f"slower at {4 * layer[0]:,}"
+    assert prompts == Crossover(PROMPTS, NEVER, Provenance.STATIC, slower, 0.1, 0.2, 0.0)
 
 
 def test_the_work_of_a_token_is_a_layers_weights_and_of_experts_those_that_it_takes(

@@ -19,6 +19,7 @@ from cbtop.compute.decoder import FAMILIES, int8
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
+from cbtop.compute.decoder.plan import planned
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
@@ -28,8 +29,10 @@ from cbtop.compute.quantization import interleaved as interleaved_matrices
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
+from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, with_crossovers
 from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol.crossovers import NEVER
 
 from .conftest import Norms
 
@@ -356,3 +359,31 @@ def test_a_model_is_interleaved_where_the_processor_multiplies_integers_fast(
     monkeypatch.setattr(int8, "TIER", tier)
     model = int8.model_to_run(model_files["llama"], is_exact=is_exact)
     assert isinstance(model.layers[0].q.weight, kind)
+
+
+@pytest.mark.parametrize(("wanted", "least"), [(1, 1), (20_000, 20_000), (NEVER, NEVER)])
+@pytest.mark.parametrize("tier", ["generic", "AVX2"])
+def test_matrices_of_as_many_bytes_as_were_measured_stay_as_they_lie_and_a_plan_says_so(
+    tier: str,
+    wanted: int,
+    least: int,
+    model_files: dict[str, Path],
+    profiler: BrickProfiler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(int8, "TIER", tier)
+    if tier == "generic" and wanted == NEVER:
+        least = 1  # where nothing is known floats are multiplied there
+    assert STATIC_CROSSOVERS.exact_bytes == NEVER
+    assert int8.exact_bytes() == (1 if tier == "generic" else NEVER)
+    with with_crossovers(Crossovers(measured=frozenset({"exact_bytes"}))):
+        assert int8.exact_bytes() == NEVER
+    with with_crossovers(Crossovers(exact_bytes=wanted)):
+        model = int8.model_to_run(model_files["llama"])
+        plan = {(one.brick, one.kernel) for one in planned(model_files["llama"], "cpu")}
+    layer = model.layers[0]
+    for matrix in (layer.q.weight, layer.k.weight, layer.down.weight, model.lm_head):
+        assert isinstance(matrix, InterleavedMatrix) == (matrix.size_bytes < least), matrix.size_bytes
+    decoder = Decoder(model, "numba", 1, profiler, 64)
+    assert [result for result in decoder.verify(PROMPT) if not result.passed] == []
+    assert plan >= {(brick.spec.name, kernel.name) for brick in (decoder.bricks.lm_head,) for kernel in brick.kernels}

@@ -15,6 +15,7 @@ TITLES = {
     "product_bytes": "products go to threads from",
     "attention_products": "attention goes to threads from",
     "bf16_tokens": "products are of bfloat16 from",
+    "exact_bytes": "weights stay as they lie from",
     "gpu_layer_bytes": "tokens go to the GPU from",
     "gpu_prompt_bytes": "prompts go to the GPU from",
 }
@@ -22,11 +23,17 @@ UNITS = {
     "product_bytes": "bytes of weights x tokens",
     "attention_products": "products",
     "bf16_tokens": "tokens",
+    "exact_bytes": "bytes of a matrix",
     "gpu_layer_bytes": "bytes of a layer",
     "gpu_prompt_bytes": "bytes of a layer x tokens",
 }
 ON_GPU = ("CPU", "GPU")
-WAYS = {"bf16_tokens": ("int8", "bfloat16"), "gpu_layer_bytes": ON_GPU, "gpu_prompt_bytes": ON_GPU}
+WAYS = {
+    "bf16_tokens": ("int8", "bfloat16"),
+    "exact_bytes": ("interleaved, int8", "as they lie, floats"),
+    "gpu_layer_bytes": ON_GPU,
+    "gpu_prompt_bytes": ON_GPU,
+}
 ON_THREADS = "one thread", "threads"  # of the others
 
 
@@ -46,7 +53,7 @@ def use_kept_crossovers() -> str:
     use_crossovers(wanted)
     if found is None or not wanted.measured:
         return ""
-    values = ", ".join(f"{name} {getattr(wanted, name):,}" for name in CROSSOVERS if name in wanted.measured)
+    values = ", ".join(f"{name} {_value(getattr(wanted, name))}" for name in CROSSOVERS if name in wanted.measured)
     return f"crossovers measured on {found.day} with {found.threads} threads: {values}"
 
 
@@ -70,5 +77,8 @@ def _line(one: Crossover) -> str:
         before, after = WAYS.get(one.name, ON_THREADS)
         said.append(f"{before} {fmt.number(one.before_us)} us, {after} {fmt.number(one.after_us)} us")
         said.append(f"spread {one.spread_percent:.1f} %")
-    value = "never" if one.value == NEVER else f"{one.value:,}"
-    return f"  {title:<31}{value:>10} {unit:<25}  {', '.join(said)}"
+    return f"  {title:<31}{_value(one.value):>10} {unit:<25}  {', '.join(said)}"
+
+
+def _value(value: int) -> str:
+    return "never" if value == NEVER else f"{value:,}"
