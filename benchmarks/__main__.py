@@ -24,6 +24,7 @@ from benchmarks import (
     recording,
     screen,
     start_up,
+    tiles,
     views,
     widgets,
 )
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "kernels": kernels.run,
     "gemv": gemv.run,
     "elementwise": elementwise.run,
+    "tiles": tiles.run,
     "llama_cpp": llama_cpp.run,
     "recording": recording.run,
     "screen": screen.run,

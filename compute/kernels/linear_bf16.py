@@ -9,7 +9,9 @@ cuda         x is rounded, W dequantised into scratch, and cuBLAS multiplies the
 
 Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles
 of int8, which multiply twice as many numbers an instruction, are not used: each block of columns has scales of its
-own, so that behind every instruction all sums of a tile would have to be scaled.
+own, so that behind every instruction all sums of a tile have to be scaled. Together that takes 1.92 times as long as
+tiles of bfloat16 do for the same columns. Tiles are configured in each call: 86 ns, 0.001 of the smallest product
+(`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
 """
 
 from __future__ import annotations
