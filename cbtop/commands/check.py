@@ -19,6 +19,7 @@ from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
 from cbtop.commands.shared.sarif import Failure, Rule, sarif
 from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
 if TYPE_CHECKING:  # they load numpy
@@ -219,10 +220,17 @@ def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
     """What is judged whatever the thresholds: the checks of bricks, and budgets of definitions."""
     from cbtop.viewmodels.thresholds import Judged, Outcome, of_definitions
 
-    said = "the check failed: it computes something else"
     return (of_definitions(found) if by_definition else []) + [
-        Judged(CHECKS, check, Outcome.BROKEN, said, check.partition(":")[0]) for check in found.now.failed_checks
+        Judged(CHECKS, check, Outcome.BROKEN, f"the check failed: {_meaning(assertion)}", brick)
+        for check in found.now.failed_checks
+        for brick, _, assertion in [check.partition(": ")]
     ]
+
+
+def _meaning(assertion: str) -> str:
+    if assertion.startswith(PRECONDITION):
+        return "it was given something else than it takes"
+    return "it computes something else"
 
 
 def _is_broken(judged: Sequence[Judged]) -> bool:

@@ -239,12 +239,19 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
         (contract_of[one.contract], what, f"{_name(one)}: {said}")
         for one in kernels
         for what, said in (
-            *((failure.rpartition(" at size ")[0], f"fails {failure}") for failure in one.failed),
+            *(
+                (failure.rpartition(" at size ")[0], ", ".join([f"fails {failure}", *_met(one)]))
+                for failure in one.failed
+            ),
             *((fault, f"no check notices: {fault}") for fault in one.missed),
         )
     ]
     failed += [
-        (contract_of[one.brick], one.assertion, f"{one.brick} of the model: fails {one.assertion}")
+        (
+            contract_of[one.brick],
+            one.assertion,
+            ", ".join([f"{one.brick} of the model: fails {one.assertion}", *_met(one)]),
+        )
         for one in model
         if not one.passed
     ]

@@ -130,7 +130,8 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
 def _decibels(signal: float, noise: float) -> float | None:
     if noise == 0:
         return None
-    return 10 * math.log10(signal / noise) if signal / noise > 0 else -math.inf
+    ratio = signal / noise  # NaN where both are infinite
+    return -math.inf if ratio == 0 else 10 * math.log10(ratio)
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

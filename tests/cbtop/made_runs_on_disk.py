@@ -42,20 +42,21 @@ def record(
     tokens: int = 1,
     cached_from: int = 100,
     lose: bool = False,
-    fails: bool = False,
+    fails: str = "",
     budget_us: float | None = None,
     quiet: Quiet | None = None,
     gone_after_s: float | None = None,
 ) -> Path:
     """A run of so many decode steps. DownProjection of Layer 2 takes `slower` times as long; `lose`: every third
-    batch of records is not in the file; `budget_us`: what each Attention may take for a token; `quiet`: how it stands
-    at its end, where it still runs, or is gone so long after its last record."""
+    batch of records is not in the file; `fails`: a check of RmsNorm that does; `budget_us`: what each Attention may
+    take for a token; `quiet`: how it stands at its end, where it still runs, or is gone so long after its last
+    record."""
     runtime.mkdir()
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     profiler.announce(replace(MANIFEST, model=model or MANIFEST.model))
     if fails:
-        profiler.announce(CheckResult("RmsNorm", "finite", False, None, None))
+        profiler.announce(CheckResult("RmsNorm", fails, False, None, None))
     source = source_of(runtime)
     writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
     rng = np.random.default_rng(seed)

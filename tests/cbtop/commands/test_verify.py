@@ -186,6 +186,7 @@ def test_what_fails_is_in_sarif_at_the_line_of_its_contract() -> None:
     of_model = [
         CheckResult("LmHead", "equals reference", False, 0.5, 1e-5),
         CheckResult("LmHead", "finite", True, None, None),
+        CheckResult("RmsNorm", "finite", False, None, None, not_finite="NaN"),
     ]
     run = run_of(json.loads(FORMATS["sarif"]([kernel], of_model)))
     said = {}
@@ -201,7 +202,7 @@ def test_what_fails_is_in_sarif_at_the_line_of_its_contract() -> None:
     )
     assert said["greedy: no check notices: the smallest"] == ("greedy/the smallest", "the smallest")
     assert said["LmHead of the model: fails equals reference"] == ("linear/equals reference", "tolerance")
-    assert not any("fails finite" in text for text in said)
+    assert [text for text in said if "fails finite" in text] == ["RmsNorm of the model: fails finite, met NaN"]
 
 
 def test_what_fails_beside_single_tokens_says_so_everywhere() -> None:
