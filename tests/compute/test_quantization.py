@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.commands.demo import DESCRIPTION
@@ -157,13 +157,15 @@ def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: Blo
 
 @ALL_FORMATS
 @given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
+@example(exponent=-24, seed=345977955)  # whose largest is a little more than half of the smallest binary16
 def test_weights_of_any_size_come_back_finite_and_no_larger(
     block_format: BlockFormat, exponent: int, seed: int
 ) -> None:
     weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
     found = block_format.dequantize(block_format.quantize(weights))
     assert np.isfinite(found).all()
-    assert np.abs(found).max() <= 1.5 * np.abs(weights).max()
+    smallest = {"F16": 2.0**-24, "BF16": 2.0**-133}.get(block_format.name, 0.0)  # to it half of it is rounded
+    assert np.abs(found).max() <= 1.5 * np.abs(weights).max() + smallest / 2
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF80FFFF])
