@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual._context import active_app
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
@@ -36,6 +38,37 @@ def _rules_are_parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Stylesheet, "_parse_rules", of_text)
+        yield
+
+
+async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
+    """Until every message was taken and what it changed is drawn; where that never ends, for `max_sleep` seconds."""
+    loop, app, ends_s = asyncio.get_running_loop(), active_app.get(), time.monotonic() + max_sleep
+    while time.monotonic() < ends_s:
+        await asyncio.sleep(0)
+        if loop._ready:  # type: ignore[attr-defined]
+            continue
+        if not app.screen_stack:
+            return
+        screen = app.screen
+        if app._resize_event is not None:
+            app._check_resize()
+        elif (
+            screen._dirty_widgets or screen._layout_required or screen._scroll_required or screen._repaint_required
+            or screen._recompose_required or screen._callbacks
+        ):  # fmt: skip
+            screen._on_timer_update()  # it comes 120 times a second
+        else:
+            return
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _keys_wait_for_no_clock() -> Iterator[None]:
+    """Textual sleeps two or three times 20 ms a key, until the process used little of it: that was two thirds of the
+    time that a test of a screen took, and is too little on a busy machine."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("textual.app.wait_for_idle", _until_nothing_is_left)
+        patched.setattr("textual.pilot.wait_for_idle", _until_nothing_is_left)
         yield
 
 
