@@ -283,7 +283,7 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 def test_a_product_is_compiled_without_what_numba_is_told_that_this_processor_lacks(told: dict[str, str]) -> None:
     """LLVM ended the process."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
-    command = [sys.executable, "-c", MACHINE_CODE, "generic", "12"]
+    command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # of all formats the one that compiles soonest
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
