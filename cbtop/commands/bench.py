@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.shared import paired_bench, paired_sides
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
-from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
@@ -123,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
                 sys.stderr.write(f"{why}\n")
         is_on_cpu = options.backend == "cpu"
         threads = (options.threads or [max(1, available_threads() - 1)]) if is_on_cpu else [1]
+        go_by_kept_crossovers(line)
         line.show("reading the model")
         model = place_of(_asked(options, max(threads))).model(path)
         longest = max(tests, key=lambda test: test.tokens)
@@ -130,9 +131,6 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
             cpu_backend(max(threads))  # too many are refused before anything is measured
-        if said := use_kept_crossovers():
-            line.clear()
-            sys.stderr.write(f"{said}\n")
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):

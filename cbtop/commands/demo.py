@@ -18,7 +18,7 @@ from typing import IO
 from cbtop.client.feed import Feed, FeedEnd
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
-from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
@@ -217,10 +217,7 @@ def serve(options: argparse.Namespace) -> int:
     from cbtop.compute.settings import RankOptions, WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
-    if said := use_kept_crossovers():
-        line.clear()
-        sys.stderr.write(f"{said}\n")
-        sys.stderr.flush()
+    go_by_kept_crossovers(line)
     try:
         model, backend = options.model, options.backend
         if backend == AUTO:

@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.settings import BACKENDS
 from cbtop.errors import NoDataError, UsageError
@@ -53,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.decoder.plan import MULTIPROCESSORS, planned  # numpy and Numba
 
     tokens = PREFILL_TOKENS if options.prefill else 1
+    if options.backend == "cpu":
+        go_by_kept_crossovers(ProgressLine(sys.stderr))
     try:
         launched = planned(options.model, options.backend, tokens)
     except ComputeError as error:

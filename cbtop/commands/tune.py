@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         cpu_backend(setting.threads)
         path = options.model or demo_model(line.show)
+        go_by_kept_crossovers(line)
         line.show("reading the model")
         bench = Bench(path, request.tokens)
         limit = bench.model(setting).context_length

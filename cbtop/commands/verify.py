@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbtop.commands.shared.crossovers import use_kept_crossovers
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
@@ -69,9 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.verification import run_here, variants, variants_on_gpu, verified
     from cbtop.compute.workload import WHOLE_PASS
 
-    if said := use_kept_crossovers():
-        line.clear()
-        sys.stderr.write(f"{said}\n")
+    go_by_kept_crossovers(line)
     try:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here

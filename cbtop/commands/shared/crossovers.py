@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from cbtop import formatting as fmt
+from cbtop.commands.shared.progress import ProgressLine
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, crossovers_of
 from cbtop.protocol.errors import RoofsError
@@ -55,6 +57,15 @@ def use_kept_crossovers() -> str:
         return ""
     values = ", ".join(f"{name} {_value(getattr(wanted, name))}" for name in CROSSOVERS if name in wanted.measured)
     return f"crossovers measured on {found.day} with {found.threads} threads: {values}"
+
+
+def go_by_kept_crossovers(line: ProgressLine) -> None:
+    """`use_kept_crossovers`, and what there is to say on stderr, where `line` is: before a model is read, for how its
+    weights lie goes by them, too."""
+    if said := use_kept_crossovers():
+        line.clear()
+        sys.stderr.write(f"{said}\n")
+        sys.stderr.flush()
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:

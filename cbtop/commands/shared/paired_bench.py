@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.paired_sides import (
     COMMAND,
@@ -117,6 +118,7 @@ def _settings(
     try:
         cpu_backend(max(a.threads, b.threads))
         path = options.model or demo_model(line.show)
+        go_by_kept_crossovers(line)
         line.show("reading the model")
         bench = Bench(path, max(test.tokens for test in tests))
         limit = bench.model(a).context_length

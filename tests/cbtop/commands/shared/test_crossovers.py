@@ -1,4 +1,4 @@
-"""Demo, bench and verify go by what was measured of this machine, and by nothing else; they say so in one line."""
+"""What runs a model goes by what was measured of this machine, and by nothing else, and says so in one line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from cbtop.cli import main
 from cbtop.commands.shared.crossovers import use_kept_crossovers
 from cbtop.compute import verification, workload
 from cbtop.compute.backends import available_threads
+from cbtop.compute.decoder import int8, plan
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.errors import ComputeError
 from cbtop.compute.places import OnCpu
 from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, crossovers, use_crossovers, with_crossovers
 from cbtop.compute.verification import Variant
@@ -103,3 +105,33 @@ def test_what_starts_a_decoder_goes_by_it(
     said = capsys.readouterr()
     assert said.err.splitlines().count(LINE) == 1
     assert LINE not in said.out
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["demo", "--serve-only", "--model"],
+        ["bench", "-p", "1"],
+        ["bench", "-p", "1", "--paired", "set:", "set:--exact"],
+        ["tune", "-p", "1"],
+        ["map"],
+    ],
+    ids=["demo", "bench", "paired", "tune", "map"],
+)
+def test_how_a_models_weights_lie_goes_by_it(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_crossovers(replace(HERE, crossovers=(Crossover("exact_bytes", 7, Provenance.MEASURED),)))
+    met: list[int] = []
+
+    def exact_bytes() -> int:
+        met.append(crossovers().exact_bytes)
+        raise ComputeError("that is all")
+
+    monkeypatch.setattr(int8, "exact_bytes", exact_bytes)
+    monkeypatch.setattr(plan, "exact_bytes", exact_bytes)
+    model = tmp_path / "tiny.gguf"
+    write_model(model, TINY, lambda *_: None)
+    assert main([*asked, str(model)]) == 2
+    assert met == [7]
+    assert capsys.readouterr().err.count("exact_bytes 7") == 1
