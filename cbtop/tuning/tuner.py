@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.protocol.attributes import Work
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Request, Setting
 from cbtop.tuning.paired import Pair, Round, in_turns, pairs_of
 from cbtop.viewmodels.noise import LEAST_PERCENT, MIN_BLOCKS
@@ -187,9 +188,11 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        from cbtop.compute.jit.cpu import TIER
-
-        return TIER != "generic"
+        """Whether any product of the model is of int8 here where none has to be exact: of floats, of a processor
+        without instructions for it, and of weights that are read sooner as they lie none is."""
+        decoder = self._bench.decoder(replace(self._setting, is_exact=False))
+        works = (brick.definition.work for brick in decoder.bricks.places())
+        return any(isinstance(work, Work) and work.dtype == "int8" for work in works)
 
     def _warm_up(self, setting: Setting) -> float:
         """Seconds of a request, the first of which compiled."""
@@ -312,7 +315,7 @@ def named(
     products = _of(shares, PRODUCTS)
     takes = f"{', '.join(products.names) or 'no brick'} take{'' if len(products.names) > 1 else 's'}"
     if not has_int8:
-        untried.append(Untried("int8 products", "this processor has no instructions for them: all are exact here"))
+        untried.append(Untried("int8 products", "this model has none on this machine: all are exact"))
     else:
         other = replace(setting, is_exact=not setting.is_exact)
         numbers = "its products round activations to int8" if setting.is_exact else "its products are exact"

@@ -11,6 +11,8 @@ import pytest
 
 from cbtop.compute import backends
 from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.jit.cpu import TIER
+from cbtop.compute.settings import Crossovers, with_crossovers
 from cbtop.tuning import tuner as tuner_module
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Request, Setting
 from cbtop.tuning.tuner import BrickTuner, Share, Tuned, changed, named
@@ -106,6 +108,17 @@ def test_where_there_are_no_int8_products_they_are_not_named() -> None:
     candidates, untried = named(IN_USE, SHARES, 2, has_int8=False)
     assert not any(one.setting.is_exact for one in candidates)
     assert "int8 products" in {one.what for one in untried}
+
+
+@pytest.mark.parametrize("setting", [IN_USE, replace(IN_USE, is_exact=True)], ids=["in use", "exact in use"])
+def test_of_a_model_whose_weights_are_read_as_they_lie_no_product_is_of_int8(
+    setting: Setting, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path, TINY, lambda *_: None)
+    for exact_bytes, has_int8 in ((Crossovers().exact_bytes, TIER != "generic"), (1, False)):
+        with with_crossovers(Crossovers(exact_bytes=exact_bytes)):
+            assert BrickTuner(Bench(path, 20), setting, Request(16, 4))._has_int8() == has_int8
 
 
 def test_what_was_measured_better_is_kept_with_its_interval_and_the_rest_is_not() -> None:
