@@ -34,9 +34,9 @@ DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
     "threads, and each NVIDIA GPU. Takes seconds for each; the machine should do nothing else. What is measured is "
     "kept, and is the roof over the models that `cbtop run` and cbtop.attach show. Measured, too, are the crossovers "
-    "that `cbtop demo`, bench, tune, verify and map go by here: from how much work on threads are faster than one, "
-    "bfloat16 than int8 where there is AMX, weights as they lie in the file than interleaved ones, and, for "
-    "--backend auto, the first GPU than the processor."
+    "that `cbtop demo`, bench, tune, verify, map and overhead go by here: from how much work on threads are faster "
+    "than one, bfloat16 than int8 where there is AMX, weights as they lie in the file than interleaved ones, and, "
+    "for --backend auto, the first GPU than the processor."
 )
 EPILOG = """\
 A GPU is measured through torch or CuPy, whichever is installed; with nvidia-ml-py its power limit is noted, and

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cbtop import formatting as fmt
 from cbtop.commands.shared.compiled import why_in_python
+from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.profiler.clocks import HostClock
 from cbtop.profiler.profiler import BrickProfiler
@@ -149,12 +150,13 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     """The times of a decode step (µs) with each profiler, turn by turn."""
     # Numba takes its time to load.
     from cbtop.compute.backends import cpu_backend
-    from cbtop.compute.decoder import FAMILIES
-    from cbtop.compute.decoder.base import read_model
     from cbtop.compute.decoder.decoder import Decoder
+    from cbtop.compute.decoder.int8 import model_to_run
     from cbtop.compute.demo_model import demo_model
 
-    loaded = read_model(model or demo_model(line.show), FAMILIES)
+    path = model or demo_model(line.show)
+    go_by_kept_crossovers(line)
+    loaded = model_to_run(path)  # as `cbtop demo` runs it: of a slower step profiling costs a smaller part
     backend = cpu_backend(1)  # one thread: another that is not always ours would be measured with it
     line.show("compiling kernels")
     decoders = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 
 from cbtop.cli import main
 from cbtop.commands import overhead
+from cbtop.compute.decoder import decoder as decoders
+from cbtop.compute.decoder.base import Model
+from cbtop.compute.decoder.decoder import Decoder
+from cbtop.compute.demo_model import TINY, write_model
+from cbtop.compute.jit.cpu import TIER
+from cbtop.compute.settings import STATIC_CROSSOVERS, with_crossovers
 
+_step_us = overhead._step_us
 SAID = "measured of the recorder in Python"
 
 
@@ -47,6 +56,23 @@ def test_a_ratio_whose_interval_includes_1_is_below_noise_and_one_that_does_not_
     assert costs["immediate"]["step_ratio_below_noise"] is False
     assert costs["immediate"]["step_ratio"]["low"] == pytest.approx(1.053)
     assert costs[overhead.OFF]["step_ratio"] is costs[overhead.OFF]["step_ratio_below_noise"] is None
+
+
+def test_a_step_is_one_of_a_model_as_the_demo_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = tmp_path / "tiny.gguf", list[Model]()
+    write_model(path, TINY, lambda *_: None)
+
+    def decoder(model: Model, *arguments: Any, **named: Any) -> Decoder:
+        made.append(model)
+        return Decoder(model, *arguments, **named)
+
+    monkeypatch.setattr(decoders, "Decoder", decoder)
+    monkeypatch.setattr(overhead, "_step_us", _step_us)
+    monkeypatch.setattr(overhead, "TURNS", 1)
+    monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)  # where no crossovers are kept
+    with with_crossovers(STATIC_CROSSOVERS):
+        assert main(["overhead", "--model", str(path)]) == 0
+    assert {model.lm_head.takes_int8 for model in made} == {TIER != "generic"}
 
 
 def test_of_too_few_rounds_there_is_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
