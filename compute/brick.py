@@ -41,8 +41,8 @@ class ComputeBrick:
     """One brick in one place of a model. Calling it runs its kernels and records one timing."""
 
     __slots__ = (
-        "_contracts", "_implementations", "_many_elements", "_of_many", "_of_token", "_profiler", "_token_elements",
-        "_turn", "definition", "kernels", "makes_codes", "spec",
+        "_contracts", "_implementations", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler",
+        "_token_elements", "_turn", "definition", "kernels", "makes_codes", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class ComputeBrick:
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
+        self._is_int8 = not names_launches and all(launch.work.dtype == "int8" for launch in launches)
         #: Whether it also makes what int8 products take of its output.
         self.makes_codes = any("codes" in contract.arguments for contract in self._contracts)
         self.definition = BrickDefinition(
@@ -101,13 +102,13 @@ class ComputeBrick:
         """Give calls of one token a budget, from the next on: where the contracts of all kernels bound them by the
         reading of weights, measured at `gb_per_sec`, twice the time that they say.
 
-        Products of activations as they are have none: the bounds are of int8. Nor have calls of many tokens, which
-        are bound by multiplying, and calls of less than 100 µs.
+        Where a product takes activations as they are there is none: the bounds are of int8. Nor have calls of many
+        tokens, which are bound by multiplying, and calls of less than 100 µs.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
         assert isinstance(work, Work)
-        if work.dtype != "int8" or any(bound.roof != WEIGHTS for bound in bounds):
+        if not self._is_int8 or any(bound.roof != WEIGHTS for bound in bounds):
             return
         budget = ByteBudget(gb_per_sec * min(bound.fraction for bound in bounds) / SLACK)
         moved_bytes = work.bytes(1, self._token_elements)
@@ -174,7 +175,7 @@ class ComputeBrick:
     def fall_back(self) -> None:
         """From the next call on, compute by the references of the kernels, which count in float64."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
-        self._many_elements, self._of_token = math.inf, None
+        self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work
         assert isinstance(work, Work)
         self.definition = replace(

@@ -24,7 +24,7 @@ from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.jit import cpu
 from cbtop.compute.jit.cpu import HAS_TILES, TIER
-from cbtop.compute.settings import WorkloadOptions
+from cbtop.compute.settings import Crossovers, WorkloadOptions, with_crossovers
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
 from cbtop.profiler import roofline
@@ -153,6 +153,21 @@ def test_a_budget_is_of_int8_and_of_the_lower_of_two_roofs_that_are_sure(
     assert found["QkvProjection"] == (None if of_qkv is None else pytest.approx(of_qkv))
     assert found["RmsNorm"] is None
     assert of_qkv or not any(found.values())
+
+
+@of_better_processors
+@pytest.mark.usefixtures("shortest")
+def test_a_brick_that_also_multiplies_activations_as_they_are_has_no_budget(
+    model_files: dict[str, Path], profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    path = model_files["qwen2"]
+    q, k = (one.weight.size_bytes for one in (model_to_run(path).layers[0].q, model_to_run(path).layers[0].k))
+    assert k < q
+    with with_crossovers(Crossovers(exact_bytes=q)):
+        decoder = Decoder(model_to_run(path), "numba", 1, profiler, context=16)
+    workload._set_budgets(decoder, ROOFS)
+    decoder.decode(1)
+    assert budgets_in("decode", recorder)["QkvProjection"] is None
 
 
 @of_better_processors
