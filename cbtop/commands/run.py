@@ -114,19 +114,22 @@ def run(options: argparse.Namespace) -> int:
 
 def become(command: list[str], overhead_percent: float, record: str | None) -> int:
     """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be."""
+    said = []
     if isolating := isolating_option(command):
-        _say(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
+        said.append(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
     additions: dict[str, str] = {}
     try:
         additions = _additions(overhead_percent)
     except (OSError, ProtocolError) as error:
-        _say(f"this runs uninstrumented: {error}")
+        said.append(f"this runs uninstrumented: {error}")
     try:
         if record is not None and not _record_beside(record):
             return 2  # the recorder has said why
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
         return 1
+    for line in said:  # now that it runs
+        _say(line)
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)

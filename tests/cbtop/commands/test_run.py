@@ -128,6 +128,17 @@ def test_where_nothing_can_be_recorded_the_command_runs_all_the_same(tmp_path: P
     assert done.stderr.count(b"\n") == 1
 
 
+def test_where_no_recording_can_begin_nothing_runs_and_nothing_is_said_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [*RUN, "--record", str(tmp_path / "run.cbtop"), "--", "echo", "on"],
+        capture_output=True, timeout=DEADLINE_S, check=False,
+        env=os.environ | {"CBTOP_RUNTIME_DIR": str(tmp_path / "file")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"this runs" not in done.stderr
+
+
 def test_pythons_options_that_keep_us_out_are_said(tmp_path: Path) -> None:
     script = tmp_path / "serve"
     script.write_text(f"#!{sys.executable} -Es\nprint('on')")
