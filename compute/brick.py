@@ -138,28 +138,29 @@ class ComputeBrick:
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
         with np.errstate(all="ignore"):  # a reference that is given infinities warns of what is looked for here
-            every = [(assertion, found) for assertion, found, _, _ in self.compared(calls, before)]
+            every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
             mended = any(found.not_finite for _, found in every) and self.mend(calls, before)
         for assertion, found in every:
             yield self.spec.name, assertion, replace(found, mended=mended and bool(found.not_finite))
 
     def compared(
         self, calls: Sequence[Arguments], before: Sequence[Arguments]
-    ) -> Iterator[tuple[str, Finding, Output, Output]]:
+    ) -> Iterator[tuple[str, Finding, Output, Output, str]]:
         """Each assertion evaluated on each output of calls that are over; `before` are their arguments as they were,
-        outputs as copies. Yields (assertion, finding, what was looked at, the rows of the reference). Where the
-        assertion needs none all of an output was looked at, else the rows that it computes in a moment, which are
-        others each time."""
+        outputs as copies. Yields (assertion, finding, what was looked at, the rows of the reference, the output's
+        name in the contract). Where the assertion needs none all of an output was looked at, else the rows that it
+        computes in a moment, which are others each time."""
         turn, self._turn = self._turn, self._turn + 1
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             output = kernel.narrow(arguments, turn)
             expected = kernel.narrow(with_copies(earlier, kernel.outputs), turn)
             kernel.reference(*expected)
             for place in kernel.outputs:
+                name = kernel.contract.arguments[place]
                 rows, wanted = from_bits(output[place]), from_bits(expected[place])
                 for assertion in self.spec.assertions:
                     met = rows if assertion.needs_reference else from_bits(arguments[place])
-                    yield assertion.name, assertion.evaluate(met, wanted), met, wanted
+                    yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
     def mend(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Put what the references compute in place of the outputs of calls that are over; whether all of it is

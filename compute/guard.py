@@ -28,6 +28,7 @@ from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
+FACTORS = "factors"  # as contracts call them
 MAX_SHARE = 0.005  # of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
@@ -70,6 +71,13 @@ def fault_of(output: Output) -> Fault | None:
     if np.isnan(largest):
         return Fault.NAN
     return Fault.INFINITY if np.isinf(largest) else Fault.OVERFLOW
+
+
+def _fault_in(name: str, output: Output) -> Fault | None:
+    """As `fault_of`, of an output of that name: factors of int8 are sums of 32 numbers of another output of the same
+    brick, and too large only where that is."""
+    fault = fault_of(output)
+    return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 
 
 class JidokaGuard:
@@ -184,9 +192,9 @@ class JidokaGuard:
         """The first fault of an output that is wrong; announces each assertion the first time, and when it fails."""
         first = None
         compared = list(brick.compared(calls, before))
-        given = {fault_of(expected) for _, _, _, expected in compared} - {None}  # by what came before it
+        given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}  # by what came before it
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
-        for name, found, output, _ in compared:
+        for name, found, output, _, of in compared:
             key = brick.spec.name, _sampled(name)
             if is_spoilt and not found.passed:
                 self._spoilt.add(key)
@@ -194,7 +202,7 @@ class JidokaGuard:
                 self._checked[key] = found.passed
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
-            fault = fault_of(output)
+            fault = _fault_in(of, output)
             if fault is None or (fault in given and not self._bears_all):  # what is too large may be wrong besides
                 fault = None if found.passed else Fault.DIVERGENCE
             if fault is not None and first is None and not is_spoilt:

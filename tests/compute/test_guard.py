@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
 from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
 from cbtop.protocol.messages import CheckResult, Node
 
 from .conftest import ListRecorder, Norms, in_every_family, of_each_kind
@@ -220,6 +222,21 @@ def test_what_is_too_large_by_its_reference_as_well_may_be_wrong_besides(
             decoder.decode(1)
     finally:
         weight[:] = kept
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_what_a_norm_leaves_in_int8_is_too_large_only_where_its_output_is(
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder
+) -> None:
+    large = replace(model.final_norm, weight=3e5 * np.abs(model.final_norm.weight))
+    decoder = Decoder(interleaved(replace(model, final_norm=large)), "numba", 1, profiler, model.context_length)
+    decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places(), stopped)
+    decoder.prefill(PROMPT)
+    space = decoder._space
+    assert np.abs(space.last_normed).max() < EXPLOSION_MAGNITUDE < np.abs(decoder.logits).max()
+    if space.last_codes is not None and decoder.bricks.final_norm.makes_codes:
+        assert np.abs(space.last_codes.factors).max() > EXPLOSION_MAGNITUDE
+    assert [result.brick for result in of_guard(recorder)] == ["LmHead"]
 
 
 def test_what_lies_in_the_weights_is_named_where_it_begins(model: Model, profiler: BrickProfiler) -> None:
