@@ -86,9 +86,11 @@ def live_app(feed: ScriptedFeed, memory: Memory) -> CbtopApp:
 
 
 async def press(pilot: Pilot[int], *keys: str) -> str:
-    await pilot.press(*keys)
-    await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
+    """The screen once each key has done all that it does, in a thread, too."""
+    for key in (*keys, None):
+        await pilot.press(*([key] if key else []))
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
     assert isinstance(pilot.app, CbtopApp)
     return screen_text(pilot.app)
 
