@@ -131,7 +131,7 @@ def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
     if at < len(ladder):
         return Crossover(name, times.size, Provenance.MEASURED, note, *figures)
     static, said = getattr(STATIC_CROSSOVERS, name, NEVER), "slower" if times.loses else "unsure"
-    is_never = times.loses and getattr(STATIC_CROSSOVERS, name, 0) == NEVER
+    is_never = times.loses and static == NEVER and name in CROSSOVERS
     provenance = Provenance.MEASURED if is_never else Provenance.STATIC
     return Crossover(name, static, provenance, f"{said} at {times.size:,}", *figures)
 

@@ -27,7 +27,9 @@ def _the_same_recording_is_read_once() -> Iterator[None]:
     read, known = run_reader.runs_in, dict[tuple[object, ...], tuple[Run, ...]]()
 
     def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-        key = (path.read_bytes() if path.is_file() else path), path.name, *selected
+        if not path.is_file():
+            return read(path, selected)
+        key = path.read_bytes(), path.name, *selected
         if key not in known:
             known[key] = (*read(path, selected),)
         return [replace(run) for run in known[key]]  # each time one of its own, as reading gives
