@@ -3,8 +3,8 @@
 One thread each, CPU time of the process, in rounds that take turns. llama.cpp is PyPI's `xllamacpp` with its
 defaults, which repack the weights it can. It reads them from its heap: run this with
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap lies on huge pages, as our weights do. The model is the
-demo's: 82 MB, Q4_K and Q6_K. Distances are roots of mean squares of the last token's logits, in their standard
-deviations.
+demo's: 82 MB, Q4_K and Q6_K. Distances are roots of mean squares of the logits, in their standard deviations, of all
+tokens of some prompts, decoded one by one; and how often another token than float64's is the first choice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # and rounds
 DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
 CONTEXT = max(PREFILLS) + DECODED
-COMPARED = 12  # prompts whose logits are compared
-PROMPT_TOKENS = 24
+COMPARED, PROMPT_TOKENS = 48, 24  # prompts whose logits are compared, and tokens of each
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -78,7 +77,7 @@ def _of_model(name: str, path: Path, shape: Shape, rounds: int) -> Iterator[Figu
     for count in PREFILLS:
         yield from _figures(f"{name}: prefill of {count}", _prefilled(ways, tokens[:count], rounds))
     if shape is DEMO:
-        yield from _distances(ways, lambda prompt: forward_reference(models["exact"], prompt)[-1])
+        yield from _distances(ways, lambda prompt: forward_reference(models["exact"], prompt))
     ways[PEER].close()
     if available_threads() > 1:
         ways = ways_of(2)
@@ -156,19 +155,19 @@ def _figures(what: str, times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _distances(ways: Mapping[str, Any], expected: Callable[[list[int]], Logits]) -> Iterator[Figure]:
-    """How far the logits of a prompt's last token are off, of each over so many prompts."""
+    """How far the logits of each token are off, of each way over so many prompts."""
     off: dict[str, list[float]] = {name: [] for name in ways}
     missed = dict.fromkeys(ways, 0)
     for seed in range(COMPARED):
         prompt = np.random.default_rng(seed).integers(0, DEMO.vocabulary, PROMPT_TOKENS).tolist()
-        right = expected(prompt)
+        of_prompt = expected(prompt)
         for name, way in ways.items():
             way.restart()
-            way.prefill(prompt[:-1])
-            way.decode(prompt[-1])
-            off[name].append(float(np.sqrt(((way.logits - right) ** 2).mean()) / right.std()))
-            missed[name] += int(way.logits.argmax() != right.argmax())
+            for token, right in zip(prompt, of_prompt, strict=True):
+                way.decode(token)
+                off[name].append(float(np.sqrt(((way.logits - right) ** 2).mean()) / right.std()))
+                missed[name] += int(way.logits.argmax() != right.argmax())
     for name, each in off.items():
         ratio = None if name == PEER else Ratio.of(each, off[PEER])
-        what = f"distance to float64, {name} (another first choice in {missed[name]} of {COMPARED})"
+        what = f"distance to float64, {name} (another first choice in {missed[name]} of {len(each):,})"
         yield Figure(what, 1e3 * statistics.median(each), "‰ of σ", "" if name == PEER else f"{PEER}'s", ratio)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
@@ -13,6 +13,8 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 PRODUCT = Equivalent(5e-5)
 ELEMENTWISE = Equivalent(1e-5)
 EXACT = Equivalent(0.0)
+# Weights of a softmax that are rounded to bfloat16, each by 2^-9 of it at most.
+ROUNDED = Equivalent(4e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ QKV_PROJECTION = BrickSpec.of(BrickId.QKV_PROJECTION, Finite(), PRODUCT)
 ROPE_EMBEDDING = BrickSpec.of(BrickId.ROPE_EMBEDDING, Finite(), ELEMENTWISE)
 KV_WRITE = BrickSpec("KvWrite", BrickCategory.ATTENTION, (Finite(), EXACT))
 ATTENTION = BrickSpec("Attention (fused)", BrickCategory.ATTENTION, (Finite(), PRODUCT))
+ATTENTION_BF16 = replace(ATTENTION, assertions=(Finite(), ROUNDED))
 OUTPUT_PROJECTION = BrickSpec.of(BrickId.OUTPUT_PROJECTION, Finite(), PRODUCT)
 RESIDUAL_ADD = BrickSpec("ResidualAdd", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 ADD_RMS_NORM = BrickSpec("AddRmsNorm (fused)", BrickCategory.NORM, (Finite(), ELEMENTWISE))

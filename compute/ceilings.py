@@ -19,9 +19,10 @@ import numpy as np
 from cbtop.compute.backends import OtherProcesses, available_threads, torch_on, turn
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.addresses import address_of, on_threads
+from cbtop.compute.jit.bfloats import add_pairs_again, bfloats
 from cbtop.compute.jit.bytes64 import load_64, multiplied_again, sums_of_products
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.cpu import HAS_TILES, HAS_VNNI, TIER
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, HAS_VNNI, TIER
 from cbtop.compute.jit.tiles import (
     configure_tiles,
     load_tile,
@@ -117,6 +118,17 @@ def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: An
 
 
 @jit
+def _multiply_pairs(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
+    """FLOAT_CHAINS sums go through as many multiply-adds of pairs of bfloat16, repeats[0] times over."""
+    row, ones = np.uint64(chunk), load_floats(numbers, U(0), U(0))
+    totals, words = chains(ones, FLOAT_CHAINS), bfloats(ones, ones)
+    for _ in range(np.int64(repeats[0])):
+        totals = add_pairs_again(totals, words)
+    for total in totals:
+        store_floats(out, row, U(0), add(load_floats(out, row, U(0)), total))
+
+
+@jit
 def _multiply_four_tiles(
     weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int
 ) -> None:
@@ -158,7 +170,8 @@ class _Threads:
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
     """DRAM and cache bandwidth and the rates of multiply-adds of `threads` threads, to `announce`; None: of all that
-    this process may use. Those are of float32, of int8 where its products are made of it, and with AMX of bfloat16.
+    this process may use. Those are of float32, of int8 where its products are made of it, and of bfloat16 where some
+    are, by AMX or without.
 
     With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
     stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
@@ -179,6 +192,10 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
         run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
         found.append(_measured("dot_int8", "compute", operations, run, "int8"))
+    if BF16_PAYS:
+        run = on.runner(_multiply_pairs, values, FLOAT_REPEATS)
+        operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * 2 * LANES
+        found.append(_measured("dot_bfloat16", "compute", operations, run, "bfloat16"))
     if HAS_TILES:  # pragma: no cover - AMX
         run = on.runner(_multiply_four_tiles, values, TILE_REPEATS)
         operations = 2.0 * on.number * TILE_REPEATS * PRODUCTS_OF_TILES

@@ -17,11 +17,12 @@ import numpy as np
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.checks import Equivalent, Finding, Finite
-from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
     all_kernels,
     attention,
+    attention_bf16,
     expert_gated,
     expert_linear,
     gated,
@@ -62,6 +63,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "rope": (brick_specs.ROPE_EMBEDDING,),
     "kv_write": (brick_specs.KV_WRITE,),
     "attention": (brick_specs.ATTENTION,),
+    "attention_bf16": (brick_specs.ATTENTION_BF16,),
     "gated": (brick_specs.GATED, brick_specs.MOE_EXPERTS),
     "swiglu": (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
     "geglu": (brick_specs.ACTIVATION, brick_specs.MOE_EXPERTS),
@@ -79,6 +81,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
 }
 OF_SEVERAL_SHAPES = (
     "attention",
+    "attention_bf16",
     "expert_gated",
     "expert_linear",
     "gated",
@@ -208,15 +211,24 @@ def _beside_reference() -> Iterator[Variant]:
             if many:
                 yield _of(kernel_for(FORMATS[code], tokens, 1), tokens, 1)
     yield Variant(quantize_rows.QUANTIZE_ROWS)
-    for tokens, threads in ((1, 1), (70, 2)):
-        held = attention.kernel_for(tokens, threads, slides=True, cap=2.0)
-        yield _of(held, tokens, threads, ", a window, a soft cap")
-        yield _of(attention.kernel_for(tokens, threads, slides=True), tokens, threads, ", a window")
+    yield from _attention()
     yield from _fused()
     for name, dtype in attention.CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
-        for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
+
+
+def _attention() -> Iterator[Variant]:
+    kinds: list[Callable[..., Kernel]] = [attention.kernel_for, *[attention_bf16.kernel_for] * BF16_PAYS]
+    for kernel_for in kinds:
+        for tokens, threads in ((1, 1), (70, 2)):
+            held = kernel_for(tokens, threads, slides=True, cap=2.0)
+            yield _of(held, tokens, threads, ", a window, a soft cap")
+            yield _of(kernel_for(tokens, threads, slides=True), tokens, threads, ", a window")
+    for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
+        for name, dtype in attention.CACHE_TYPES.items():
             yield _of(attention.kernel_for(tokens, threads, dtype), tokens, threads, f", {name} cache")
+        if BF16_PAYS:
+            yield _of(attention_bf16.kernel_for(tokens, threads), tokens, threads)
 
 
 def _fused() -> Iterator[Variant]:

@@ -269,9 +269,12 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     """
     # Numba, and every kernel: half a second.
     from cbtop.compute.contracts import file_of
+    from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    contracts = {variant.kernel.name: variant.kernel.contract for variant in variants()}
+    # Those of this processor, and what another may have run.
+    kernels = (*(variant.kernel for variant in variants()), *all_kernels())
+    contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}
     for brick, names in run.kernels.items():
         of = [contracts[name] for name in names if name in contracts]

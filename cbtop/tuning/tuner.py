@@ -24,7 +24,7 @@ SPARE = 1.2  # a round may take so much longer than the first ones did
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
 # What a setting changes, by the contracts of the kernels that compute otherwise under it.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated"})
-CACHES = frozenset({"attention", "kv_write"})
+CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
 @dataclass(frozen=True, slots=True)

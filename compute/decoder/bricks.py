@@ -10,12 +10,13 @@ from cbtop.compute.brick import ComputeBrick, Launch, Profiler
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.experts import of_expert
-from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.kernels import (
     activation,
     add_rms_norm,
     add_rms_norm_int8,
     attention,
+    attention_bf16,
     combine,
     embedding,
     expert_gated,
@@ -160,7 +161,17 @@ class BrickMaker:
         is_dense = weights.router is None
         shared, cache_bytes = model.heads // model.kv_heads, self._cache_bytes
         is_capped = model.attention_cap > 0
-        fused = Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
+        in_bf16 = (
+            BF16_PAYS
+            and not self._names_launches
+            and attention_bf16.can_take(model.head_dim, cache_bytes)
+            and weights.output.weight.takes_int8
+        )
+        fused = (
+            Launch(attention_bf16.ATTENTION_BF16, attention_bf16.work(model.head_dim, shared, is_capped))
+            if in_bf16
+            else Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
+        )
         activated = activation.ACTIVATIONS[model.activation]
         is_gated = is_dense and self._can_gate(weights)
         is_apart = is_dense and not is_gated
@@ -172,7 +183,7 @@ class BrickMaker:
             qk_norm=self._qk_norm(weights),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
             kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
-            attention=self._brick(brick_specs.ATTENTION, fused),
+            attention=self._brick(brick_specs.ATTENTION_BF16 if in_bf16 else brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_post_norm=self._post_norm(weights.attention_post_norm),
             attention_add=None if adds_between else self._add(),

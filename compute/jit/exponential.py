@@ -44,8 +44,8 @@ def exponential(value: Any) -> Any:
 
 
 @jit_inlined
-def negative_power_of_two(values: Any) -> Any:
-    """2 to the power of each lane of a Floats16, none above 0, within 2e-7 relative; below -126.5 it is 0."""
+def powers_of_two(values: Any) -> Any:
+    """2 to the power of each lane of a Floats16, none above 127, within 2e-7 relative; below -126.5 it is 0."""
     values = larger(values, splat(NOTHING))
     k = rounded(values)
     r = subtract(values, k)

@@ -11,17 +11,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.jit.vectors import (
-    _INT,
-    _INTS,
-    LANES,
     Codegen,
     _address,
     _called,
-    _floats,
     _intrinsic,
-    _ints,
     cgutils,
     constant_intrinsic,
 )
@@ -30,60 +24,6 @@ ROWS, ROW_BYTES = 16, 64  # of a tile
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 # As ldtilecfg reads it: palette 1; from byte 16 the bytes of a row, 16 bits each; from byte 48 the rows. Eight tiles.
 _CONFIGURATION = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-def _all(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * LANES)
-
-
-def _rounded(builder: Any, vector: Any) -> Any:
-    """Sixteen float32 as the bits of bfloat16, by integers: what is no number stays none."""
-    bits = builder.bitcast(vector, _INTS)
-    odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
-    nearest = builder.lshr(builder.add(bits, builder.add(odd, _all(0x7FFF))), _all(16))
-    is_number = builder.icmp_unsigned("<=", builder.and_(bits, _all(0x7FFFFFFF)), _all(0x7F800000))
-    return builder.trunc(builder.select(is_number, nearest, _all(0x7FC0)), ir.VectorType(ir.IntType(16), LANES))
-
-
-@_intrinsic
-def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """Two Floats16 rounded to bfloat16, of two nearest the even one, one after the other: two in each of Ints16."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        low, high = values
-        if HAS_TILES:  # so it has AVX512-BF16
-            name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(_BFloat(), 2 * LANES)
-            return builder.bitcast(_called(builder, name, kind, [high, low]), _INTS)
-        both = ir.Constant(ir.VectorType(_INT, 2 * LANES), list(range(2 * LANES)))
-        halves = _rounded(builder, low), _rounded(builder, high)
-        return builder.bitcast(builder.shuffle_vector(*halves, both), _INTS)
-
-    return _ints(_floats, _floats), generate
-
-
-@_intrinsic
-def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] = vector, of a matrix of 32-bit numbers, whatever these are."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        pointer = _address(context, builder, signature.args[0], *values[:3])
-        builder.store(values[3], builder.bitcast(pointer, _INTS.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, types.uint64, _ints), generate
 
 
 def _number(tile: Any) -> Any:

@@ -495,6 +495,18 @@ def largest_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 
 @_intrinsic
+def any_above(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
+    """Whether a lane of a Floats16 is above a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        above = builder.fcmp_ordered(">", values[0], _splat(builder, values[1], _FLOATS))
+        bits = builder.bitcast(above, ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, bits.type(0))
+
+    return types.boolean(_floats, types.float32), generate
+
+
+@_intrinsic
 def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
     """Each lane of a Floats16 to the nearest whole number, to an even one where two are as near."""
 

@@ -15,6 +15,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     from cbtop.compute.kernels.add_rms_norm import ADD_RMS_NORM
     from cbtop.compute.kernels.add_rms_norm_int8 import ADD_RMS_NORM_INT8
     from cbtop.compute.kernels.attention import ATTENTION
+    from cbtop.compute.kernels.attention_bf16 import ATTENTION_BF16
     from cbtop.compute.kernels.combine import COMBINE
     from cbtop.compute.kernels.embedding import EMBEDDING, INTERLEAVED_EMBEDDING
     from cbtop.compute.kernels.expert_gated import EXPERT_GATED, EXPERT_GATED_INT8
@@ -52,6 +53,7 @@ def all_kernels() -> tuple[Kernel, ...]:
         ROPE_NEOX,
         KV_WRITE,
         ATTENTION,
+        ATTENTION_BF16,
         ROUTE,
         TAKE_ROWS,
         SWIGLU,

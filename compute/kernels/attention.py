@@ -24,12 +24,12 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.cuda import attention as cuda
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel, prange
-from cbtop.compute.jit.cpu import HAS_VNNI
+from cbtop.compute.jit.cpu import CPU_NAME, HAS_VNNI
 from cbtop.compute.jit.exponential import (
     POWER_FLOPS,
     TANGENT_FLOPS,
     exponential,
-    negative_power_of_two,
+    powers_of_two,
     tangent,
 )
 from cbtop.compute.jit.halves import from_bits
@@ -37,6 +37,7 @@ from cbtop.compute.jit.sums import add_products, load_sums, store_sums, zero_sum
 from cbtop.compute.jit.vectors import (
     LANES,
     add,
+    any_above,
     larger,
     largest_of,
     load_floats,
@@ -53,14 +54,19 @@ CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of
 POSITIONS = 64  # looked at together; a cache has a whole number of them
 # Rows that share a reading. A processor begins two multiplications and additions a cycle, each of which takes four:
 # eight registers of sums just do not wait for each other, more have some slack. Of two rows each is of two vectors;
-# with AVX-512, whose vectors are one register, each of more is, too.
+# with AVX-512, whose vectors are one register, each of more is, too, but on a Zen 4: it begins one a cycle, and takes
+# 1.16 times as long with them.
 MANY, SOME, PAIR = 6, 4, 2
-WIDE = HAS_VNNI
+WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # of one piece of work
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores come as powers of two take them
 # Below any score, and that of a position that is not seen: its weight is 0 also where no other has been. An infinity
 # would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
+# How far above what weights are relative to a score may be before something higher takes its place: to look for the
+# largest of every block takes 4 % of all. No weight is above 2^32, which is far from being infinite.
+ABOVE = np.float32(32)
+SHARE = 1  # of what values add up to that is taken of all of them
 
 
 def reference(
@@ -153,8 +159,9 @@ def keys_of(k_cache: Any) -> Any:
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
-    """float32 (threads * 64, columns): of each row its weights, output, query, and running maximum and sum."""
-    return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + LANES), np.float32)
+    """float32 (threads * 64, columns): of each row its weights, output and query, what weights are relative to, and
+    their sums."""
+    return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
 _ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
@@ -220,7 +227,7 @@ def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 
 @jit_inlined
-def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
+def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
     """Scores of visible positions after the hidden ones between -cap and cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
@@ -229,7 +236,8 @@ def _hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Scores but those of visible positions after the hidden ones to UNSEEN; the sums to the new maximum."""
+    """Scores but those of visible positions after the hidden ones to UNSEEN. Where one is far above what weights are
+    relative to, the largest is from now on, and so are sums."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     for p in range(hidden):
         scratch[row, p] = np.float32(UNSEEN)
@@ -239,31 +247,39 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     most = splat(before)
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
-    largest = largest_of(most)
-    if largest != before:
+    if any_above(most, np.float32(before + ABOVE)):
+        largest = np.floor(largest_of(most))  # a power of two and no more: what is rounded is rounded as before
         factor = exponential(np.float32((before - largest) * LN_2))
         scratch[row, state] = largest
-        scratch[row, state + np.uint64(1)] *= factor
+        for i in range(lanes):
+            scratch[row, state + lanes + i] *= factor
         for i in range(head_dim):
             scratch[row, output + i] *= factor
+
+
+@jit_inlined
+def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any) -> None:
+    """scratch[row, query : query + head_dim] = a head's query times the scale."""
+    for i in range(head_dim):
+        scratch[row, query + i] = q[token, first + i] * np.float32(scale)
 
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
     """Scores to powers of two, which are 0 of those that are UNSEEN."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
-    less, sums = splat(np.float32(-scratch[row, state])), splat(np.float32(0))
+    less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):
-        powers = negative_power_of_two(add(load_floats(scratch, row, p), less))
+        powers = powers_of_two(add(load_floats(scratch, row, p), less))
         store_floats(scratch, row, p, powers)
         sums = add(sums, powers)
-    scratch[row, state + np.uint64(1)] += total_of(sums)
+    store_floats(scratch, row, state + lanes, sums)
 
 
-_held = _leave  # in the copy of the code below that is for scores with a cap it is `_hold`
+_held = _leave  # in the copy of the code below that is for scores with a cap it is `hold`
 
 
-def _attend_any(  # compiled
+def attend_any(  # compiled
     q: Any,
     keys: Any,
     values: Any,
@@ -303,11 +319,11 @@ def _attend_any(  # compiled
             for i in range(np.uint64(2) * padded):
                 scratch[base + one, output + i] = np.float32(0)
             scratch[base + one, state] = np.float32(LOWEST)
-            scratch[base + one, state + np.uint64(1)] = np.float32(0)
+            for i in range(lanes):
+                scratch[base + one, state + lanes + i] = np.float32(0)
         for one in range(rows):
             t, head = first_token + one // heads_here, first_head + one % heads_here
-            for i in range(head_dim):
-                scratch[base + one, query + i] = q[t, head * head_dim + i] * np.float32(scale)
+            take_query(q, t, head * head_dim, head_dim, scale, scratch, base + one, query)
         end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
@@ -369,17 +385,12 @@ def _attend_any(  # compiled
                         _add_last_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)
         for one in range(rows):
             t, head = first_token + one // heads_here, first_head + one % heads_here
-            inverse = np.float32(np.float32(1) / scratch[base + one, state + np.uint64(1)])
+            inverse = np.float32(np.float32(SHARE) / total_of(load_floats(scratch, base + one, state + lanes)))
             for i in range(head_dim):
                 out[t, head * head_dim + i] = scratch[base + one, output + i] * inverse
 
 
-# Without a cap no score pays for one, as it would by 4 % where a call decides (a query of 6 heads, 513 positions).
-_attend = jit(copy_of(_attend_any, "_attend"))
-_attend_held = jit(copy_of(_attend_any, "_attend_held", _held=_hold))
-
-
-def _attend_any_parallel(  # compiled
+def attend_any_parallel(  # compiled
     q: Any,
     keys: Any,
     values: Any,
@@ -399,14 +410,35 @@ def _attend_any_parallel(  # compiled
         _attend(q, keys, values, begin, groups, dimensions, pieces, scale, width, cap, out, scratch, own, chunks)
 
 
-_attend_parallel = jit_parallel(copy_of(_attend_any_parallel, "_attend_parallel"))
-_attend_held_parallel = jit_parallel(copy_of(_attend_any_parallel, "_attend_held_parallel", _attend=_attend_held))
+# Without a cap no score pays for one, as it would by 4 % where a call decides (a query of 6 heads, 513 positions).
+_attend = jit(copy_of(attend_any, "_attend"))
+_attend_held = jit(copy_of(attend_any, "_attend_held", _held=hold))
+_attend_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_parallel"))
+_attend_held_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_held_parallel", _attend=_attend_held))
 
 
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
     """As `reference`. `scratch` is of `scratch_for`: for so many threads."""
+    alone, together = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
+    attend(alone, together, q, k_cache, v_cache, start, scale, window, cap, out, scratch)
+
+
+def attend(
+    alone: Any,
+    together: Any,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    start: int,
+    scale: float,
+    window: int,
+    cap: float,
+    out: Any,
+    scratch: Any,
+) -> None:
+    """By a loop for one thread, or by one for all that `scratch` is for, where there is enough for them to do."""
     kv_heads, _, head_dim, _ = k_cache.shape
     tokens, columns = q.shape
     group = columns // head_dim // kv_heads
@@ -418,10 +450,8 @@ def attention(
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
     scores = scale * LOG2_E, window, cap * LOG2_E
     if chunks == 1:
-        alone = _attend_held if cap else _attend
         alone(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, 0, 1)
     else:
-        together = _attend_held_parallel if cap else _attend_parallel
         together(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, chunks)
 
 
@@ -518,7 +548,7 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
     )
 
 
-def _examples(tokens: int, threads: int, dtype: Any, slides: bool, cap: float) -> Any:
+def examples_of(tokens: int, threads: int, dtype: Any, slides: bool, cap: float) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         heads, kv_heads, start = 6, 2, 8 * size if tokens == 1 else size
         k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
@@ -544,7 +574,7 @@ def kernel_for(
         work=work,
         outputs=(7,),
         contract=contract("attention"),
-        examples=_examples(tokens, threads, dtype, slides, cap),
+        examples=examples_of(tokens, threads, dtype, slides, cap),
         parallel=True,
         by_token=(0, 7),
         cuda=CudaKernel((FEW_OF_HALVES, FEW_OF_FLOATS, MANY_OF_HALVES), launches),

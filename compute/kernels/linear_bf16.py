@@ -26,16 +26,15 @@ from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.gemm import bf16_product
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch, line
 from cbtop.compute.cuda.units import UNITS as UNITS_OF_PLANES
+from cbtop.compute.jit.bfloats import bfloats, store_ints
 from cbtop.compute.jit.bytes64 import column_pairs, from_tile, row_pairs
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.jit.tiles import (
-    bfloats,
     configure_tiles,
     load_tile,
     multiply_tiles,
     release_tiles,
-    store_ints,
     store_tile,
     zero_tile,
 )

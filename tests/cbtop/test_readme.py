@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbtop.compute import ceilings
-from cbtop.compute.jit.cpu import HAS_TILES, TIER
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
 
@@ -29,7 +29,8 @@ def test_the_readmes_own_process_has_its_model_in_the_header_and_its_brick_on_th
     view = source_view(record_of(source_of(runtime)))
     assert (view.model, view.architecture, view.layers) == ("my-model", "llama", 32)
     assert {row.name for row in view.roofline.ceilings if row.kind != "cache"} == {
-        "dram_read", "fma_float32", *["dot_int8"] * (TIER != "generic"), *["tiles_bfloat16"] * HAS_TILES
+        "dram_read", "fma_float32", *["dot_int8"] * (TIER != "generic"), *["dot_bfloat16"] * BF16_PAYS,
+        *["tiles_bfloat16"] * HAS_TILES,
     }  # fmt: skip
     assert [point.name for point in view.roofline.points] == ["DownProjection"]
     assert view.roofline.points[0].percent_of_roof is not None

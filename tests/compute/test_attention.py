@@ -9,25 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbtop.compute import brick_specs
 from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.kernels.attention import (
+    ATTENTION,
     CACHE_TYPES,
     MANY_OF_HALVES,
-    attention,
     empty_caches,
     first_seen,
     keys_of,
     launches,
     plain_caches,
     positions_seen,
-    reference,
     scratch_for,
     scratch_shape,
 )
-from cbtop.compute.kernels.base import floats
+from cbtop.compute.kernels.attention_bf16 import ATTENTION_BF16
+from cbtop.compute.kernels.base import Kernel, floats
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 
+IN_BOTH = pytest.mark.parametrize("kernel", [ATTENTION, ATTENTION_BF16], ids=lambda kernel: kernel.name)
+ROUNDED = brick_specs.ROUNDED.tolerance
 
+
+def _halves(values: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+@IN_BOTH
 @settings(max_examples=settings.default.max_examples * 2)
 @given(
     tokens=st.integers(1, 20),
@@ -42,6 +52,7 @@ from cbtop.compute.kernels.kv_write import reference as kv_write_reference
     seed=st.integers(0, 999),
 )
 def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_be_anything(
+    kernel: Kernel,
     tokens: int,
     start: int,
     kv_heads: int,
@@ -53,7 +64,8 @@ def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_b
     cap: float,
     seed: int,
 ) -> None:
-    rng = np.random.default_rng(seed)
+    rng, is_bf16 = np.random.default_rng(seed), kernel is ATTENTION_BF16
+    head_dim += is_bf16 and head_dim % 2
     k_cache, v_cache = empty_caches(kv_heads, start + tokens + 70, head_dim, np.float32)
     k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
     first = first_seen(start, window)
@@ -61,16 +73,15 @@ def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_b
     keys = k_cache.transpose(0, 1, 3, 2).reshape(kv_heads, -1, head_dim)
     keys[:, start + tokens :] = keys[:, :first] = np.nan
     k_cache[:] = keys.reshape(kv_heads, -1, 16, head_dim).transpose(0, 1, 3, 2)
-    if is_short:
-        with np.errstate(invalid="ignore"):
-            k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
+    if is_short or is_bf16:
+        k_cache, v_cache = _halves(k_cache), _halves(v_cache)
     q = 3 * floats(rng, tokens, kv_heads * group * head_dim)
     found, expected = np.full_like(q, np.nan), np.empty_like(q)
     scratch = scratch_for(threads, head_dim)
     scratch[:] = np.nan
-    attention(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, found, scratch)
-    reference(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, expected, scratch)
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    kernel.implementation(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, found, scratch)
+    kernel.reference(q, k_cache, v_cache, start, head_dim**-0.5, window, cap, expected, scratch)
+    assert np.abs(found - expected).max() <= (ROUNDED if is_bf16 else 1e-5) * np.abs(expected).max()
 
 
 @given(start=st.integers(0, 50), tokens=st.integers(1, 50), window=st.integers(0, 60))
@@ -80,17 +91,43 @@ def test_positions_seen_are_those_of_each_token_added_up(start: int, tokens: int
     assert not window or max(each) <= window
 
 
-def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
+@IN_BOTH
+def test_a_score_far_above_the_others_takes_all_and_nothing_overflows(kernel: Kernel) -> None:
     k_cache, v_cache = empty_caches(1, 128, 16, np.float32)
     k_cache[0, 5, :, 3] = 1e4  # position 83
     v_cache[0, :, 0] = np.arange(128)
     q, out = np.full((1, 16), 1e4, np.float32), np.zeros((1, 16), np.float32)
-    attention(q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
-    assert out[0, 0] == 83
-    attention(-q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
-    np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=1e-6)
+    tolerance = 1e-6
+    if kernel is ATTENTION_BF16:
+        k_cache, v_cache, tolerance = _halves(k_cache), _halves(v_cache), ROUNDED
+    kernel.implementation(q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
+    np.testing.assert_allclose(out[0, 0], 83, rtol=tolerance)
+    kernel.implementation(-q, k_cache, v_cache, 120, 1.0, 0, 0.0, out, scratch_for(1, 16))
+    np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=tolerance)
 
 
+@IN_BOTH
+@given(rises=st.lists(st.floats(-60, 60), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_scores_that_rise_from_block_to_block_are_weighed_as_if_all_were_known_before(
+    kernel: Kernel, rises: list[float], seed: int
+) -> None:
+    rng, positions = np.random.default_rng(seed), 64 * len(rises)
+    k_cache, v_cache = empty_caches(1, positions, 16, np.float32)
+    v_cache[:] = floats(rng, *v_cache.shape)
+    scores = np.repeat(np.cumsum(rises), 64) + floats(rng, positions)
+    k_cache[0, :, 0] = scores.reshape(-1, 16)
+    if is_bf16 := kernel is ATTENTION_BF16:
+        k_cache, v_cache = _halves(k_cache), _halves(v_cache)
+    q = np.zeros((1, 16), np.float32)
+    q[0, 0] = 1
+    found, expected = np.zeros_like(q), np.zeros_like(q)
+    kernel.implementation(q, k_cache, v_cache, positions - 1, 1.0, 0, 0.0, found, scratch_for(1, 16))
+    kernel.reference(q, k_cache, v_cache, positions - 1, 1.0, 0, 0.0, expected, None)
+    assert np.abs(found - expected).max() <= (ROUNDED if is_bf16 else 1e-4) * np.abs(expected).max()
+
+
+@IN_BOTH
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @given(
     position=st.integers(0, 130),
     group=st.integers(1, 6),
@@ -99,23 +136,26 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows() -> None:
     seed=st.integers(0, 999),
 )
 def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
-    position: int, group: int, is_in_value: bool, cap: float, seed: int
+    kernel: Kernel, value: float, position: int, group: int, is_in_value: bool, cap: float, seed: int
 ) -> None:
     rng, start, head_dim = np.random.default_rng(seed), 130, 32
     k_cache, v_cache = empty_caches(2, start + 1, head_dim, np.float32)
     k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
     if is_in_value:
-        v_cache[1, position] = np.nan
+        v_cache[1, position] = value
     else:
-        k_cache[1, position // 16, :, position % 16] = np.nan
+        k_cache[1, position // 16, :, position % 16] = value
+    if kernel is ATTENTION_BF16:
+        k_cache, v_cache = _halves(k_cache), _halves(v_cache)
     q = floats(rng, 1, 2 * group * head_dim)
     out = np.zeros_like(q)
-    attention(q, k_cache, v_cache, start, head_dim**-0.5, 0, cap, out, scratch_for(1, head_dim))
+    kernel.implementation(q, k_cache, v_cache, start, head_dim**-0.5, 0, cap, out, scratch_for(1, head_dim))
     sound, other = np.split(out[0], 2)
     assert np.isfinite(sound).all()
-    assert np.isnan(other).all()
+    assert not np.isfinite(other).any()
 
 
+@IN_BOTH
 @given(
     position=st.one_of(st.integers(1, 130), st.sampled_from([63, 127])),  # behind which another 64 begin
     tokens=st.integers(2, 40),
@@ -123,16 +163,19 @@ def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     window=st.integers(1, 30),
 )
 def test_a_value_that_a_token_does_not_see_adds_nothing_to_its_output_however_large_it_is(
-    position: int, tokens: int, group: int, window: int
+    kernel: Kernel, position: int, tokens: int, group: int, window: int
 ) -> None:
     rng, head_dim, start = np.random.default_rng(position), 16, max(position - tokens // 2, 0)
     k_cache, v_cache = empty_caches(1, start + tokens, head_dim, np.float32)
     k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+    largest: Any = 1e37
+    if kernel is ATTENTION_BF16:
+        k_cache, v_cache, largest = _halves(k_cache), _halves(v_cache), _halves(np.array(65504))
     q, scratch = floats(rng, tokens, group * head_dim), scratch_for(1, head_dim)
     outs = np.zeros_like(q), np.zeros_like(q)
-    for out, value in zip(outs, (0, 1e37), strict=True):
+    for out, value in zip(outs, (0, largest), strict=True):
         v_cache[0, position] = value
-        attention(q, k_cache, v_cache, start, head_dim**-0.5, window, 0.0, out, scratch)
+        kernel.implementation(q, k_cache, v_cache, start, head_dim**-0.5, window, 0.0, out, scratch)
     of_token = start + np.arange(tokens)
     sees = (of_token >= position) & (of_token - window < position)
     np.testing.assert_array_equal((outs[0] != outs[1]).all(axis=1), sees)
@@ -149,7 +192,7 @@ def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head
     outs = np.empty_like(q), np.zeros_like(q)
     for (keys, values), out in zip((caches, plain), outs, strict=True):
         kv_write_reference(k, v, 0, keys, values)
-        reference(q, keys, values, start, head_dim**-0.5, 9, 0.0, out, None)
+        ATTENTION.reference(q, keys, values, start, head_dim**-0.5, 9, 0.0, out, None)
     np.testing.assert_array_equal(keys_of(caches[0]), keys_of(plain[0]))
     np.testing.assert_array_equal(caches[1][..., :head_dim], plain[1])
     assert plain[0].strides[1] % 16 == plain[1].strides[1] % 16 == 0

@@ -87,6 +87,9 @@ print(next(iter(function.inspect_asm().values())))
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_add", "vfmadd213ps", 12, marks=pytest.mark.slow),
         pytest.param(
+            f"cooperlake {AVX2},{AVX512},+avx512bf16", "_multiply_pairs", "vdpbf16ps", 12, marks=pytest.mark.slow
+        ),
+        pytest.param(
             f"sapphirerapids {AVX2},{AVX512},{AMX}", "_multiply_four_tiles", "tdpbf16ps", 4, marks=pytest.mark.slow
         ),
     ],

@@ -23,7 +23,7 @@ from cbtop.compute.demo_model import TINY_GEMMA2, write_model
 from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.jit import cpu
-from cbtop.compute.jit.cpu import HAS_TILES, TIER
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.settings import Crossovers, WorkloadOptions, with_crossovers
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
@@ -339,7 +339,11 @@ def test_what_cannot_be_run_is_refused_before_a_model_is_read(
     assert told == []
 
 
-OF_PRODUCTS = [*["dot_int8"] * (TIER != "generic"), *["tiles_bfloat16"] * HAS_TILES]
+OF_PRODUCTS = [
+    *["dot_int8"] * (TIER != "generic"),
+    *["dot_bfloat16"] * BF16_PAYS,
+    *["tiles_bfloat16"] * HAS_TILES,
+]
 
 
 def test_ceilings_are_of_the_right_order() -> None:

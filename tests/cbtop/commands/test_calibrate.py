@@ -14,7 +14,7 @@ from cbtop.cli import main
 from cbtop.compute import backends, ceilings, gpu_ceilings, gpu_crossovers
 from cbtop.compute import crossovers as compute_crossovers
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.jit.cpu import HAS_TILES, TIER
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.settings import Crossovers, crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, known_crossovers
 from cbtop.protocol.messages import Ceiling
@@ -227,7 +227,11 @@ def test_a_gpu_that_nothing_here_can_use_is_said_with_what_to_install(
     assert [roofs.threads for roofs in known_roofs()] == [1, 2, 4]
 
 
-OF_PRODUCTS = [*["dot_int8"] * (TIER != "generic"), *["tiles_bfloat16"] * HAS_TILES]
+OF_PRODUCTS = [
+    *["dot_int8"] * (TIER != "generic"),
+    *["dot_bfloat16"] * BF16_PAYS,
+    *["tiles_bfloat16"] * HAS_TILES,
+]
 
 
 def test_the_processor_of_this_machine_is_really_measured(

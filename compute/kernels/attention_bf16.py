@@ -1,0 +1,224 @@
+"""Attention, bf16: of queries, keys, values and weights that are bfloat16 when they are multiplied, two at a time.
+
+reference    NumPy: the same numbers, multiplied in float64
+numba        as `attention`, whose loops these are, with other products: an instruction of AVX512-BF16 multiplies and
+             adds twice as much as one of float32. Keys and values in the cache are float16, of which bfloat16 has
+             three bits less: they are cut off, as rounding takes as long again, and what is cut off on average is
+             put back once for all of them. Queries and weights are rounded.
+
+For models whose products take int8, on processors that it is faster on (`cpu.BF16_PAYS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.contracts import contract
+from cbtop.compute.jit.bfloats import add_products_of_pairs, bfloats, high_floats, low_floats, store_ints
+from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel
+from cbtop.compute.jit.exponential import powers_of_two
+from cbtop.compute.jit.halves import from_bits
+from cbtop.compute.jit.sums import load_sums, store_sums, zero_sums
+from cbtop.compute.jit.vectors import LANES, add, load_floats, prefetch_to_l2, splat, store_floats
+from cbtop.compute.kernels import attention as plain
+from cbtop.compute.kernels.attention import (
+    LOG2_E,
+    MANY,
+    PAIR,
+    POSITIONS,
+    SOME,
+    attend,
+    attend_any,
+    attend_any_parallel,
+    first_seen,
+    hold,
+    keys_of,
+    take_query,
+)
+from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
+from cbtop.compute.quantization.floats import BF16
+
+U = np.uint64
+# Of a number m * 2^e with m in [1, 2) the last three of ten bits are cut off, 3.5 * 2^-10 * 2^e on average; of all
+# numbers, whose m is as often below sqrt(2) as above (Benford), 1 / m is 1 / (2 ln 2) on average.
+CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
+
+_ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
+
+
+def _scores(
+    keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
+) -> None:
+    """As `attention._scores`."""
+    # compiled
+    sums = zero_sums(_ROWS, _VECTORS)
+    none = U(0)
+    for i in range(head_dim // U(2)):
+        key = first + i * U(2)
+        for vector in range(U(_VECTORS)):
+            prefetch_to_l2(keys, key + vector * head_dim + ahead, none)
+        sums = add_products_of_pairs(
+            sums, keys, key, key + U(1), none, head_dim, none, scratch, row, query + i, _ROWS, _VECTORS
+        )
+    store_sums(scratch, row, column, sums, _ROWS, _VECTORS)
+
+
+def _add_values(
+    values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
+) -> None:
+    """As `attention._add_values`."""
+    # compiled
+    sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
+    none, lanes = U(0), U(LANES)
+    for p in range(skipped // U(2) * U(2), count, U(2)):
+        for vector in range(U(_VECTORS)):
+            prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
+        # Nobody reads what is not seen: beside the first or the last alone it is itself, with a weight of 0.
+        low, high = max(p, skipped), min(p + U(1), count - U(1))
+        sums = add_products_of_pairs(
+            sums, values, first + low, first + high, column, none, lanes, scratch, row, p // U(2), _ROWS, _VECTORS
+        )
+    store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
+
+
+def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
+    """As `attention._copies`."""
+    own = {"_ROWS": rows, "_VECTORS": vectors}
+    name = f"bf16_of_{rows}_by_{vectors}"
+    scores, values = (
+        copy_of(_scores, f"_scores_{name}", **own),
+        copy_of(_add_values, f"_add_values_{name}", **own),
+    )
+    return jit_inlined(scores), jit_inlined(values)
+
+
+_of_many, _of_some, _of_pair = _copies(MANY, 1), _copies(SOME, 1), _copies(PAIR, 2)
+_last_of_pair = _copies(PAIR, 1)[1]
+
+
+@jit_inlined
+def _take_query(
+    q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any
+) -> None:
+    """As `attention.take_query`, two numbers in a word."""
+    take_query(q, token, first, head_dim, scale, scratch, row, query)
+    lanes = U(LANES)
+    for i in range(U(0), head_dim, lanes + lanes):  # what is read beyond the last is in words that nobody reads
+        low, high = load_floats(scratch, row, query + i), load_floats(scratch, row, query + i + lanes)
+        store_ints(scratch, row, query + i // U(2), bfloats(low, high))
+
+
+@jit_inlined
+def _weigh(scratch: Any, row: Any, state: Any) -> None:
+    """As `attention._weigh`, two powers in a word."""
+    lanes = U(LANES)
+    less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
+    for p in range(U(0), U(POSITIONS), lanes + lanes):
+        low = powers_of_two(add(load_floats(scratch, row, p), less))
+        high = powers_of_two(add(load_floats(scratch, row, p + lanes), less))
+        words = bfloats(low, high)
+        sums = add(sums, add(low_floats(words), high_floats(words)))
+        store_ints(scratch, row, p // U(2), words)
+    store_floats(scratch, row, state + lanes, sums)
+
+
+_OWN = {
+    "WIDE": False,
+    "SHARE": CUT,
+    "take_query": _take_query,
+    "_weigh": _weigh,
+    "_scores_of_six": _of_many[0],
+    "_scores_of_four": _of_some[0],
+    "_scores_of_pair": _of_pair[0],
+    "_add_values_of_six": _of_many[1],
+    "_add_values_of_four": _of_some[1],
+    "_add_values_of_pair": _of_pair[1],
+    "_add_last_of_pair": _last_of_pair,
+}
+_attend = jit(copy_of(attend_any, "_attend_bf16", **_OWN))
+_attend_held = jit(copy_of(attend_any, "_attend_bf16_held", **_OWN, _held=hold))
+_attend_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_bf16_parallel", _attend=_attend))
+_attend_held_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_bf16_held_parallel", _attend=_attend_held))
+
+
+def attention_bf16(
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
+) -> None:
+    """As `reference`. `scratch` is of `attention.scratch_for`: for so many threads."""
+    alone, together = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
+    attend(alone, together, q, k_cache, v_cache, start, scale * CUT, window, cap, out, scratch)
+
+
+def can_take(head_dim: int, cache_bytes: int) -> bool:
+    """Heads of so many dimensions, from a cache of so many bytes a number."""
+    return head_dim % 2 == 0 and cache_bytes == 2
+
+
+def reference(
+    q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
+) -> None:
+    """As `attention.reference`, of q * scale and weights rounded to bfloat16, and of keys and values cut to it, times
+    `CUT`. Weights are rounded as powers of two that nothing but whole powers has been taken from.
+
+    k_cache, v_cache: float16 as uint16; head_dim is even.
+    """
+    (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
+    queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)
+    keys, values = _cut(keys_of(k_cache)[:, :end]), _cut(from_bits(v_cache)[:, :end])
+    for t, of_token in enumerate(queries):
+        seen = slice(first_seen(start + t, window), start + t + 1)
+        scores = np.einsum("kgd,kpd->kgp", of_token, keys[:, seen])
+        if cap:
+            scores = cap * LOG2_E * np.tanh(scores / (cap * LOG2_E))
+        weights = _rounded(np.exp2(scores - np.floor(scores.max(axis=2, keepdims=True))))
+        added = np.einsum("kgp,kpd->kgd", weights, values[:, seen, :head_dim])
+        out[t] = (CUT * added / weights.sum(axis=2, keepdims=True)).reshape(-1)
+
+
+def _rounded(values: Any) -> Any:
+    """The nearest numbers of bfloat16, as float64."""
+    flat = np.ascontiguousarray(values, np.float32).reshape(1, -1)
+    return BF16.dequantize(BF16.quantize(flat)).reshape(values.shape).astype(np.float64)
+
+
+def _cut(values: Any) -> Any:
+    """The next numbers of bfloat16 towards zero, as float64."""
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+def work(head_dim: int, heads_per_key: int, is_capped: bool = False) -> KernelWork:
+    """As `attention.work`, of caches of float16."""
+    return replace(plain.work(head_dim, heads_per_key, 2, is_capped), dtype="bfloat16")
+
+
+def _examples(tokens: int, threads: int, slides: bool, cap: float) -> Callable[..., Arguments]:
+    of_any = plain.examples_of(tokens, threads, np.uint16, slides, cap)
+
+    def examples(rng: np.random.Generator, size: int) -> Arguments:
+        made: Arguments = of_any(rng, size + size % 2)
+        return made
+
+    return examples
+
+
+def kernel_for(tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0) -> Kernel:
+    """The kernel; its examples are as `attention.kernel_for` has them, of caches of float16."""
+    return Kernel(
+        name="attention_bf16",
+        reference=reference,
+        implementation=attention_bf16,
+        work=work,
+        outputs=(7,),
+        contract=contract("attention_bf16"),
+        examples=_examples(tokens, threads, slides, cap),
+        parallel=True,
+        by_token=(0, 7),
+    )
+
+
+ATTENTION_BF16 = kernel_for()
