@@ -13,13 +13,13 @@ import pytest
 
 from benchmarks import kernels as measured
 from cbtop.compute.contracts import all_names, contract
-from cbtop.compute.jit.cpu import HAS_TILES
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.kernels import all_kernels
 from cbtop.compute.verification import PARTS, REFERENCE, SINGLE_TOKENS, Variant
 from tests.compute import test_contracts, test_kernels
 
-OF_TILES = "linear_bf16"  # runs where the processor multiplies tiles, and its contract is tested everywhere
-NOT_HERE = set() if HAS_TILES else {OF_TILES}
+# What runs where the processor multiplies tiles, or pairs of bfloat16 sooner; its contract is tested everywhere.
+NOT_HERE = {*["linear_bf16"] * (not HAS_TILES), *["attention_bf16"] * (not BF16_PAYS)}
 
 
 def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
@@ -83,7 +83,7 @@ def test_every_kernel_that_has_parts_and_no_other_is_compared_with_them() -> Non
 @pytest.mark.parametrize("name", sorted({kernel.contract.name for kernel in all_kernels() if kernel.parallel}))
 def test_a_kernel_that_spreads_over_threads_is_tested_on_one_and_on_two_and_beside_single_tokens(name: str) -> None:
     if name in NOT_HERE:
-        pytest.skip("this processor multiplies no tiles")
+        pytest.skip("this processor multiplies no tiles, or no pairs of bfloat16")
     hows = [variant.how for variant in variants_beside(REFERENCE) if variant.kernel.contract.name == name]
     assert any("2 threads" in how for how in hows)
     assert any("1 thread" in how for how in hows)
