@@ -57,8 +57,8 @@ ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # bytes
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # what products of integers are made of
 HAS_BF16 = _has("avx512bf16")  # adds products of two bfloat16 to a float32
-# A Zen 4 begins a vector of sixteen products of float32 in each cycle, or one of 32 of bfloat16. (A Xeon begins two of
-# float32: its attention takes 1.9 times as long with pairs of bfloat16, for one token at position 2,000.)
+# A Zen 4 begins a vector of sixteen products of float32 in each cycle, or one of 32 of bfloat16. A Xeon begins two of
+# float32: its attention takes 1.9 times as long with pairs of bfloat16, for one token at position 2,000.
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
 # AMX: multiplies tiles of bfloat16. What is compiled for another processor runs on none.
 HAS_TILES = HAS_BF16 and all(map(_has, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
