@@ -103,6 +103,7 @@ def _run(run: Run) -> dict[str, Any]:
         "seen": run.seen,
         "untrusted": run.untrusted,
         "is_cut": run.is_cut,
+        "is_gone": run.is_gone,
         "gpu_clock_mhz": run.gpu_clock_mhz,
         "host_busy_percent": run.host_busy_percent,
         "paces": [[pace.cache_us, pace.memory_us] for pace in run.paces],
@@ -170,6 +171,7 @@ def _decoded(document: object) -> Run:
         seen=_whole(said.get("seen"), "seen"),
         untrusted=_text(said.get("untrusted"), "untrusted"),
         is_cut=said.get("is_cut") is True,
+        is_gone=said.get("is_gone") is True,
         gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
         host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
         paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),  # older: none

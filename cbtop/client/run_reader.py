@@ -180,6 +180,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         if faulty and state
         else damage or _stall(name, source),
         is_cut=is_cut,
+        is_gone=state is not None and state.state is SourceStatus.GONE,
         failed_checks=tuple(
             f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed
         ),

@@ -259,6 +259,11 @@ def diff(
         for run in (base, now)
         if run.is_cut
     ]
+    notes += [
+        f"the process of {run.name} said no goodbye: it was killed, or left by os._exit or exec"
+        for run in (base, now)
+        if run.is_gone
+    ]
     parts: list[PartDiff] = []
     befores = {(part.phase, part.work): part for part in base.parts if phase in (None, part.phase)}
     afters = {(part.phase, part.work): part for part in now.parts if phase in (None, part.phase)}

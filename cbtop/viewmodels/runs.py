@@ -119,6 +119,7 @@ class Run:
     seen: int
     untrusted: str = ""  # why nothing in it can be trusted
     is_cut: bool = False  # its recording was never closed: whoever wrote it was killed, writes on, or it was cut off
+    is_gone: bool = False  # its process said no goodbye: it was killed, or left by os._exit or exec
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # of its GPUs while it ran, median
     host_busy_percent: float | None = None  # of the time of all processors, by whatever ran there, median
@@ -252,6 +253,7 @@ def together(runs: Sequence[Run]) -> Run:
         seen=sum(run.seen for run in runs),
         untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
         is_cut=any(run.is_cut for run in runs),
+        is_gone=any(run.is_gone for run in runs),
         gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
         host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
         paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),

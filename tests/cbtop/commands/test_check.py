@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -367,6 +368,18 @@ def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(
         assert check("--baseline", baseline, "--learn", runs, "--", sys.executable, "-c", COMMAND) == 0
         said = f"cbtop: decode, run {runs} beside those before: found 95% of the time: a change of "
         assert (said in capfd.readouterr().err) is is_said
+
+
+def test_a_process_that_was_killed_within_the_command_is_said_beside_what_holds(
+    runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)
+    killed = COMMAND.replace('profiler.close("done")', "import os; os.kill(os.getpid(), 9)")
+    within = ("--", "sh", "-c", f"{shlex.join([sys.executable, '-c', killed])}; true")
+    assert check("--baseline", baseline, "--learn", 1, *command) == 0
+    for run, is_said in ((command, False), (within, True)):
+        assert check("tokens_per_sec>=0.001x", "--baseline", baseline, *run) == 0
+        assert ("said no goodbye: it was killed, or left by os._exit or exec" in capfd.readouterr().out) is is_said
 
 
 def test_a_process_that_runs_is_recorded_and_compared(

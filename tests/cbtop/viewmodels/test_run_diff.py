@@ -183,12 +183,12 @@ def test_a_busier_machine_is_said_beside_what_changed() -> None:
     assert not diff(base, replace(now, host_busy_percent=60.0)).notes
 
 
-def test_runs_taken_together_forget_no_clock_no_cut_and_no_failed_check() -> None:
+def test_runs_taken_together_forget_no_clock_no_cut_no_process_that_is_gone_and_no_failed_check() -> None:
     runs = [replace(made_run(seed), gpu_clock_mhz=1000.0 * seed) for seed in (1, 2, 3)]
     assert together(runs).gpu_clock_mhz == 2000
     assert together([*runs[:2], replace(runs[2], gpu_clock_mhz=None)]).gpu_clock_mhz is None
-    odd = together([*runs[:2], replace(runs[2], is_cut=True, failed_checks=("RmsNorm: finite",))])
-    assert (odd.is_cut, odd.failed_checks) == (True, ("RmsNorm: finite",))
+    odd = together([*runs[:2], replace(runs[2], is_cut=True, is_gone=True, failed_checks=("RmsNorm: finite",))])
+    assert (odd.is_cut, odd.is_gone, odd.failed_checks) == (True, True, ("RmsNorm: finite",))
 
 
 def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -> None:
