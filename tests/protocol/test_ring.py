@@ -36,6 +36,7 @@ from cbtop.protocol.ring import (
     HEADER_BYTES,
     HELD,
     LANE_SHIFT,
+    MADV_POPULATE_WRITE,
     MAX_NODE,
     MAX_RECORDS,
     NEVER_WRITTEN,
@@ -295,6 +296,32 @@ def test_a_file_that_is_no_ring_is_refused(path: Path) -> None:
 def test_the_ring_is_the_users_alone(path: Path) -> None:
     RingWriter(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is told by Linux alone")
+def test_every_page_is_mapped_before_the_first_record_so_that_no_step_waits_for_one(path: Path) -> None:
+    ring = RingWriter(path, 1 << 20)
+    try:
+        ring._memory.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
+    except OSError:
+        pytest.skip("Linux before 5.14 maps them as they are written")
+    _, _, mapped = Path("/proc/self/smaps").read_text().partition(f"{path}\n")
+    resident = next(line.split() for line in mapped.splitlines() if line.startswith("Rss:"))
+    assert resident == ["Rss:", str(((1 << 20) + HEADER_BYTES) >> 10), "kB"]
+
+
+@pytest.mark.parametrize("reason", [errno.EINVAL, errno.ENOMEM])
+def test_where_the_system_maps_no_pages_ahead_a_ring_is_made_all_the_same(
+    path: Path, reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Memory(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(reason, "no")
+
+    monkeypatch.setattr("cbtop.protocol.ring.mmap.mmap", Memory)
+    ring = RingWriter(path, 1 << 12)
+    ring.record(5, 1, 2, 3)
+    assert RingReader(path).read().node.tolist() == [5]
 
 
 def test_a_full_disk_is_an_error_at_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
