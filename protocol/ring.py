@@ -329,8 +329,8 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 
 
 def _fault_in(memory: mmap.mmap) -> None:
-    """Map every page for writing, which takes 7 ms of 8 MiB on ext4 and 2 on a tmpfs: otherwise the step that comes to
-    a new page waits for it until the ring has been filled once, 0.9 % of a decode of 3 ms."""
+    """Map every page for writing, which takes 7 ms of 8 MiB on ext4 and 2 on a tmpfs. Otherwise a step that comes to
+    a new page waits for it, until the ring has been filled once: 0.9 % of a decode of 3 ms."""
     if sys.platform == "linux":
         with suppressed(OSError):  # before Linux 5.14: they are mapped as they are written
             memory.madvise(MADV_POPULATE_WRITE)

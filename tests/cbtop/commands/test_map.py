@@ -52,7 +52,7 @@ def test_map_of_a_kernel_that_there_is_not_names_those_that_there_are(
     code, out, err = called(capsys, "map", model, "--kernel", "flash")
     assert (code, out) == (3, "")
     assert "no kernel has 'flash' in its name; there are add_rms_norm" in err
-    assert ", attention, " in err
+    assert ", attention" in err
 
 
 def test_map_of_no_model_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
