@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.cpu import HAS_TILES, TIER
-from cbtop.compute.kernels import attention, linear, linear_int8
+from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
+from cbtop.compute.kernels import attention, attention_bf16, linear, linear_int8
 from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.kernels.quantize_rows import empty_codes
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -169,10 +169,11 @@ def _attentions(threads: int) -> list[Rung]:
     for cache in caches:
         cache[:] = _floats(*cache.shape).astype(np.float16).view(np.uint16)
     scratches = [attention.scratch_for(count, HEAD_DIM) for count in (1, threads)]
+    attend = attention_bf16.attention_bf16 if BF16_PAYS else attention.attention
     found = []
     for positions in POSITIONS:
         start, scale = positions - 1, HEAD_DIM**-0.5
-        ways = [partial(attention.attention, q, *caches, start, scale, 0, 0.0, out, each) for each in scratches]
+        ways = [partial(attend, q, *caches, start, scale, 0, 0.0, out, each) for each in scratches]
         found.append(Rung(q.size * positions, *ways))
     return found
 

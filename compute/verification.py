@@ -224,6 +224,9 @@ def _attention() -> Iterator[Variant]:
             held = kernel_for(tokens, threads, slides=True, cap=2.0)
             yield _of(held, tokens, threads, ", a window, a soft cap")
             yield _of(kernel_for(tokens, threads, slides=True), tokens, threads, ", a window")
+        for tokens, threads, group in ((1, 1, 8), (1, 2, 1), (6, 1, 2), (70, 2, 8)):
+            rising = kernel_for(tokens, threads, group=group, rises=True)
+            yield _of(rising, tokens, threads, f", groups of {group}, scores that rise")
     for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
         for name, dtype in attention.CACHE_TYPES.items():
             yield _of(attention.kernel_for(tokens, threads, dtype), tokens, threads, f", {name} cache")

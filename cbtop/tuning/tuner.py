@@ -23,7 +23,7 @@ PROFILED = 3  # requests whose bricks are recorded
 SPARE = 1.2  # a round may take so much longer than the first ones did
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
 # What a setting changes, by the contracts of the kernels that compute otherwise under it.
-PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated"})
+PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
@@ -201,6 +201,7 @@ class BrickTuner:
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
 
     def _shares(self) -> tuple[Share, ...]:
+        from cbtop.compute.jit.cpu import BF16_PAYS
         from cbtop.profiler.profiler import BrickProfiler
         from cbtop.profiler.recorder import RingRecorder
 
@@ -216,6 +217,8 @@ class BrickTuner:
         kernels: dict[str, tuple[bool, frozenset[str]]] = {}
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
+            if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
+                names |= {"attention_bf16"}  # which it would be beside products of int8
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 

@@ -64,8 +64,9 @@ LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores come as powe
 # would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # How far above what weights are relative to a score may be before something higher takes its place: to look for the
-# largest of every block takes 4 % of all. No weight is above 2^32, which is far from being infinite.
-ABOVE = np.float32(32)
+# largest of every block takes 4 % of all. No weight is above 2^8, so that sums of them are far from being infinite.
+ABOVE = np.float32(8)
+NOTHING_LEFT = np.float32(126)  # by so much higher, and what was before is nothing beside it
 SHARE = 1  # of what values add up to that is taken of all of them
 
 
@@ -249,7 +250,8 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
         largest = np.floor(largest_of(most))  # a power of two and no more: what is rounded is rounded as before
-        factor = exponential(np.float32((before - largest) * LN_2))
+        rise = np.float32(largest - before)
+        factor = exponential(np.float32(-rise * LN_2)) if rise < NOTHING_LEFT else np.float32(0)
         scratch[row, state] = largest
         for i in range(lanes):
             scratch[row, state + lanes + i] *= factor
@@ -455,6 +457,8 @@ def attend(
         together(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, chunks)
 
 
+# Of scores, from block to block: by less than weights may rise, and by more beside those before, which still count.
+RISES = np.array([0, 5, 10, 15], np.float32)
 LARGEST_HEAD = 256  # of a GPU's
 LARGEST_OF_MANY = 128  # more are too many registers for 16 rows a warp
 HELD = "_held"  # how entries end whose scores have a cap
@@ -548,25 +552,48 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
     )
 
 
-def examples_of(tokens: int, threads: int, dtype: Any, slides: bool, cap: float) -> Any:
+def examples_of(
+    tokens: int, threads: int, dtype: Any, slides: bool, cap: float, group: int = 3, rises: bool = False
+) -> Any:
+    """Of heads as large as `size`, or what models have beyond 64; of `group` heads for one of keys and values.
+
+    `rises`: scores do from block to block, by more than weights may, to where earlier ones still count.
+    """
+
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        heads, kv_heads, start = 6, 2, 8 * size if tokens == 1 else size
-        k_cache, v_cache = empty_caches(kv_heads, start + tokens, size, np.float32)
+        head_dim = size if size <= 64 else 256
+        kv_heads, start = 2, 8 * min(size, 16) if tokens == 1 else size
+        if rises:
+            start = max(9 * head_dim, len(RISES) * POSITIONS)
+        k_cache, v_cache = empty_caches(kv_heads, start + tokens + 1, head_dim, np.float32)
         k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
+        columns = kv_heads * group * head_dim
+        times = 1 if rises or tokens == 1 else 3  # of one token, every position counts
+        q, out = times * floats(rng, tokens, columns), np.zeros((tokens, columns), np.float32)
+        if rises:
+            q[:, ::head_dim] = 1
+            rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
+            rise[start // LANES :] += RISES[1]  # a token's own position counts beside thousands
+            k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
-        q, out = 3 * floats(rng, tokens, heads * size), np.zeros((tokens, heads * size), np.float32)
         window = 1 + size // 2 if slides else 0
-        return q, k_cache, v_cache, start, size**-0.5, window, cap, out, scratch_for(threads, size)
+        return q, k_cache, v_cache, start, head_dim**-0.5, window, cap, out, scratch_for(threads, head_dim)
 
     return examples
 
 
 def kernel_for(
-    tokens: int = 1, threads: int = 1, dtype: Any = np.uint16, slides: bool = False, cap: float = 0.0
+    tokens: int = 1,
+    threads: int = 1,
+    dtype: Any = np.uint16,
+    slides: bool = False,
+    cap: float = 0.0,
+    group: int = 3,
+    rises: bool = False,
 ) -> Kernel:
     """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`, their scores held by `cap`;
-    `slides`: with a window."""
+    `slides`: with a window; the others: see `examples_of`."""
     return Kernel(
         name="attention",
         reference=reference,
@@ -574,7 +601,7 @@ def kernel_for(
         work=work,
         outputs=(7,),
         contract=contract("attention"),
-        examples=examples_of(tokens, threads, dtype, slides, cap),
+        examples=examples_of(tokens, threads, dtype, slides, cap, group, rises),
         parallel=True,
         by_token=(0, 7),
         cuda=CudaKernel((FEW_OF_HALVES, FEW_OF_FLOATS, MANY_OF_HALVES), launches),

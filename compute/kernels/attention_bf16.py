@@ -196,8 +196,10 @@ def work(head_dim: int, heads_per_key: int, is_capped: bool = False) -> KernelWo
     return replace(plain.work(head_dim, heads_per_key, 2, is_capped), dtype="bfloat16")
 
 
-def _examples(tokens: int, threads: int, slides: bool, cap: float) -> Callable[..., Arguments]:
-    of_any = plain.examples_of(tokens, threads, np.uint16, slides, cap)
+def _examples(
+    tokens: int, threads: int, slides: bool, cap: float, group: int, rises: bool
+) -> Callable[..., Arguments]:
+    of_any = plain.examples_of(tokens, threads, np.uint16, slides, cap, group, rises)
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         made: Arguments = of_any(rng, size + size % 2)
@@ -206,7 +208,9 @@ def _examples(tokens: int, threads: int, slides: bool, cap: float) -> Callable[.
     return examples
 
 
-def kernel_for(tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0) -> Kernel:
+def kernel_for(
+    tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
+) -> Kernel:
     """The kernel; its examples are as `attention.kernel_for` has them, of caches of float16."""
     return Kernel(
         name="attention_bf16",
@@ -215,7 +219,7 @@ def kernel_for(tokens: int = 1, threads: int = 1, slides: bool = False, cap: flo
         work=work,
         outputs=(7,),
         contract=contract("attention_bf16"),
-        examples=_examples(tokens, threads, slides, cap),
+        examples=_examples(tokens, threads, slides, cap, group, rises),
         parallel=True,
         by_token=(0, 7),
     )

@@ -106,6 +106,15 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows(kernel: Ke
     np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=tolerance)
 
 
+def test_what_is_nothing_beside_a_score_far_above_adds_nothing_however_large_it_is() -> None:
+    k_cache, v_cache = empty_caches(1, 128, 16, np.float32)
+    k_cache[0, 4:, 0], v_cache[0, :64], v_cache[0, 64:] = 200, 1e30, 1
+    q, out = np.zeros((1, 16), np.float32), np.zeros((1, 16), np.float32)
+    q[0, 0] = 1
+    ATTENTION.implementation(q, k_cache, v_cache, 127, 1.0, 0, 0.0, out, scratch_for(1, 16))
+    np.testing.assert_allclose(out, np.ones_like(out), rtol=1e-5)
+
+
 @IN_BOTH
 @given(rises=st.lists(st.floats(-60, 60), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_scores_that_rise_from_block_to_block_are_weighed_as_if_all_were_known_before(

@@ -53,6 +53,8 @@ def test_a_decoder_takes_it_where_its_products_take_int8_its_cache_is_of_float16
     model = model_to_run(model_files["qwen2"], is_exact=is_exact)
     decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 64, cache_type)
     assert {kernel.name for layer in decoder.bricks.layers for kernel in layer.attention.kernels} == {expected}
+    dtype = "bfloat16" if expected == "attention_bf16" else "float32"  # of the roof that it stands under
+    assert {layer.attention.definition.work.dtype for layer in decoder.bricks.layers} == {dtype}
     assert [one for one in decoder.verify([3, 1, 4, 1, 5]) if not one.passed] == []
 
 

@@ -155,7 +155,10 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
 
     module, place = {
         "product_bytes": (measuring.linear_int8.linear_int8.__globals__["multiply_one"].__globals__, "on_threads"),
-        "attention_products": (measuring.attention.attention.__globals__, "_attend_parallel"),
+        "attention_products": (
+            vars(measuring.attention_bf16 if measuring.BF16_PAYS else measuring.attention),
+            "_attend_parallel",
+        ),
         "bf16_tokens": (measuring.linear_int8.linear_bf16.prepared.__globals__, "_round_tokens"),
         "exact_bytes": (vars(measuring.linear), "linear"),
     }[name]

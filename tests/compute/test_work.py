@@ -22,6 +22,7 @@ from cbtop.compute.kernels import (
     add_rms_norm,
     add_rms_norm_int8,
     attention,
+    attention_bf16,
     expert_gated,
     expert_linear,
     gated,
@@ -125,6 +126,9 @@ def test_a_brick_of_several_types_stands_under_the_highest_roof_and_on_a_gpu_und
     rounded = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(InterleavedMatrix), has_bias=False))
     assert combined_work((routed, rounded)).dtype == "int8"
     assert combined_work((routed,)).dtype == "float32"
+    attended = Launch(attention_bf16.ATTENTION_BF16, attention_bf16.work(64, 6))
+    assert combined_work((attended,)).dtype == combined_work((routed, attended)).dtype == "bfloat16"
+    assert combined_work((attended, rounded)).dtype == "int8"
     profiler = BrickProfiler(enabled=False)
     on_gpu = ComputeBrick(LM_HEAD, (rounded,), "cuda", profiler, names_launches=True)
     assert on_gpu.definition.work.dtype == ""
@@ -140,6 +144,7 @@ def test_no_brick_of_one_token_is_recorded_as_bfloat16_and_all_products_of_a_lon
 ) -> None:
     """Queries, keys and values in one were, in a decode step: they stood under the roof of tiles."""
     monkeypatch.setattr(bricks, "HAS_TILES", True)
+    monkeypatch.setattr(bricks, "BF16_PAYS", False)  # attention, which no processor has beside tiles
     decoder = Decoder(model_to_run(model_files[family]), "numba", 1, profiler, context=64)
     decoder.decode(decoder.prefill(range(32)))
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}

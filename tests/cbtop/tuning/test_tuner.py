@@ -121,6 +121,23 @@ def test_of_a_model_whose_weights_are_read_as_they_lie_no_product_is_of_int8(
             assert BrickTuner(Bench(path, 20), setting, Request(16, 4))._has_int8() == has_int8
 
 
+@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("pays", [True, False])
+def test_attention_counts_with_products_where_it_is_rounded_with_them(
+    pays: bool, is_exact: bool, cache_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbtop.compute.jit.cpu.BF16_PAYS", pays)
+    monkeypatch.setattr("cbtop.compute.decoder.bricks.BF16_PAYS", pays)
+    path = tmp_path / "tiny.gguf"
+    write_model(path, TINY, lambda *_: None)
+    tuner = BrickTuner(Bench(path, 20), Setting(1, is_exact, cache_type), Request(8, 2))
+    (share,) = (one for one in tuner._shares() if one.brick == ATTENTION.brick)
+    rounded = pays and cache_type == "f16" and TIER != "generic"
+    assert bool(share.contracts & tuner_module.PRODUCTS) == rounded
+    assert share.contracts & tuner_module.CACHES
+
+
 def test_what_was_measured_better_is_kept_with_its_interval_and_the_rest_is_not() -> None:
     bench = MadeBench(speed)
     found = tuned(bench)
