@@ -203,5 +203,5 @@ def combined_work(launches: Sequence[Launch]) -> Work:
         flops_per_element=per_element([launch.work.flops_per_element for launch in launches]),
         bytes_per_call=sum(launch.work.bytes_per_call for launch in launches),
         bytes_per_element=per_element([launch.work.bytes_per_element for launch in launches]),
-        dtype=next(dtype for dtype in ("int8", "bfloat16", "float32") if dtype in dtypes),
+        dtype=next((dtype for dtype in ("int8", "bfloat16") if dtype in dtypes), "float32"),
     )
