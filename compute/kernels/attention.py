@@ -197,22 +197,19 @@ def _add_values(
 
 
 @cache
-def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
-    """Scores and sums of values of so many rows and vectors at once."""
+def of_rows(function: Any, rows: int, vectors: int) -> Any:
+    """`function`, compiled for so many rows and vectors of sums at once."""
     own = {"_ROWS": rows, "_VECTORS": vectors}
-    name = f"of_{rows}_by_{vectors}"
-    scores, values = (
-        copy_of(_scores, f"_scores_{name}", **own),
-        copy_of(_add_values, f"_add_values_{name}", **own),
-    )
-    return jit_inlined(scores), jit_inlined(values)
+    return jit_inlined(copy_of(function, f"{function.__name__}_of_{rows}_by_{vectors}", **own))
 
 
-_scores_of_six, _add_values_of_six = _copies(MANY, 2 if WIDE else 1)
-_scores_of_four, _add_values_of_four = _copies(SOME, 2 if WIDE else 1)
-_scores_of_pair, _add_values_of_pair = _copies(PAIR, 2)
+_scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
+_add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
+_scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
 # What is left of a head's values where two vectors at once are not all: of one vector at once nothing is.
-_add_last_of_six, _add_last_of_four, _add_last_of_pair = (_copies(rows, 1)[1] for rows in (MANY, SOME, PAIR))
+_add_last_of_six, _add_last_of_four, _add_last_of_pair = (
+    of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
+)
 
 
 @jit_inlined

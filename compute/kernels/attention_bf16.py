@@ -37,6 +37,7 @@ from cbtop.compute.kernels.attention import (
     first_seen,
     hold,
     keys_of,
+    of_rows,
     take_query,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
@@ -47,7 +48,7 @@ U = np.uint64
 # numbers, whose m is as often below sqrt(2) as above (Benford), 1 / m is 1 / (2 ln 2) on average.
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
+_ROWS, _VECTORS = 2, 2  # as in `attention`
 
 
 def _scores(
@@ -85,21 +86,6 @@ def _add_values(
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
 
-def _copies(rows: int, vectors: int) -> tuple[Any, Any]:
-    """As `attention._copies`."""
-    own = {"_ROWS": rows, "_VECTORS": vectors}
-    name = f"bf16_of_{rows}_by_{vectors}"
-    scores, values = (
-        copy_of(_scores, f"_scores_{name}", **own),
-        copy_of(_add_values, f"_add_values_{name}", **own),
-    )
-    return jit_inlined(scores), jit_inlined(values)
-
-
-_of_many, _of_some, _of_pair = _copies(MANY, 1), _copies(SOME, 1), _copies(PAIR, 2)
-_last_of_pair = _copies(PAIR, 1)[1]
-
-
 @jit_inlined
 def _take_query(
     q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any
@@ -131,13 +117,13 @@ _OWN = {
     "SHARE": CUT,
     "take_query": _take_query,
     "_weigh": _weigh,
-    "_scores_of_six": _of_many[0],
-    "_scores_of_four": _of_some[0],
-    "_scores_of_pair": _of_pair[0],
-    "_add_values_of_six": _of_many[1],
-    "_add_values_of_four": _of_some[1],
-    "_add_values_of_pair": _of_pair[1],
-    "_add_last_of_pair": _last_of_pair,
+    "_scores_of_six": of_rows(_scores, MANY, 1),
+    "_scores_of_four": of_rows(_scores, SOME, 1),
+    "_scores_of_pair": of_rows(_scores, PAIR, 2),
+    "_add_values_of_six": of_rows(_add_values, MANY, 1),
+    "_add_values_of_four": of_rows(_add_values, SOME, 1),
+    "_add_values_of_pair": of_rows(_add_values, PAIR, 2),
+    "_add_last_of_pair": of_rows(_add_values, PAIR, 1),
 }
 _attend = jit(copy_of(attend_any, "_attend_bf16", **_OWN))
 _attend_held = jit(copy_of(attend_any, "_attend_bf16_held", **_OWN, _held=hold))
