@@ -67,7 +67,7 @@ LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # largest of every block takes 4 % of all. No weight is above 2^8, so that sums of them are far from being infinite.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # by so much higher, and what was before is nothing beside it
-SHARE = 1  # of what values add up to that is taken of all of them
+TIMES = 1  # that values were smaller than they are: what they add up to is multiplied by it
 
 
 def reference(
@@ -384,7 +384,7 @@ def attend_any(  # compiled
                         _add_last_of_pair(values, first, skipped, count, ahead, scratch, at, output, column)
         for one in range(rows):
             t, head = first_token + one // heads_here, first_head + one % heads_here
-            inverse = np.float32(np.float32(SHARE) / total_of(load_floats(scratch, base + one, state + lanes)))
+            inverse = np.float32(np.float32(TIMES) / total_of(load_floats(scratch, base + one, state + lanes)))
             for i in range(head_dim):
                 out[t, head * head_dim + i] = scratch[base + one, output + i] * inverse
 

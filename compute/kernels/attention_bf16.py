@@ -114,7 +114,7 @@ def _weigh(scratch: Any, row: Any, state: Any) -> None:
 
 _OWN = {
     "WIDE": False,
-    "SHARE": CUT,
+    "TIMES": CUT,
     "take_query": _take_query,
     "_weigh": _weigh,
     "_scores_of_six": of_rows(_scores, MANY, 1),
