@@ -21,6 +21,7 @@ from benchmarks.base import Figure, Ratio
 from benchmarks.llama_peer import Product, library
 from cbtop.compute.backends import cpu_backend
 from cbtop.compute.ceilings import _read
+from cbtop.compute.decoder.machine import activations
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.jit.vectors import add, load_floats, prefetch, splat, total_of
@@ -110,7 +111,8 @@ def _figures_of(
 
 
 def _product(matrix: QuantizedMatrix) -> tuple[str, Callable[[], object]]:
-    block_format, x = matrix.format, np.ones((1, COLUMNS), np.float32)
+    block_format, x = matrix.format, activations((1, COLUMNS), np.float32)
+    x[:] = 1
     out = np.zeros((1, matrix.rows), np.float32)
     if TIER == "generic" or not can_interleave(matrix):
         scratch = np.zeros((1, COLUMNS), np.float32)

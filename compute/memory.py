@@ -72,14 +72,15 @@ def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[N
     ]
 
 
-def line_aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """As `np.zeros`, from where a line of the cache begins.
+def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0) -> NDArray[Any]:
+    """As `np.zeros`, from where a line of the cache begins, or so many bytes behind it.
 
-    NumPy's arrays begin 16 bytes behind one: of vectors of 64 bytes each is in two lines then.
+    NumPy's large arrays begin 16 bytes behind one: of vectors of 64 bytes each is in two lines then. Its small ones
+    begin anywhere.
     """
     size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size_bytes + LINE_BYTES, np.uint8)
-    begin = -memory.ctypes.data % LINE_BYTES
+    memory = np.zeros(size_bytes + 2 * LINE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % LINE_BYTES + behind_bytes
     zeros: NDArray[Any] = memory[begin : begin + size_bytes].view(dtype).reshape(shape)
     return zeros
 

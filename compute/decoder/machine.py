@@ -10,8 +10,10 @@ import numpy as np
 
 from cbtop.compute.backends import refuse_threads_of_fork, turn
 from cbtop.compute.decoder.base import Model
+from cbtop.compute.jit.cpu import LOOKS_AHEAD
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.memory import line_aligned_zeros
 
 
 class Machine(Protocol):
@@ -54,6 +56,17 @@ class Machine(Protocol):
         """What kernels have written, where Python reads it."""
 
 
+def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
+    """Zeros, where what is computed for a token is to lie.
+
+    On a Zen 4 they begin 16 bytes behind a line of the cache: products of BF16 read weights from memory at 0.97 to
+    0.99 of its bandwidth then, and at 0.65 where activations begin with a line; F16 at 0.94 to 0.98 and 0.91 to 0.95.
+    """
+    if not LOOKS_AHEAD:
+        return np.zeros(shape, dtype)
+    return line_aligned_zeros((shape,) if isinstance(shape, int) else shape, dtype, 16)
+
+
 class Host:
     """The CPU, on some threads."""
 
@@ -76,8 +89,8 @@ class Host:
         return values
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """NumPy's."""
-        return np.zeros(shape, dtype)
+        """NumPy's, from where products of floats read them soonest."""
+        return activations(shape, dtype)
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
         """As attention has them."""

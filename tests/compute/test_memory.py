@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
+from cbtop.compute.decoder import machine
 from cbtop.compute.jit.function_cache import LLVM
 from cbtop.compute.memory import LINE_BYTES, available_bytes, give_back_code, on_huge_pages, zeros_on_huge_pages
 
@@ -130,3 +131,14 @@ def test_code_that_is_given_back_is_mapped_no_more_and_runs_again() -> None:
 
 def test_of_a_library_that_is_not_there_nothing_is_given_back() -> None:
     give_back_code("libnobody.so")
+
+
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_activations_are_zeros_that_begin_where_products_of_floats_read_them_soonest(
+    looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "LOOKS_AHEAD", looks_ahead)
+    for given, shape in ((5, (5,)), ((1, 7), (1, 7)), ((3, 768), (3, 768)), ((128, 3840), (128, 3840))):
+        found = machine.activations(given, np.float32)
+        assert (found.shape, found.dtype, found.any(), found.flags.c_contiguous) == (shape, np.float32, False, True)
+        assert not looks_ahead or found.ctypes.data % 64 == 16
