@@ -1514,6 +1514,145 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
     return Py_NewRef(function);
 }
 
+/* A builtin function of the host's whose calls are timed: the object stays the host's own, with its name, identity and
+   place; only what its call runs is another, and only while it is wanted. */
+typedef struct {
+    PyMethodDef ours;
+    PyMethodDef *theirs;
+    PyCFunctionObject *function;
+    PyObject *call; /* a FunctionCall */
+} TimedBuiltin;
+enum { TIMED_BUILTINS = 4 };
+static TimedBuiltin timed_builtins[TIMED_BUILTINS];
+static PyObject *dispatch_stack_of_torch; /* tells how many modes look on at calls of torch */
+
+static PyObject *
+call_builtin(TimedBuiltin *timed, PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyCFunctionWithKeywords theirs = (PyCFunctionWithKeywords)(void (*)(void))timed->theirs->ml_meth;
+    PyObject *call = Py_XNewRef(timed->call), *result;
+    int is_timed = call != NULL && PyDict_GET_SIZE(swapped_in) > 0;
+    if (is_timed && dispatch_stack_of_torch != NULL) { /* tensors without contents: nothing runs */
+        PyObject *modes = PyObject_CallNoArgs(dispatch_stack_of_torch);
+        is_timed = modes != NULL && PyLong_Check(modes) && PyLong_AsLong(modes) == 0;
+        Py_XDECREF(modes);
+        PyErr_Clear();
+    }
+    result = is_timed ? function_call(call, args, kwargs) : theirs(self, args, kwargs);
+    Py_XDECREF(call);
+    return result;
+}
+
+#define TIMED_BUILTIN(at)                                                                                              \
+    static PyObject *call_builtin_##at(PyObject *self, PyObject *args, PyObject *kwargs)                                \
+    {                                                                                                                  \
+        return call_builtin(&timed_builtins[at], self, args, kwargs);                                                  \
+    }
+TIMED_BUILTIN(0)
+TIMED_BUILTIN(1)
+TIMED_BUILTIN(2)
+TIMED_BUILTIN(3)
+static const PyCFunctionWithKeywords calls_of_builtins[TIMED_BUILTINS] = {
+    call_builtin_0, call_builtin_1, call_builtin_2, call_builtin_3,
+};
+
+static int
+takes_keywords(PyObject *function)
+{
+    return Py_IS_TYPE(function, &PyCFunction_Type) &&
+           ((PyCFunctionObject *)function)->m_ml->ml_flags == (METH_VARARGS | METH_KEYWORDS) &&
+           ((PyCFunctionObject *)function)->vectorcall == NULL;
+}
+
+/* A builtin function that does what `function` does while nothing is timed. */
+static PyObject *
+copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    if (!takes_keywords(function)) {
+        PyErr_SetString(PyExc_TypeError, "expected a builtin function that takes a tuple and a dict");
+        return NULL;
+    }
+    PyCFunctionObject *theirs = (PyCFunctionObject *)function;
+    return PyCFunction_NewEx(theirs->m_ml, theirs->m_self, theirs->m_module);
+}
+
+/* Time the calls of a builtin function by a FunctionCall, or no longer where that is None. */
+static PyObject *
+time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *call;
+    if (!PyArg_ParseTuple(args, "OO", &function, &call))
+        return NULL;
+    TimedBuiltin *timed = NULL;
+    for (int i = 0; i < TIMED_BUILTINS && timed == NULL; i++)
+        if ((PyObject *)timed_builtins[i].function == function)
+            timed = &timed_builtins[i];
+    if (call == Py_None) {
+        if (timed != NULL && timed->function->m_ml == &timed->ours) /* the slot stays: a call may be running */
+            timed->function->m_ml = timed->theirs;
+        Py_RETURN_NONE;
+    }
+    if (timed == NULL) {
+        if (!takes_keywords(function) || !Py_IS_TYPE(call, function_calls.type)) {
+            PyErr_SetString(PyExc_TypeError, "expected a builtin function that takes a tuple and a dict, and its call");
+            return NULL;
+        }
+        for (int i = 0; i < TIMED_BUILTINS && timed == NULL; i++)
+            if (timed_builtins[i].function == NULL)
+                timed = &timed_builtins[i];
+        if (timed == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "too many builtin functions are timed");
+            return NULL;
+        }
+        timed->function = (PyCFunctionObject *)Py_NewRef(function);
+        timed->theirs = timed->function->m_ml;
+        timed->ours = *timed->theirs;
+        timed->ours.ml_meth = (PyCFunction)(void (*)(void))calls_of_builtins[timed - timed_builtins];
+    }
+    Py_XSETREF(timed->call, Py_NewRef(call));
+    timed->function->m_ml = &timed->ours;
+    Py_RETURN_NONE;
+}
+
+static PyObject *standing, *host_attribute, *missed; /* see call_attribute.py */
+
+/* As Slot.__get__: what stands in for the call of a module. */
+static PyObject *
+slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
+{
+    if (module == NULL || module == Py_None)
+        Py_RETURN_NONE;
+    PyObject *key = PyLong_FromVoidPtr(module);
+    if (key == NULL)
+        return NULL;
+    PyObject *there = PyDict_GetItemWithError(standing, key);
+    Py_DECREF(key);
+    if (there == NULL)
+        return PyErr_Occurred() ? NULL : PyObject_CallOneArg(missed, module);
+    if (there != Py_None)
+        return Py_NewRef(there);
+    PyObject *attributes = PyObject_GenericGetDict(module, NULL);
+    if (attributes == NULL)
+        return NULL;
+    there = Py_XNewRef(PyDict_GetItemWithError(attributes, host_attribute));
+    Py_DECREF(attributes);
+    return there != NULL || PyErr_Occurred() ? there : Py_NewRef(Py_None);
+}
+
+static PyObject *
+compile_slot(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *type;
+    PyObject *stands, *name, *miss;
+    if (!PyArg_ParseTuple(args, "O!O!UO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss))
+        return NULL;
+    Py_XSETREF(standing, Py_NewRef(stands));
+    Py_XSETREF(host_attribute, Py_NewRef(name));
+    Py_XSETREF(missed, Py_NewRef(miss));
+    type->tp_descr_get = slot_get;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 compile_module_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1542,10 +1681,11 @@ static PyObject *
 compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *definition, *models, *words;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models,
-                          &PyFrozenSet_Type, &words))
+    PyObject *definition, *models, *words, *modes;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyType_Type, &type, &PyType_Type, &definition, &PyDict_Type, &models,
+                          &PyFrozenSet_Type, &words, &modes))
         return NULL;
+    Py_XSETREF(dispatch_stack_of_torch, Py_NewRef(modes));
     Py_XSETREF(hiding, Py_NewRef(words));
     Py_XSETREF(definition_type, Py_NewRef(definition));
     Py_XSETREF(swapped_in, Py_NewRef(models));
@@ -2040,7 +2180,7 @@ static PyMethodDef functions[] = {
      "Let calling an instance of `type` time its module in C. Its elements are the `numel()` of a first argument whose\n"
      "type is `kind` and that is not overridden, and what `elements_of(args, kwargs)` gives of others."},
     {"compile_function_calls", compile_function_calls, METH_VARARGS,
-     "compile_function_calls(type, definition, swapped_in, hiding, /)\n--\n\n"
+     "compile_function_calls(type, definition, swapped_in, hiding, modes, /)\n--\n\n"
      "Let calling an instance of `type` time its function in C, but in a `definition` of the same name. The values of\n"
      "`swapped_in` are the paths that record, `hiding` are the arguments by which attention leaves out keys."},
     {"compile_model_calls", compile_model_calls, METH_VARARGS,
@@ -2049,6 +2189,17 @@ static PyMethodDef functions[] = {
     {"compile_wrapper", compile_wrapper, METH_O,
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
+    {"compile_slot", compile_slot, METH_VARARGS,
+     "compile_slot(type, standing, name, missed, /)\n--\n\n"
+     "Let attributes of `type` be looked up in C: in `standing` by the id of their module, then as `name` in the module's\n"
+     "own dictionary; `missed(module)` gives it for a module that does not stand there."},
+    {"copy_builtin", copy_builtin, METH_O,
+     "copy_builtin(function, /)\n--\n\n"
+     "Make a builtin function that always does what `function` does when it is not timed."},
+    {"time_builtin", time_builtin, METH_VARARGS,
+     "time_builtin(function, call, /)\n--\n\n"
+     "Let calling the builtin `function` be calling `call`, a FunctionCall; or be its own call again if that is None.\n"
+     "The object stays as it is: identity, name, module and pickles."},
     {0},
 };
 

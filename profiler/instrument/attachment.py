@@ -12,44 +12,52 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument import captured_graphs, unseen
+from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
-from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, keep_dynamo_out, keep_jit_out
+from cbtop.profiler.instrument.call_attribute import (
+    ATTRIBUTE,
+    compile_lookup,
+    end,
+    forget,
+    is_known,
+    is_supported,
+    keep_dynamo_out,
+    leave,
+    meeting,
+    stand_by,
+    standing,
+)
 from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
-from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
+from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
+from cbtop.profiler.instrument.module_tree import modules_of
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import backend_of, stored_bytes
-from cbtop.profiler.instrument.wrapping import (
-    BrickCall,
-    Call,
-    as_without_us,
-    forget,
-    is_compiled,
-    is_symbolic,
-    stand_steadily,
-)
+from cbtop.profiler.instrument.wrapping import BrickCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
-_attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
+_attached: WeakIdKeyDictionary = (
+    WeakIdKeyDictionary()
+)  # attachments by the trunk's modules, whatever these compare as
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ class _Models:
     """The models that one profiler has shown, and what it says of the one that is named."""
 
     def __init__(self) -> None:
-        self.said: weakref.WeakKeyDictionary[nn.Module, _Said] = weakref.WeakKeyDictionary()
+        self.said: MutableMapping[nn.Module, _Said] = WeakIdKeyDictionary()
         self.names: dict[str, int] = {}  # given so far
         self.rank = (False, -1)  # of the one that is named: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
@@ -73,6 +81,7 @@ class _Models:
 
 _models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
 compile_steps()
+compile_lookup()
 
 
 class Attachment:
@@ -145,14 +154,11 @@ class Attachment:
 
     def begin(self) -> None:
         compilations.tell(self.profiler)
+        stand_by()
         for other in self._others:
             module = other()
             if module is not None:
-                module.__dict__.setdefault(ATTRIBUTE, None)  # the class is not asked at each of their calls
-        for part in self.steps.calls:
-            module = part.module()
-            if module is not None:
-                stand_steadily(module)
+                leave(module)
         for call in self._trunk:
             call.swap_in()
         root = self.root()
@@ -169,10 +175,12 @@ class Attachment:
             if not len(_attached):
                 _functions.unwrap()
                 compilations.end()
+                if _profiler is None:
+                    end()
             self.is_attached = False
             self.timing = Timing(self.profiler._host_path)
             self.steps.time_on(self.timing)
-            leave(self.profiler, [other.timing.path for other in _attached.values()])
+            eager_stamps.leave(self.profiler, [other.timing.path for other in _attached.values()])
 
     def _leave(self) -> None:
         for call in self._trunk:
@@ -182,7 +190,7 @@ class Attachment:
             del _attached[module]
         for other in self._others:
             module = other()
-            if module is not None:
+            if module is not None and standing(module) is None:
                 forget(module)
 
     def _look_again(self) -> None:
@@ -239,7 +247,7 @@ def _said_of(part: Part) -> Hashable:
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
     with _lock:
-        there = _attached.get(model)
+        there: Attachment | None = _attached.get(model)
         if there is not None and there.root() is model:
             return there
         why = _why_not(model)
@@ -257,7 +265,7 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
     """Attach to a model that a runner of `engine` runs: each run is a step. Without bricks no module is touched."""
     with _lock:
-        attachment = _attached.get(model)
+        attachment: Attachment | None = _attached.get(model)
         if attachment is None or attachment.root() is not model:
             plan = plan_of(model, is_timed_there=timing_of(profiler, model).is_there) or Plan()
             if not shows_bricks or _why_not(model):
@@ -269,8 +277,8 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
 
 def leave_alone(model: nn.Module) -> None:
     """Attach to nothing of `model` at its first call."""
-    for module in model.modules():
-        module.__dict__.setdefault(ATTRIBUTE, None)
+    for module in modules_of(model):
+        leave(module)
 
 
 def installed() -> BrickProfiler | None:
@@ -291,16 +299,15 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
                 other.steps.share(attachment.steps)
         if plan.parts:
             keep_dynamo_out()
-            _functions.replace(nn.Module, "compile", _in_place)
+            meeting.was_set = _was_set
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
-            if any([is_compiled(module) for module in model.modules()]):
+            if any([is_compiled(module) for module in modules_of(model)]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
-                _functions.wrap(model.modules())
+                _functions.wrap(modules_of(model))
                 wrap_collectives(_functions)
-        keep_jit_out()
         attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
@@ -312,7 +319,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
 def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any([isinstance(module, nn.DataParallel) for module in model.modules()]):
+    if any([issubclass(type(module), nn.DataParallel) for module in modules_of(model)]):
         return _COPIES
     return ""
 
@@ -375,9 +382,8 @@ def install(profiler: BrickProfiler) -> None:
         say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
         return
     _profiler, _cut_short = profiler, 0
-    keep_jit_out()
-    setattr(nn.Module, ATTRIBUTE, _first_call)
-    _functions.replace(nn.Module, "compile", _in_place)
+    meeting.first_call, meeting.was_set = _first_call, _was_set
+    stand_by()
     once_imported(GENERATION, _functions.wrap_generate)
 
 
@@ -386,10 +392,9 @@ def uninstall() -> None:
     global _profiler
     _profiler = None
     await_no_more()
-    if getattr(nn.Module, ATTRIBUTE) is _first_call:
-        setattr(nn.Module, ATTRIBUTE, None)
     for attachment in attachments():
         attachment.detach()
+    end()
     with _lock:
         if not len(_attached):  # also where the models were dropped, not detached
             _functions.unwrap()
@@ -403,8 +408,12 @@ def attachments() -> list[Attachment]:
         return list(dict.fromkeys(_attached.values()))
 
 
-def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """What a module's call is until it has an attribute of its own: a model is attached, any other pays no more."""
+def _first_call(module: nn.Module) -> Callable[..., Any]:
+    """Give what a module's call is that nobody has looked at: a model is attached, any other pays no more."""
+    return functools.partial(_call_first, module)
+
+
+def _call_first(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if is_compiling() or torch.jit.is_tracing() or is_symbolic():
         return module._call_impl(*args, **kwargs)
     _look_first_at(module)
@@ -413,10 +422,10 @@ def _first_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _met_generating(model: object) -> None:
     """Its `generate` may call a part of it first: an encoder, or a draft; it is the model that is attached first."""
-    if _profiler is None or not isinstance(model, nn.Module) or ATTRIBUTE in model.__dict__:
+    if _profiler is None or not issubclass(type(model), nn.Module) or is_known(model):
         return
     if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
-        _look_first_at(model)
+        _look_first_at(cast(nn.Module, model))
 
 
 _functions = Functions(_met_generating)
@@ -441,38 +450,29 @@ def _was_cut_short(module: nn.Module) -> None:
     """A handler raised as `module` was looked at: its next call tries again; a deadline may end each of them."""
     global _cut_short
     _cut_short += 1
-    if _cut_short >= MOST_TRIES and ATTRIBUTE not in module.__dict__:
+    if _cut_short >= MOST_TRIES and not is_known(module):
         why = f"the program's signal handlers cut attaching short {_cut_short} times"
         say(f"{type(module).__name__} is not shown: {why}")
         leave_alone(module)
 
 
-def _in_place(original: Callable[..., None]) -> Callable[..., None]:
-    """`Module.compile` puts what it compiled where a `Call` of ours stands: that one goes on around it."""
-
-    @functools.wraps(original)
-    def compile_in_place(self: nn.Module, /, *args: Any, **kwargs: Any) -> None:
-        call = self.__dict__.get(ATTRIBUTE)
-        original(self, *args, **kwargs)
-        try:
-            if isinstance(call, Call):
-                call.swap_in()
-            elif _profiler is not None and self not in _attached:
-                _look_at(self)
-        except Exception as error:  # noqa: BLE001 - as in _first_call
-            ours(error, f"{type(self).__name__} is not shown")
-
-    return compile_in_place
+def _was_set(module: nn.Module) -> None:
+    """The host has put something into the attribute of `module`, or taken it out: `Module.compile` does."""
+    try:
+        follow_host(module)
+        if _profiler is not None and module not in _attached:
+            _look_at(module)
+    except Exception as error:  # noqa: BLE001 - as in _first_call
+        ours(error, f"{type(module).__name__} is not shown")
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """A replica of `nn.DataParallel` has the attributes of its module, and must not call that one's weights."""
+    """A replica of `nn.DataParallel` lives for one call: it is not looked at."""
 
-    @functools.wraps(original)
     def replicate(self: nn.Module) -> nn.Module:
         replica = original(self)
         try:
-            as_without_us(replica)
+            leave(replica)
             attachment = _attached.get(self)
             if attachment is not None:
                 attachment._give_up(ValueError(_COPIES))
@@ -486,7 +486,6 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
     """NCCL ends only when no graph holds its kernels: what is ours of graphs that are no more goes first."""
 
-    @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
         captured_graphs.settle(may_wait=True)
         original(*args, **kwargs)
@@ -498,11 +497,11 @@ def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
             attachment = attach(module, _profiler)
-            if ATTRIBUTE not in module.__dict__:  # it was attached, and the host has taken that out
+            if not is_known(module):
                 attachment.begin()
         else:
             unseen.note_call(module)
-            module.__dict__.setdefault(ATTRIBUTE, None)
+            leave(module)
 
 
 def _after_fork() -> None:

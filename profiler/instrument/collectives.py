@@ -92,7 +92,7 @@ def wrap_collectives(functions: Functions) -> None:
     if not hasattr(c10d, "ProcessGroup"):  # a torch without them
         return
     for name, (brick, held, is_part) in _FUNCTIONS.items():
-        functions.replace(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
+        functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
     for name, brick in _METHODS.items():
         functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
     functions.replace(c10d.Work, "wait", lambda original: _waits(_method(original, "wait")))
@@ -100,8 +100,8 @@ def wrap_collectives(functions: Functions) -> None:
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
             continue  # deprecated for that one, which it calls
-        functions.replace(functional, name, _collective(brick, held, is_part, is_launch=True))
-    functions.replace(functional, "wait_tensor", _waits)
+        functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
+    functions.swap(functional, "wait_tensor", _waits)
 
 
 CONTENTS = "cell_contents"

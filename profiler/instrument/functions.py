@@ -1,12 +1,11 @@
 """Bricks that are functions: attention, its masks, rotary position, the cache, sampling, what generate prepares.
 
-Each is wrapped where it is looked up.
+Each stays what it is, and where it is: its calls are timed by another code (swapping.py).
 
 Rules
-- Those that a module or a mapping holds are swapped in for recorded steps, see swapping.py; methods stay wrapped as
-  long as anything is attached. Where nothing is recorded a wrapper asks two questions and calls.
-- A wrapper's first question is whether Dynamo compiles, and it closes over functions alone: nothing that changes, and
-  where it is a method of what compiled code makes, Dynamo takes nothing else from a closure.
+- Only what is known is timed: a plain function of a library's own file, with the parameters that are expected. What
+  has the same name in a program's own file, or is a static method, a class method or a value, is not ours.
+- A function is timed in recorded steps; what tells when a step begins and ends as long as anything is attached.
 - Where something of ours fails, it is said once, and what is wrapped is called as it is.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
@@ -14,9 +13,11 @@ Rules
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
+from types import BuiltinFunctionType, CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -27,7 +28,16 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
 from cbtop.profiler.instrument.steps import Generation, recorded_here, unit
-from cbtop.profiler.instrument.swapping import Replaced, held, swapped_in, swaps
+from cbtop.profiler.instrument.swapping import (
+    Timed,
+    TimedBuiltin,
+    TimedEntry,
+    TimedFunction,
+    held,
+    swapped_in,
+    swaps,
+)
+from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
@@ -43,30 +53,35 @@ BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_ROPE = (
-    "apply_rotary_pos_emb",
-    "apply_rotary_emb",
-    "apply_rotary_pos_emb_interleave",
-    "apply_rotary_pos_emb_vision",
-    "apply_multimodal_rotary_pos_emb",
-)
-# Other functions of a model's file, and methods of its attention, with their bricks.
+LIBRARY = "transformers"  # whose functions are known by name
+# The functions of a model's file that apply rotary position, each with what its first parameter is called.
+_ROPE = {
+    "apply_rotary_pos_emb": ("q", "x", "tensor"),
+    "apply_rotary_emb": ("xq",),
+    "apply_rotary_pos_emb_interleave": ("q",),
+    "apply_rotary_pos_emb_vision": ("q",),
+    "apply_multimodal_rotary_pos_emb": ("q",),
+}
+# Other functions of a model's file, and methods of its attention, with their bricks, and their first parameter (of a
+# method that behind the module).
 _FUNCTIONS = {
-    "create_causal_mask": classification.ATTENTION_MASK,
-    "create_sliding_window_causal_mask": classification.ATTENTION_MASK,
-    "create_chunked_causal_mask": classification.ATTENTION_MASK,
-    "create_bidirectional_mask": classification.ATTENTION_MASK,
-    "create_bidirectional_sliding_window_mask": classification.ATTENTION_MASK,
-    "build_alibi_tensor": classification.ALIBI_BIAS,
-    "dropout_add": classification.RESIDUAL_ADD,
+    "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
+    "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
+    "create_chunked_causal_mask": (classification.ATTENTION_MASK, ("config",)),
+    "create_bidirectional_mask": (classification.ATTENTION_MASK, ("config",)),
+    "create_bidirectional_sliding_window_mask": (classification.ATTENTION_MASK, ("config",)),
+    "build_alibi_tensor": (classification.ALIBI_BIAS, ("attention_mask",)),
+    "dropout_add": (classification.RESIDUAL_ADD, ("x",)),
 }
 _METHODS = {
-    "_get_embed_positions": classification.ROTARY_TABLES,
-    "_split_heads": classification.SPLIT_HEADS,
-    "_reshape": classification.SPLIT_HEADS,  # Bloom's
-    "_merge_heads": classification.MERGE_HEADS,
-    "expand_kv": classification.KV_EXPANSION,
+    "_get_embed_positions": (classification.ROTARY_TABLES, ("position_ids",)),
+    "_split_heads": (classification.SPLIT_HEADS, ("tensor", "fused_qkv", "x")),
+    "_reshape": (classification.SPLIT_HEADS, ("tensor", "fused_qkv")),  # Bloom's
+    "_merge_heads": (classification.MERGE_HEADS, ("tensor", "x")),
+    "expand_kv": (classification.KV_EXPANSION, ("kv_nope",)),
 }
+_QUERY = ("query", "q")
+_ANYTHING = ()  # parameters of which nothing is expected
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # that of transformers ends so: sdpa_attention_forward
@@ -77,37 +92,43 @@ GENERATION = "transformers.generation.utils"
 
 
 class Functions:
-    """The functions that are wrapped in this process. `met` is told of each model that begins to generate."""
+    """The functions that are timed in this process. `met` is told of each model that begins to generate."""
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[Replaced] = []  # in the order it was done
+        self._wrapped: list[Timed] = []  # as long as anything is attached, in the order it was done
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
-        """Wrap those that these modules call, as far as they are not yet."""
-        self.swap(torch.nn.functional, "scaled_dot_product_attention", lambda f: _attention(f, "sdpa", 0))
-        kinds = {base for module in modules for base in type(module).__mro__}
+        """Time those that these modules call, as far as they are not yet."""
+        self._swap_attention_of_torch()
+        kinds = {base for module in modules for base in type(module).__mro__ if _is_of_library(base)}
         for kind in kinds:
-            self.replace(kind, _EAGER_METHOD, _eager)
-            for method, brick in _METHODS.items() if "Attention" in kind.__name__ else ():
-                self.replace(kind, method, functools.partial(_plain, name=brick))
+            self._swap_known(kind, _EAGER_METHOD, _QUERY, _eager, is_method=True)
+            for method, (brick, first) in _METHODS.items() if "Attention" in kind.__name__ else ():
+                self._swap_known(kind, method, first, functools.partial(_plain, name=brick), is_method=True)
             self._wrap_inputs(kind)
         for name in sorted({kind.__module__ for kind in kinds}):
             home = sys.modules.get(name)
-            for function in _ROPE:
-                self.swap(home, function, _rope)
-            for function, brick in _FUNCTIONS.items():
-                self.swap(home, function, functools.partial(_plain, name=brick))
-            self.swap(home, _EAGER, _eager)
+            for function, first in _ROPE.items():
+                self._swap_known(home, function, first, _rope)
+            for function, (brick, first) in _FUNCTIONS.items():
+                self._swap_known(home, function, first, functools.partial(_plain, name=brick))
+            self._swap_known(home, _EAGER, ("module",), _eager)
         self._wrap_transformers()
         self.wrap_generate()
 
     def unwrap(self) -> None:
-        """Put back what was there, where nobody else has put something of theirs since."""
+        """Let all be as they are without us."""
         swaps.clear()
         for function in reversed(self._wrapped):
-            function.put(function.original, function.wrapped)
+            function.take()
         self._wrapped.clear()
+
+    def _swap_attention_of_torch(self) -> None:
+        """Time torch's fused attention, a builtin function: it can be on a compiled hot path alone."""
+        attention = torch.nn.functional.scaled_dot_product_attention
+        if _compiled is not None and type(attention) is BuiltinFunctionType and not swaps.has(attention):
+            swaps.add(TimedBuiltin(attention, lambda own: _call_of_attention(own, "sdpa", 0)))
 
     def _wrap_transformers(self) -> None:
         modules = sys.modules
@@ -115,46 +136,80 @@ class Functions:
         known = getattr(interface, "_global_mapping", {})
         for name in list(known):
             if "eager" not in name:
-                self.swap(known, name, functools.partial(_attention, label=name, queries=1))
-        self.replace(getattr(modules.get("transformers.cache_utils"), "Cache", None), "update", _kv_write)
+                self._swap_known(known, name, ("module",), functools.partial(_attention, label=name, queries=1))
+        cache = getattr(modules.get("transformers.cache_utils"), "Cache", None)
+        self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Wrap what keeps a step open until its token is chosen: before `generate` first calls a model."""
+        """Time what keeps a step open until its token is chosen: before `generate` first calls a model."""
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
-        self.replace(mixin, "generate", functools.partial(generates, met=self._met))
-        self.replace(mixin, "_assisted_decoding", _assisted)
+        self._wrap_known(mixin, "generate", functools.partial(generates, met=self._met))
+        self._wrap_known(mixin, "_assisted_decoding", _assisted)
         self._wrap_inputs(mixin)
-        self.replace(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
-        self.replace(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
+        self._wrap_known(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
+        self._wrap_known(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
 
     def _wrap_inputs(self, kind: Any) -> None:
-        self.replace(kind, "prepare_inputs_for_generation", _prepares)
+        self._wrap_known(kind, "prepare_inputs_for_generation", _prepares)
         update = functools.partial(_plain, name=classification.GENERATE_INPUTS)
-        self.replace(kind, "_update_model_kwargs_for_generation", update)
+        self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Let `owner` have what `wrapper` makes of its function `name`, if it has one that is not ours."""
-        function = _replaced(owner, name, wrapper)
-        if function is not None:
-            self._wrapped.append(function)
-            function.put(function.wrapped, function.original)
+        """Let calls of what `owner` has as `name`, if it has one, be of what `wrapper` makes of it."""
+        function = None if owner is None else held(owner, name)
+        if function is not None and not any([one.is_of(function) for one in self._wrapped]):
+            self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
+            self._wrapped[-1].put()
 
     def swap(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Let `owner` have it where the calls of a model are timed."""
-        if owner is not None and not swaps.has(owner, name, held(owner, name)):
-            function = _replaced(owner, name, wrapper)
-            if function is not None:
-                swaps.add(function)
+        """The same while the calls of a model are timed."""
+        function = None if owner is None else held(owner, name)
+        if function is not None and not swaps.has(function):
+            swaps.add(_timed_as(owner, name, function, wrapper, stays=False))
+
+    def _wrap_known(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+        if _is_known(owner, name, _ANYTHING, is_method=True):
+            self.replace(owner, name, wrapper)
+
+    def _swap_known(
+        self,
+        owner: Any,
+        name: str,
+        first: tuple[str, ...],
+        wrapper: Callable[[Function], Function],
+        *,
+        is_method: bool = False,
+    ) -> None:
+        if _is_known(owner, name, first, is_method=is_method):
+            self.swap(owner, name, wrapper)
 
 
-def _replaced(owner: Any, name: str, wrapper: Callable[[Function], Function]) -> Replaced | None:
-    original = None if owner is None else held(owner, name)
-    if original is None or hasattr(original, "_is_of_cbtop"):
-        return None
-    wrapped = wrapper(original)
-    wrapped._is_of_cbtop = True  # type: ignore[attr-defined]
-    return Replaced(owner, name, original, wrapped)
+def _is_of_library(thing: Any) -> bool:
+    """Whether a class or a function stands in a file of the library's own."""
+    return str(getattr(thing, "__module__", "")).partition(".")[0] == LIBRARY
+
+
+def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool) -> bool:
+    """Whether `owner` itself has a plain function of that name, the library's own, with a parameter out of `first`.
+
+    Looked up as it is held: a static method, a class method and a property are none. What a program has put in the
+    place of the library's function is its own.
+    """
+    function: Any = None if owner is None else held(owner, name)
+    if not is_plain(function) or not _is_of_library(function):
+        return False
+    home = function.__globals__.get("__name__", "")
+    parameters = inspect.unwrap(function).__code__.co_varnames
+    found = parameters[is_method : is_method + 1]
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # the latter: decorated by `torch.no_grad`
+    return is_at_home and (not first or (bool(found) and found[0] in first))
+
+
+def _timed_as(owner: Any, name: str, function: Any, wrapper: Callable[[Function], Function], *, stays: bool) -> Timed:
+    if is_plain(function) and not isinstance(owner, CellType):
+        return TimedFunction(function, wrapper, traceable=stays)
+    return TimedEntry(owner, name, function, wrapper)
 
 
 class FunctionCall:
@@ -210,7 +265,9 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE)
+    _hot_path.compile_function_calls(
+        FunctionCall, BrickDefinition, swapped_in, _HIDE, torch._C._len_torch_dispatch_stack
+    )
     _compiled = _hot_path.compile_wrapper
 
 
@@ -226,6 +283,17 @@ def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     return guarded
 
 
+def _call_of(
+    original: Function,
+    name: str,
+    brick: BrickDefinition | None,
+    first: int,
+    brick_of: BrickOf | None,
+    queries: int | None,
+) -> FunctionCall:
+    return FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
+
+
 def timed(
     original: Function,
     name: str,
@@ -237,12 +305,11 @@ def timed(
 ) -> Function:
     """`original`, timed in recorded steps; see `FunctionCall`."""
 
-    run = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
+    run = _call_of(original, name, brick, first, brick_of, queries)
 
     def call_timed(*args: Any, **kwargs: Any) -> Any:
         return run(*args, **kwargs)
 
-    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or not swapped_in:
             return original(*args, **kwargs)
@@ -271,7 +338,7 @@ def brick_of_function(function: str) -> BrickDefinition | None:
     if name in _ROPE:
         return ROPE
     if name in _FUNCTIONS:
-        return brick_of_name(_FUNCTIONS[name])
+        return brick_of_name(_FUNCTIONS[name][0])
     if function == _CACHE_UPDATE:
         return brick_of_name(classification.KV_WRITE)
     if name == "scaled_dot_product_attention":
@@ -292,6 +359,14 @@ def _kv_write(original: Function) -> Function:
 
 
 def _attention(original: Function, label: str, queries: int) -> Function:
+    return timed(original, classification.ATTENTION_FUSED, brick_of=_fused(label, queries), queries=queries)
+
+
+def _call_of_attention(original: Function, label: str, queries: int) -> FunctionCall:
+    return _call_of(original, classification.ATTENTION_FUSED, None, 0, _fused(label, queries), queries)
+
+
+def _fused(label: str, queries: int) -> BrickOf:
     """Fused attention; its query, key and value are the arguments from the one numbered `queries` on."""
     name = classification.ATTENTION_FUSED
 
@@ -309,7 +384,7 @@ def _attention(original: Function, label: str, queries: int) -> Function:
         )
         return _attended(name, label, query, key, hides, bool(is_causal))
 
-    return timed(original, name, brick_of=brick_of, queries=queries)
+    return brick_of
 
 
 def _eager(original: Function) -> Function:
@@ -365,7 +440,6 @@ def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize:
 
 
 def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         depth = None
         try:
@@ -454,7 +528,6 @@ def _prepared(start_ns: int | None) -> None:
 
 
 def _prepares(original: Function) -> Function:
-    @functools.wraps(original)
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
@@ -467,7 +540,6 @@ def _prepares(original: Function) -> Function:
 
 
 def _assisted(original: Function) -> Function:
-    @functools.wraps(original)
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
         _is_assisted()
         return original(*args, **kwargs)
@@ -476,7 +548,6 @@ def _assisted(original: Function) -> Function:
 
 
 def _scores(original: Function) -> Function:
-    @functools.wraps(original)
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         step = None if is_dynamo_compiling() else _begin_sampling()
         try:
@@ -489,7 +560,6 @@ def _scores(original: Function) -> Function:
 
 
 def _chosen(original: Function) -> Function:
-    @functools.wraps(original)
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if not is_dynamo_compiling():

@@ -1,10 +1,14 @@
-"""Which models' calls are timed now, and the functions of the host's that are replaced meanwhile.
+"""Which models' calls are timed now, and the functions of the host's whose calls are timed meanwhile.
 
 Rules
-- A function that a module or a mapping holds is replaced from a recorded step until the next that is not, as calls of
-  modules are: in a plain step the host's own runs. Methods stay replaced: with each attribute that is set, a class
-  loses what the interpreter has learnt of it.
-- Dynamo guards on which function it has seen. From when it begins to compile, and where it has before, they stay.
+- No object of the host's is exchanged for one of ours if that can be helped: identity, names, pickles, signatures
+  and what TorchScript reads stay as they are. A plain function runs another code meanwhile (trampolines.py), a
+  builtin one another C function. Only what is neither (a cell, a method that C++ gave to a class) is replaced, where
+  it is held.
+- Functions run ours from a recorded step until the next that is not, as calls of modules are: in a plain step the
+  host's own runs.
+- Dynamo guards on the code it has seen. From when it begins to compile, and if it has before, plain functions run the
+  host's own: it compiles what it would without us, and once.
 - What others put there meanwhile is left alone.
 """
 
@@ -13,10 +17,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, MutableMapping
-from types import CellType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.trampolines import copy_of, traceable_trampoline_of, trampoline_of
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -29,64 +34,135 @@ if TYPE_CHECKING:
 DYNAMO = "torch._dynamo"
 # The models whose calls are timed, and what times them; where there is none, nothing is recorded.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
+Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """What `owner` itself has of that name: a class not what it inherits. A cell has its contents."""
+    """Return what `owner` itself has of that name: a class not what it inherits. A cell has its contents."""
     if isinstance(owner, CellType):
         return owner.cell_contents
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
 
 
-class Replaced(NamedTuple):
-    """A function of the host's, and ours."""
+class Timed(Protocol):
+    """A function of the host's that can be timed."""
 
-    owner: Any
-    name: str
-    original: Callable[..., Any]
-    wrapped: Callable[..., Any]
+    is_seen_by_dynamo: bool  # whether it finds another code where ours is in
 
-    def put(self, there: Any, instead: Any) -> None:
-        """Let `owner` have `there` where it has `instead`."""
-        if held(self.owner, self.name) is not instead:
-            return
-        if isinstance(self.owner, MutableMapping):
-            self.owner[self.name] = there
-        else:
-            setattr(self.owner, self.name, there)
+    def is_of(self, function: Any) -> bool:
+        """Whether that is the host's function, or ours in its place."""
+
+    def put(self) -> None:
+        """Let its calls be timed."""
+
+    def take(self) -> None:
+        """Let them be as they are without us."""
+
+
+class TimedFunction:
+    """A plain function of Python's: its calls run what `wrapper` makes of a copy of it.
+
+    One that is `traceable` may stay in while Dynamo compiles.
+    """
+
+    is_seen_by_dynamo = True
+
+    def __init__(
+        self, function: FunctionType, wrapper: Callable[[Function], Function], *, traceable: bool = False
+    ) -> None:
+        make = traceable_trampoline_of if traceable else trampoline_of
+        self._function = function
+        self._own = function.__code__
+        self._ours = make(function, wrapper(copy_of(function)))
+
+    def is_of(self, function: Any) -> bool:
+        return function is self._function
+
+    def put(self) -> None:
+        if self._function.__code__ is self._own:
+            self._function.__code__ = self._ours
+
+    def take(self) -> None:
+        if self._function.__code__ is self._ours:
+            self._function.__code__ = self._own
+
+
+class TimedEntry:
+    """What `owner` holds as `name`, such as the function in a cell: what `wrapper` makes of it stands there."""
+
+    is_seen_by_dynamo = True
+
+    def __init__(self, owner: Any, name: str, function: Any, wrapper: Callable[[Function], Function]) -> None:
+        self._owner, self._name, self._function = owner, name, function
+        self._ours = wrapper(function)
+
+    def is_of(self, function: Any) -> bool:
+        return function is self._function or function is self._ours
+
+    def put(self) -> None:
+        self._set(self._ours, self._function)
+
+    def take(self) -> None:
+        self._set(self._function, self._ours)
+
+    def _set(self, there: Any, instead: Any) -> None:
+        if held(self._owner, self._name) is instead:
+            setattr(self._owner, self._name, there)
+
+
+class TimedBuiltin:
+    """A builtin function that takes a tuple and a dict: its call runs a `FunctionCall`, on a compiled hot path."""
+
+    is_seen_by_dynamo = False
+
+    def __init__(self, function: Any, call_of: Callable[[Function], Any]) -> None:
+        from cbtop.profiler import _hot_path
+
+        self._function = function
+        self._time = _hot_path.time_builtin
+        self._call = call_of(_hot_path.copy_builtin(function))
+
+    def is_of(self, function: Any) -> bool:
+        return function is self._function
+
+    def put(self) -> None:
+        self._time(self._function, self._call)
+
+    def take(self) -> None:
+        self._time(self._function, None)
 
 
 class Swaps:
-    """The functions of this process that are replaced while the calls of a model are timed."""
+    """The functions of this process that are timed while the calls of a model are."""
 
     def __init__(self) -> None:
         # Also of the calls of models, which may share modules. A handler of the host's may call one where a signal
         # finds us in here.
         self.lock = threading.RLock()
-        self._functions: list[Replaced] = []  # in the order they were replaced
+        self._functions: list[Timed] = []  # in the order they were added
         self._are_in: bool | None = False  # None: some of them may be
-        self._stay = False
+        self._stay_out = False
         self._watched: Any = None  # Dynamo's list of whom it tells that it begins to compile
 
-    def add(self, function: Replaced) -> None:
-        """Replace this one, too."""
+    def add(self, function: Timed) -> None:
+        """Time this one, too."""
         with self.lock:
             if not self._functions:
                 once_imported(DYNAMO, self._watch)
             self._functions.append(function)
-            if self._are_in is not False:
-                function.put(function.wrapped, function.original)
+            if self._are_in is not False and self._may_be_in(function):
+                function.put()
 
-    def has(self, owner: Any, name: str, original: Any) -> bool:
-        """Whether that function is one of them."""
-        return any([one.owner is owner and one.name == name and one.original is original for one in self._functions])
+    def has(self, function: Any) -> bool:
+        """Whether that function of the host's is one of them."""
+        return any([one.is_of(function) for one in self._functions])
 
     def clear(self) -> None:
-        """Put back all of them, and forget them."""
+        """Time none of them, and forget them."""
         with self.lock:
-            self._stay = False
             self._swap(False)
             self._functions.clear()
+            self._stay_out = False
             if self._watched is not None and self._compiles in self._watched:
                 self._watched.remove(self._compiles)
             self._watched = None
@@ -97,22 +173,25 @@ class Swaps:
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay = True  # the host has reset Dynamo, which told us: it is compiling
+                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which told us: it is compiling
             if self._are_in is not True:
                 self._swap(True)
 
     def swap_out(self, model: ref[Any]) -> None:
-        """The calls of `model` are timed no more."""
+        """The calls of `model` are timed no longer."""
         with self.lock:
             swapped_in.pop(model, None)
-            if not swapped_in and self._are_in is not False and not self._stay:
+            if self._are_in is not False and not swapped_in:
                 self._swap(False)
 
     def _swap(self, are_in: bool) -> None:
         self._are_in = None
         for one in self._functions if are_in else reversed(self._functions):
-            one.put(*(one.wrapped, one.original) if are_in else (one.original, one.wrapped))
+            one.put() if are_in and self._may_be_in(one) else one.take()
         self._are_in = are_in
+
+    def _may_be_in(self, function: Timed) -> bool:
+        return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:
         """Be told when Dynamo, which has been imported, begins to compile."""
@@ -126,8 +205,8 @@ class Swaps:
 
     def _compiles(self, *_: Any) -> None:
         with self.lock:
-            self._stay = True
-            if self._are_in is not True:
+            self._stay_out = True
+            if self._are_in is not False:
                 self._swap(True)
 
 

@@ -7,6 +7,7 @@ from types import FrameType
 
 from torch import nn
 
+from cbtop.profiler.instrument.module_tree import children_of
 from cbtop.profiler.instrument.trouble import first_said
 
 MAX_KINDS = 256
@@ -20,11 +21,7 @@ def note_call(module: nn.Module) -> None:
     One that another calls, and one that holds no other, tells nothing.
     """
     kind = type(module).__name__
-    if (
-        (kind in _called or len(_called) < MAX_KINDS)
-        and next(module.children(), None) is not None
-        and not _is_called_by_another()
-    ):
+    if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not _is_called_by_another():
         _called[kind] = _called.get(kind, 0) + 1
 
 

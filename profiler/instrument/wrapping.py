@@ -1,16 +1,12 @@
-"""Timing the calls of a module without a hook and without touching its `forward`.
+"""Timing the calls of a module without a hook, without touching its `forward` or anything else of it.
 
-`torch.nn.Module.__call__` calls what `_compiled_call_impl` of the module is, if it is anything. There stands a `Call`
-while steps are recorded, and what stood there before while they are not.
+`torch.nn.Module.__call__` calls what `_compiled_call_impl` of the module is, if it is anything. While steps are
+recorded, the table of call_attribute.py gives it a `Call`; while they are not, what the host has put there, or None.
 
 Rules
-- The attribute is torch's, and private, see `call_attribute`.
-- `Module.__getstate__` leaves it out. Where a class has one of its own, a copy or a pickle of a `Call` is None:
-  a copy of a module that called the original's weights would be wrong without a word. What nn.DataParallel makes of
-  a module's `__dict__` is made to call its own (`as_without_us`).
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo goes past the attribute to `forward`. Where it comes here all the same, that is the first question; a frame
-  of ours it never compiles for itself (`keep_dynamo_out`).
+- Dynamo goes past the attribute to `forward`. If it comes to a `Call` all the same, that is the first question; a
+  frame of ours it never compiles for itself (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -25,8 +21,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument.call_attribute import ATTRIBUTE
+from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
 from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.module_tree import children_of
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
@@ -45,8 +42,7 @@ def is_symbolic() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
-    there = _there(module)
-    if hasattr(module, "_orig_mod") or (there is not None and not isinstance(there, Call)):
+    if "_orig_mod" in children_of(module) or of_host(module) is not None:
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
     code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
@@ -56,14 +52,15 @@ def is_compiled(module: nn.Module) -> bool:
 class Call:
     """Stands in for a module's call; what it does beside calling it, its kinds say.
 
-    `instead` is what stood in the attribute before: the host's own `module.compile()`, or nothing.
+    `instead` is what it calls: another model's call that stands there, too; what the host's own `module.compile()`
+    has put there; or None.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
-        self.instead: Any = module.__dict__.get(ATTRIBUTE)
+        self.instead: Any = of_host(module)
 
     @property
     def is_gone(self) -> bool:
@@ -77,99 +74,38 @@ class Call:
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
-        """Stand in from now on, also for what the host has put there since; not twice among several models' calls."""
+        """Stand in from now on; not twice among several models' calls."""
         module = self.module()
         if module is not None:
-            there = _there(module)
-            if self not in _chain(there):
+            there = standing(module)
+            if there is None:
+                self.instead = of_host(module)
+                put(module, self)
+            elif there is not self and self not in _chain(there):
                 while isinstance(there, Call) and there.is_gone:
                     there = there.instead
                 self.instead = there
-                _put(module, self)
+                put(module, self)
 
     def swap_out(self) -> None:
-        """Let stand there what would without us; but None, where it is ours, so that the class is not asked."""
+        """Let stand there what would without us."""
         module = self.module()
         if module is None:
             return
-        there = _there(module)
+        there = standing(module)
         if there is self:
-            _put(module, self.instead)
+            put(module, self.instead if isinstance(self.instead, Call) else None)
             return
         for other in _chain(there):  # a module that several models share
             if other.instead is self:
                 other.instead = self.instead
 
     def remove(self) -> None:
-        """Leave no attribute behind."""
+        """Stand there no more, and let the module be looked at again."""
         self.swap_out()
         module = self.module()
-        if module is not None:
+        if module is not None and standing(module) is None:
             forget(module)
-
-    def __deepcopy__(self, memo: object) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # whoever reads the pickle needs nothing of ours
-
-
-class SteadyCall(Call):
-    """Stands in a module's attribute whether steps are recorded or not, and calls what otherwise would stand there.
-
-    For modules whose class has a `__call__` of its own, as decoder layers of transformers 5.17: that calls torch's,
-    which Dynamo then goes into, and where it finds another kind of attribute there it compiles anew.
-    """
-
-    __slots__ = ("stands",)
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.stands: Any = self.instead
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return self.plain(*args, **kwargs)
-        stands = self.stands
-        if stands is not None:
-            return stands(*args, **kwargs)
-        return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
-
-    def swap_in(self) -> None:
-        """Stand there from now on, also for what the host has put there since."""
-        module = self.module()
-        if module is None:
-            return
-        there = module.__dict__.get(ATTRIBUTE)
-        if isinstance(there, SteadyCall):
-            return
-        self.instead = _without_us(there)
-        timed = _chain(self.stands)
-        if timed and not isinstance(there, Call):
-            timed[-1].instead = there
-        else:
-            self.stands = there
-        module.__dict__[ATTRIBUTE] = self
-
-
-def stand_steadily(module: nn.Module) -> None:
-    """Let the attribute of `module` be of one kind from now on, where Dynamo looks at it."""
-    if type(module).__call__ is not torch.nn.Module.__call__:
-        SteadyCall(module).swap_in()
-
-
-def _there(module: nn.Module) -> Any:
-    """What stands in for a module's call now; None: nothing."""
-    there = module.__dict__.get(ATTRIBUTE)
-    return there.stands if isinstance(there, SteadyCall) else there
-
-
-def _put(module: nn.Module, stands: Any) -> None:
-    there = module.__dict__.get(ATTRIBUTE)
-    if isinstance(there, SteadyCall):
-        there.stands = stands
-    else:
-        module.__dict__[ATTRIBUTE] = stands
 
 
 def _chain(there: object) -> list[Call]:
@@ -181,27 +117,11 @@ def _chain(there: object) -> list[Call]:
     return found
 
 
-def _without_us(there: object) -> Any:
-    """What would stand in where `there` does, were it not for us."""
-    chain = _chain(there)
-    return chain[-1].instead if chain else there
-
-
-def as_without_us(replica: nn.Module) -> None:
-    """Let stand in the attribute of a module that has another's attributes what would without us.
-
-    Or None: the class is not asked.
-    """
-    replica.__dict__[ATTRIBUTE] = _without_us(replica.__dict__.get(ATTRIBUTE))
-
-
-def forget(module: nn.Module) -> None:
-    """Let the class be asked again, unless something of the host's stands there."""
-    stands = _there(module)
-    if stands is None:
-        module.__dict__.pop(ATTRIBUTE, None)
-    elif not isinstance(stands, Call):
-        module.__dict__[ATTRIBUTE] = stands
+def follow_host(module: nn.Module) -> None:
+    """Call what the host has put into the attribute of `module` now, where ours stands in."""
+    chain = _chain(standing(module))
+    if chain:
+        chain[-1].instead = of_host(module)
 
 
 class Timed(Protocol):

@@ -39,6 +39,13 @@ _told = set[ModuleType]()
 
 
 @pytest.fixture(autouse=True)
+def _dynamo_has_compiled_nothing() -> None:
+    """Once it has, functions that it looks into are no longer timed in this process."""
+    if utils := sys.modules.get("torch._dynamo.utils"):
+        utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
 def _nothing_stays_attached() -> Iterator[None]:
     yield
     if "cbtop.profiler.instrument.attachment" in sys.modules:

@@ -19,7 +19,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 from cbtop.profiler.device import pairs  # noqa: E402
 from cbtop.profiler.device.device import Device  # noqa: E402
 from cbtop.profiler.device.driver import DriverError  # noqa: E402
-from cbtop.profiler.instrument import attach, captured_graphs, kernel_bursts, trouble, uninstall  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    attach,
+    captured_graphs,
+    functions,
+    kernel_bursts,
+    trouble,
+    uninstall,
+)
 from cbtop.profiler.instrument.governor import GovernedProfiler, Sort  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
@@ -778,7 +785,13 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         world.kernel(7_000)
         return query
 
+    def swap(self: Any) -> None:  # torch's own is a builtin function, which no fake of ours can be
+        self.swap(
+            torch.nn.functional, "scaled_dot_product_attention", lambda own: functions._attention(own, "sdpa", 0)
+        )
+
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(functions.Functions, "_swap_attention_of_torch", swap)
     another = model_of(world)
     if not is_alone:  # as a model of drafts: its calls stay swapped in after a step that was recorded
         attach(another, profiler_of(world, Memory(), every=1))

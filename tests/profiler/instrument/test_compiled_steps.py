@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, steps, uninstall
-from cbtop.profiler.instrument.call_attribute import ATTRIBUTE
+from cbtop.profiler.instrument.call_attribute import put, standing
 from cbtop.profiler.instrument.governor import GovernedProfiler, Governor
 from cbtop.profiler.instrument.steps import ModelCall
 from cbtop.profiler.profiler import BrickProfiler
@@ -246,9 +246,9 @@ class Host:
 
 def _call_in_python(model: Any) -> None:
     for module in model.modules():
-        there = module.__dict__.get(ATTRIBUTE)
+        there = standing(module)
         if type(there) is ModelCall:
-            module.__dict__[ATTRIBUTE] = functools.partial(ModelCall.__call__, there)
+            put(module, functools.partial(ModelCall.__call__, there))
 
 
 def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool, ring: bool) -> Any:

@@ -18,8 +18,8 @@ from cbtop.profiler.instrument import (  # noqa: E402
     steps,
     trouble,
     uninstall,
-    wrapping,
 )
+from cbtop.profiler.instrument.call_attribute import standing  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.profiler.recorder import RingRecorder  # noqa: E402
@@ -230,7 +230,7 @@ def test_a_replay_in_a_call_runs_as_an_executable_of_ours(world: World, host: Ho
 
 def test_modules_and_what_times_them_are_afterwards_as_they_were(world: World, host: Host) -> None:
     def there() -> list[object]:
-        return [module.__dict__.get(wrapping.ATTRIBUTE) for module in host.model.modules()]
+        return [standing(module) for module in host.model.modules()]
 
     host.call()
     host.call()
