@@ -1514,11 +1514,9 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
     return Py_NewRef(function);
 }
 
-/* A builtin function of the host's whose calls are timed: the object stays the host's own, with its name, identity and
-   place; only what its call runs is another, and only while it is wanted. */
+/* A builtin function of the host's whose calls are timed: the object stays the host's own, with its name, identity, hash
+   and place; what its call runs is another while it is wanted. */
 typedef struct {
-    PyMethodDef ours;
-    PyMethodDef *theirs;
     PyCFunctionObject *function;
     PyObject *call; /* a FunctionCall */
 } TimedBuiltin;
@@ -1526,42 +1524,62 @@ enum { TIMED_BUILTINS = 4 };
 static TimedBuiltin timed_builtins[TIMED_BUILTINS];
 static PyObject *dispatch_stack_of_torch; /* tells how many modes look on at calls of torch */
 
-static PyObject *
-call_builtin(TimedBuiltin *timed, PyObject *self, PyObject *args, PyObject *kwargs)
+static TimedBuiltin *
+timed_builtin_of(PyObject *function)
 {
-    PyCFunctionWithKeywords theirs = (PyCFunctionWithKeywords)(void (*)(void))timed->theirs->ml_meth;
-    PyObject *call = Py_XNewRef(timed->call), *result;
-    int is_timed = call != NULL && PyDict_GET_SIZE(swapped_in) > 0;
-    if (is_timed && dispatch_stack_of_torch != NULL) { /* tensors without contents: nothing runs */
-        PyObject *modes = PyObject_CallNoArgs(dispatch_stack_of_torch);
-        is_timed = modes != NULL && PyLong_Check(modes) && PyLong_AsLong(modes) == 0;
-        Py_XDECREF(modes);
-        PyErr_Clear();
+    for (int i = 0; i < TIMED_BUILTINS; i++)
+        if ((PyObject *)timed_builtins[i].function == function)
+            return &timed_builtins[i];
+    return NULL;
+}
+
+/* Whether a call of torch runs now, and is not traced into a graph or made of tensors without contents. */
+static int
+is_run(void)
+{
+    if (PyDict_GET_SIZE(swapped_in) == 0)
+        return 0;
+    PyObject *modes = dispatch_stack_of_torch == NULL ? NULL : PyObject_CallNoArgs(dispatch_stack_of_torch);
+    int are_none = modes != NULL && PyLong_Check(modes) && PyLong_AsLong(modes) == 0;
+    Py_XDECREF(modes);
+    PyErr_Clear();
+    return are_none;
+}
+
+static PyObject *
+call_builtin(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    TimedBuiltin *timed = timed_builtin_of(function);
+    PyObject *call = timed == NULL ? NULL : Py_XNewRef(timed->call), *result = NULL;
+    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    PyObject *in_order = PyTuple_New(given), *by_name = named ? PyDict_New() : NULL;
+    if (in_order == NULL || (named && by_name == NULL))
+        goto done;
+    for (Py_ssize_t i = 0; i < given; i++)
+        PyTuple_SET_ITEM(in_order, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; i < named; i++)
+        if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
+            goto done;
+    if (call != NULL && is_run())
+        result = function_call(call, in_order, by_name);
+    else {
+        PyMethodDef *theirs = ((PyCFunctionObject *)function)->m_ml;
+        result = ((PyCFunctionWithKeywords)(void (*)(void))theirs->ml_meth)(PyCFunction_GET_SELF(function), in_order, by_name);
     }
-    result = is_timed ? function_call(call, args, kwargs) : theirs(self, args, kwargs);
+done:
+    Py_XDECREF(in_order);
+    Py_XDECREF(by_name);
     Py_XDECREF(call);
     return result;
 }
-
-#define TIMED_BUILTIN(at)                                                                                              \
-    static PyObject *call_builtin_##at(PyObject *self, PyObject *args, PyObject *kwargs)                                \
-    {                                                                                                                  \
-        return call_builtin(&timed_builtins[at], self, args, kwargs);                                                  \
-    }
-TIMED_BUILTIN(0)
-TIMED_BUILTIN(1)
-TIMED_BUILTIN(2)
-TIMED_BUILTIN(3)
-static const PyCFunctionWithKeywords calls_of_builtins[TIMED_BUILTINS] = {
-    call_builtin_0, call_builtin_1, call_builtin_2, call_builtin_3,
-};
 
 static int
 takes_keywords(PyObject *function)
 {
     return Py_IS_TYPE(function, &PyCFunction_Type) &&
            ((PyCFunctionObject *)function)->m_ml->ml_flags == (METH_VARARGS | METH_KEYWORDS) &&
-           ((PyCFunctionObject *)function)->vectorcall == NULL;
+           (((PyCFunctionObject *)function)->vectorcall == NULL ||
+            ((PyCFunctionObject *)function)->vectorcall == call_builtin);
 }
 
 /* A builtin function that does what `function` does while nothing is timed. */
@@ -1583,34 +1601,24 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *function, *call;
     if (!PyArg_ParseTuple(args, "OO", &function, &call))
         return NULL;
-    TimedBuiltin *timed = NULL;
-    for (int i = 0; i < TIMED_BUILTINS && timed == NULL; i++)
-        if ((PyObject *)timed_builtins[i].function == function)
-            timed = &timed_builtins[i];
+    TimedBuiltin *timed = timed_builtin_of(function);
     if (call == Py_None) {
-        if (timed != NULL && timed->function->m_ml == &timed->ours) /* the slot stays: a call may be running */
-            timed->function->m_ml = timed->theirs;
+        if (timed != NULL) /* its call stays: it may be running */
+            timed->function->vectorcall = NULL;
         Py_RETURN_NONE;
     }
-    if (timed == NULL) {
-        if (!takes_keywords(function) || !Py_IS_TYPE(call, function_calls.type)) {
-            PyErr_SetString(PyExc_TypeError, "expected a builtin function that takes a tuple and a dict, and its call");
-            return NULL;
-        }
-        for (int i = 0; i < TIMED_BUILTINS && timed == NULL; i++)
-            if (timed_builtins[i].function == NULL)
-                timed = &timed_builtins[i];
-        if (timed == NULL) {
-            PyErr_SetString(PyExc_RuntimeError, "too many builtin functions are timed");
-            return NULL;
-        }
-        timed->function = (PyCFunctionObject *)Py_NewRef(function);
-        timed->theirs = timed->function->m_ml;
-        timed->ours = *timed->theirs;
-        timed->ours.ml_meth = (PyCFunction)(void (*)(void))calls_of_builtins[timed - timed_builtins];
+    if (!takes_keywords(function) || !Py_IS_TYPE(call, function_calls.type)) {
+        PyErr_SetString(PyExc_TypeError, "expected a builtin function that takes a tuple and a dict, and its call");
+        return NULL;
     }
+    if (timed == NULL && (timed = timed_builtin_of(NULL)) == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "too many builtin functions are timed");
+        return NULL;
+    }
+    if (timed->function == NULL)
+        timed->function = (PyCFunctionObject *)Py_NewRef(function);
     Py_XSETREF(timed->call, Py_NewRef(call));
-    timed->function->m_ml = &timed->ours;
+    timed->function->vectorcall = call_builtin;
     Py_RETURN_NONE;
 }
 
@@ -2199,7 +2207,7 @@ static PyMethodDef functions[] = {
     {"time_builtin", time_builtin, METH_VARARGS,
      "time_builtin(function, call, /)\n--\n\n"
      "Let calling the builtin `function` be calling `call`, a FunctionCall; or be its own call again if that is None.\n"
-     "The object stays as it is: identity, name, module and pickles."},
+     "The object stays as it is: identity, hash, name, module and pickles."},
     {0},
 };
 
