@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -15,6 +16,16 @@ from torch import Tensor, nn
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
+
+def _reduce_storage(storage: Any) -> tuple[Any, ...]:
+    """Pickle a storage without its address, which torch's own format contains."""
+    file = io.BytesIO()
+    torch.save(storage, file)
+    return torch.storage._load_from_bytes, (file.getvalue(),)
+
+
+torch.storage.TypedStorage.__reduce__ = _reduce_storage
 
 FORBID_CBTOP = """
 import sys
@@ -161,8 +172,9 @@ def llama(**options: Any) -> Any:
     """A Llama of two layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = dict(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    small = {
+        "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "eos_token_id": None,
+        "pad_token_id": 0,
+    }  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**small | options)).eval()

@@ -1,4 +1,4 @@
-"""Names of rotary and mask functions belong to a class, a partial, a cached function, a callable object and a tuple."""
+"""Names of rotary and mask functions belong to a class, a partial, a cached function, an object, a tuple."""
 
 import functools
 

@@ -3,7 +3,9 @@
 import torch
 from small import IDS, llama, show
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
+logging.disable_progress_bar()
 model = llama()
 show(model.generate(IDS, max_new_tokens=6, do_sample=False))
 model.save_pretrained("saved")

@@ -17,4 +17,3 @@ for step in range(10):
     if step in (0, 3, 9):
         torch.save(model, f"model-{step}.pt")
         torch.save(model.state_dict(), f"weights-{step}.pt")
-        torch.save(model, f"old-format-{step}.pt", _use_new_zipfile_serialization=False)
