@@ -20,5 +20,5 @@ with torch.no_grad():
     for step in range(4):
         show(step, compiled_late(IDS), compiled_early(IDS), late(IDS), len(graphs))
 late.compile(backend=backend)
-show(late(IDS), len(graphs), compiled_late._orig_mod is late, list(late.__dict__) == list(Net().__dict__))
+show(late(IDS), len(graphs), compiled_late._orig_mod is late)
 print(graphs[0])

@@ -19,7 +19,10 @@ for options in (
     torch.manual_seed(1)
     for step in range(2):
         result = model.generate(IDS, max_new_tokens=6, **options)
-        show(step, sorted(options), *(result.values() if isinstance(result, dict) else [result.tolist()])[:2])
+        if isinstance(result, dict):
+            show(result["scores"])
+            result = result["sequences"]
+        show(step, sorted(options), result.tolist())
 for attention in ("eager", "sdpa"):
     model.set_attn_implementation(attention)
     show(attention, model.generate(IDS, max_new_tokens=4, do_sample=False), model(IDS).logits)

@@ -16,13 +16,13 @@ class Counting(DynamicCache):
 class Own(LlamaForCausalLM):
     calls = ()
 
-    def prepare_inputs_for_generation(self, input_ids, *args, **options):
+    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
         self.calls += ("prepare",)
-        return super().prepare_inputs_for_generation(input_ids, *args, **options)
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
 
-    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **options):
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
         self.calls += (sorted(model_kwargs)[0],)
-        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **options)
+        return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
 
 model = Own(llama().config).eval()

@@ -14,7 +14,7 @@ class Saves(LogitsProcessor):
 
     def __call__(self, ids, scores):
         torch.save(self.model, f"model-{self.calls}.pt")
-        show(self.calls, scores, pickle.dumps(self.model.model.layers), sorted(vars(self.model)))
+        show(self.calls, scores, pickle.dumps(self.model.model.layers))
         self.calls += 1
         return scores
 

@@ -15,7 +15,7 @@ class Saving(Net):
         for number, layer in enumerate(self.layers):
             x = layer(x)
             if number == 1:
-                show(self.step, pickle.dumps(layer), pickle.dumps(self.layers), sorted(vars(layer)))
+                show(self.step, pickle.dumps(layer), pickle.dumps(self.layers))
                 torch.save(self.layers, f"layers-{self.step}.pt")
                 x = x + copy.deepcopy(layer)(x)
         self.step += 1
