@@ -23,9 +23,15 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 BY_DEFAULT = {
     "names_static_attn",
     "names_module_flags",
-    "save_dill_main",
+    "save_cloudpickle_main",
     "save_kept_sdpa",
+    "save_own_getstate",
     "jit_script_rope",
+    "inspect_vars",
+    "odd_dataclass",
+    "odd_metaclass_and_slots",
+    "odd_weakref",
+    "process_traceback_forward",
 }
 
 

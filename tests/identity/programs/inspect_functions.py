@@ -6,7 +6,7 @@ import typing
 
 import small
 import torch
-from small import IDS, Attention, Net, llama, show
+from small import IDS, Attention, Net, attempt, llama, show
 from transformers.generation.utils import GenerationMixin
 from transformers.models.llama import modeling_llama
 
@@ -16,7 +16,8 @@ def describe(function):
     print(
         function.__code__.co_varnames[:4], function.__code__.co_flags, function.__defaults__, sorted(vars(function))
     )
-    show(inspect.getsource(function).encode(), pickle.dumps(function), typing.get_type_hints(function))
+    show(inspect.getsource(function).encode(), pickle.dumps(function))
+    attempt("hints", typing.get_type_hints, function)
     print(inspect.getsourcelines(function)[1], inspect.unwrap(function) is function, inspect.isfunction(function))
 
 

@@ -42,4 +42,4 @@ with torch.no_grad():
         models = [make(), make()]
         for step in range(6):
             show(make.__name__, step, *(model(vectors()) for model in models))
-        show(make.__name__, [parameter.mean() for parameter in models[1].layers.parameters()])
+    print([RaisesHash in type(model).__mro__ for model in models])

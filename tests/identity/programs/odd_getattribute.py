@@ -1,4 +1,4 @@
-"""Modules have a `__getattribute__`, `__setattr__` or `__delattr__` of their own, and no `__dict__` to see."""
+"""Modules have a `__getattribute__`, `__setattr__` or `__delattr__` of their own, or a copied `__dict__`."""
 
 import torch
 from small import Simple, Stack, show, vectors
@@ -13,9 +13,10 @@ class Counts(Stack):
         return super().__getattribute__(name)
 
 
-class Hides(Stack):
+class CopiesDict(Stack):
     def __getattribute__(self, name):
-        return {} if name == "__dict__" else super().__getattribute__(name)
+        value = super().__getattribute__(name)
+        return dict(value) if name == "__dict__" else value
 
 
 class Frozen(Stack):
@@ -43,7 +44,7 @@ class Says(Simple):
 
 
 with torch.no_grad():
-    for make in (Counts, Hides, Frozen, lambda: Stack(Says)):
+    for make in (Counts, CopiesDict, Frozen, lambda: Stack(Says)):
         model = make()
         if make is Frozen:
             model.is_frozen = True
