@@ -1,0 +1,32 @@
+"""The program freezes the clock with freezegun, moves it, and a clock of its own is patched."""
+
+import datetime
+import time
+from unittest import mock
+
+from freezegun import freeze_time
+from small import IDS, llama, show
+
+model = llama()
+
+
+def generate():
+    show(model.generate(IDS, max_new_tokens=8, do_sample=False))
+
+
+generate()
+with freeze_time("2020-01-01 12:00") as frozen:
+    print(datetime.datetime.now(), time.perf_counter_ns() == time.perf_counter_ns(), time.time().hex())
+    generate()
+    frozen.tick(5)
+    generate()
+    frozen.move_to("2019-01-01")
+    print(datetime.datetime.now(), time.monotonic() == time.monotonic())
+    generate()
+for _ in range(3):
+    with freeze_time("2021-01-01", auto_tick_seconds=1):
+        generate()
+with mock.patch("time.perf_counter_ns", side_effect=ZeroDivisionError), mock.patch("time.time", return_value=0):
+    generate()
+print(datetime.datetime.now().year > 2020, time.perf_counter_ns.__module__)
+generate()

@@ -1,0 +1,18 @@
+"""`generate` is called with wrong arguments and with a processor that raises; the last error is not caught."""
+
+import torch
+from small import IDS, attempt, llama, show
+
+
+def refuse(ids, scores):
+    raise ArithmeticError(f"refused at {ids.shape[1]}")
+
+
+model = llama()
+for step in range(3):
+    show(step, model.generate(IDS, max_new_tokens=3, do_sample=False))
+    attempt("unknown", model.generate, IDS, max_new_tokens=3, unknown=1)
+    attempt("processor", model.generate, IDS, max_new_tokens=3, logits_processor=[refuse])
+    attempt("index", model.generate, IDS + 100, max_new_tokens=3)
+    attempt("shape", model.generate, torch.ones(1, 2, 3, 4, dtype=torch.long), max_new_tokens=3)
+model.generate(IDS, max_new_tokens=3, unknown=1)

@@ -1,0 +1,52 @@
+"""A watched program computes the same and saves the same as it does without cbtop, to the bit.
+
+Each program in `programs/` runs bare, under `cbtop run`, and under `cbtop run --overhead 100% --record FILE`. These
+must be identical: the exit code, stdout, stderr except for lines that begin with `cbtop:`, and each file that the
+program saves.
+
+To add a program
+- Write `programs/KIND_WHAT.py`. It may import `small` (in `lib/`), which fixes the seed and takes one thread.
+- Print numbers with `show`, which prints every bit. Print no times, addresses or paths of the working directory.
+- It takes 0.5 to 6 s, needs no network, and prints the same in each run: `python -m tests.identity.runs KIND_WHAT`.
+- `make soak` runs it. Add it to `BY_DEFAULT` only if no other program in there covers its kind.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.identity.runs import COMMANDS, PROGRAMS, differences, missing_packages, run_all
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+# About 45 s in all on a quiet machine with 2 cores.
+BY_DEFAULT = {
+    "names_static_attn",
+    "names_module_flags",
+    "save_cloudpickle_main",
+    "save_kept_sdpa",
+    "save_own_getstate",
+    "jit_script_rope",
+    "inspect_vars",
+    "odd_dataclass",
+    "odd_metaclass_and_slots",
+    "odd_weakref",
+    "process_traceback_forward",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
+)
+def test_a_watched_program_computes_and_saves_the_same(name: str) -> None:
+    missing = missing_packages(PROGRAMS[name])
+    if missing:
+        pytest.skip(f"{name} needs {', '.join(missing)}: make torch")
+    bare, default, every_step = run_all(PROGRAMS[name], list(COMMANDS))
+    assert differences(bare, default) == []
+    assert differences(bare, every_step) == []
+    assert every_step.is_recorded
+
+
+def test_each_program_of_the_default_subset_exists() -> None:
+    assert PROGRAMS.keys() >= BY_DEFAULT
