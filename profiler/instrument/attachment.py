@@ -29,6 +29,12 @@ from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, leave, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
+from cbtop.profiler.instrument.module_tree import (
+    WeakModuleDict,
+    modules_of,
+    one_of_each_class,
+    parameters_held_by,
+)
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
@@ -49,7 +55,7 @@ from cbtop.protocol.messages import Ceiling, Manifest
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
-_attached: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()  # by the trunk's modules
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
 
 
 @dataclass(slots=True)
@@ -64,7 +70,7 @@ class _Models:
     """The models that one profiler has shown, and what it says of the one that is named."""
 
     def __init__(self) -> None:
-        self.said: weakref.WeakKeyDictionary[nn.Module, _Said] = weakref.WeakKeyDictionary()
+        self.said: WeakModuleDict[_Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # given so far
         self.rank = (False, -1)  # of the one that is named: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
@@ -269,7 +275,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
 
 def leave_alone(model: nn.Module) -> None:
     """Attach to nothing of `model` at its first call."""
-    for module in model.modules():
+    for module in modules_of(model):
         module.__dict__.setdefault(ATTRIBUTE, None)
 
 
@@ -295,10 +301,13 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
-            if any([is_compiled(module) for module in model.modules()]):
+            modules = modules_of(model)
+            kinds = one_of_each_class(modules)
+            held = [module for module in modules if module.__dict__.get(ATTRIBUTE) is not None]
+            if any([is_compiled(module) for module in (*kinds, *held)]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
-                _functions.wrap(model.modules())
+                _functions.wrap(kinds)
                 wrap_collectives(_functions)
         keep_jit_out()
         attachment.announce(model, plan)
@@ -312,7 +321,7 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
 def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any([isinstance(module, nn.DataParallel) for module in model.modules()]):
+    if any([issubclass(type(module), nn.DataParallel) for module in modules_of(model)]):
         return _COPIES
     return ""
 
@@ -340,7 +349,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
-    parameters = list(model.parameters())
+    parameters = list(parameters_held_by(model))
     quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
     return Manifest(

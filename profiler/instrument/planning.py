@@ -6,12 +6,19 @@ none has no plan: what its layers are is not known.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
+from cbtop.profiler.instrument.module_tree import (
+    attribute_of,
+    children_of,
+    first_tensor,
+    modules_of,
+    parameters_held_by,
+)
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -52,21 +59,19 @@ class Plan:
 
 def holds_a_stack(root: nn.Module) -> bool:
     """Whether `root` is a model in whose calls there are layers to be seen."""
-    return bool(list(_stacks(root, "")))
+    return bool(_Stacks(root).found)
 
 
 def plan_of(root: nn.Module, *, is_timed_there: bool = False) -> Plan | None:
     """The plan of `root`, timed by the host or on its device; None where it holds no stack of layers."""
-    found = list(_stacks(root, ""))
+    stacks = _Stacks(root)
+    found = stacks.found
     if not found:
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
     planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
-    paths = [path for path, _ in found]
-    for path, module in root.named_modules():
-        if any([stack.startswith(f"{path}." if path else "") and stack != path for stack in paths]):
-            planner.plan.trunk.append(module)
+    planner.plan.trunk = stacks.trunk
     planner.walk(root, "", (type(root).__name__,), in_layer=False)
     planner.finish()
     return planner.plan
@@ -93,17 +98,36 @@ def state_of(root: nn.Module) -> list[object]:
     return state
 
 
-def _stacks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        inside = f"{path}.{name}" if path else name
-        if type(child).__name__ in _LISTS and _is_stack(child):
-            yield inside, child
-        else:
-            yield from _stacks(child, inside)
+class _Stacks:
+    """The stacks of a model with their paths, and the modules that hold them, outermost first.
+
+    Each module is visited once, also if it is a child of several or of itself.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.found: list[tuple[str, nn.Module]] = []
+        self.trunk: list[nn.Module] = []
+        self._visited = {id(root)}
+        self._visit(root, "")
+
+    def _visit(self, module: nn.Module, path: str) -> None:
+        stacks_before, place = len(self.found), len(self.trunk)
+        self.trunk.append(module)
+        for name, child in children_of(module):
+            if id(child) in self._visited:
+                continue
+            self._visited.add(id(child))
+            inside = f"{path}.{name}" if path else name
+            if type(child).__name__ in _LISTS and _is_stack(child):
+                self.found.append((inside, child))
+            elif child._modules:
+                self._visit(child, inside)
+        if len(self.found) == stacks_before:
+            del self.trunk[place:]
 
 
 def _is_stack(module: nn.Module) -> bool:
-    kinds = [type(child) for child in module.children() if list(child.children())]
+    kinds = [id(type(child)) for _, child in children_of(module) if children_of(child)]
     return len(set(kinds)) < len(kinds)
 
 
@@ -120,13 +144,18 @@ def _names(paths: list[str]) -> list[str]:
 
 def _vocabulary(root: nn.Module) -> int:
     """The rows of the largest embedding of a model: its words."""
-    rows = [getattr(module, "num_embeddings", 0) for module in root.modules()]
+    rows = [attribute_of(module, "num_embeddings") for module in modules_of(root)]
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
 def _is_large(block: nn.Module) -> bool:
     """Whether a block computes for so long that to time it, too, is little."""
-    return bool(sum(weights.numel() for weights in block.parameters()) >= LEAST_BLOCK_WEIGHTS)
+    total = 0
+    for weights in parameters_held_by(block):
+        total += weights.numel()
+        if total >= LEAST_BLOCK_WEIGHTS:
+            return True
+    return total >= LEAST_BLOCK_WEIGHTS
 
 
 class _Planner:
@@ -135,14 +164,14 @@ class _Planner:
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
-        self._root = root
+        self._backend = backend_of(root, is_timed_there=is_timed_there)  # of modules without weights
         self._vocabulary = _vocabulary(root)
         self._seen: set[int] = set()
         self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
-        children = list(module.named_children())
+        children = children_of(module)
         siblings = frozenset(name for name, _ in children)
         for name, child in children:
             if id(child) in self._seen:  # one that several layers share is planned where it is met first
@@ -154,8 +183,10 @@ class _Planner:
             if stack is not None:
                 self._walk_stack(child, inside, around, stack)
                 continue
-            holds = frozenset([part for part, _ in child.named_children()])
-            described = Described(inside, around, siblings, holds, in_layer, self._is_of_vocabulary(child))
+            holds = frozenset([part for part, _ in children_of(child)])
+            described = Described(
+                inside, around, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
+            )
             kind = classify(described)
             if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
                 kind = None
@@ -166,12 +197,12 @@ class _Planner:
             if kind is None or kind.shows_inside:
                 self.walk(child, inside, around, in_layer=in_layer)
             else:
-                self.plan.others += [one for one in child.modules() if one is not child]
+                self.plan.others += modules_of(child)[1:]
 
     def _walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
         self.plan.others.append(stack)
         outside, self._found = self._found, []
-        for at, (index, layer) in enumerate(stack.named_children()):
+        for at, (index, layer) in enumerate(children_of(stack)):
             if id(layer) in self._seen:
                 continue
             self._seen.add(id(layer))
@@ -202,7 +233,7 @@ class _Planner:
             kind.name,
             kind.category,
             brick,
-            backend=backend_of(module, self._root, is_timed_there=self._is_timed_there),
+            backend=self._backend_of(module),
             work=UNKNOWN_WORK
             if kind.shows_inside
             else work_of(module, kind.brick, is_timed_there=self._is_timed_there),
@@ -210,6 +241,10 @@ class _Planner:
         )
         self._experts[path] = definition
         return definition
+
+    def _backend_of(self, module: nn.Module) -> str:
+        has_weights = first_tensor(module) is not None
+        return backend_of(module, is_timed_there=self._is_timed_there) if has_weights else self._backend
 
     def _is_of_vocabulary(self, module: nn.Module) -> bool:
         sizes = product_sizes(module)

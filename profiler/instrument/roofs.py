@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cbtop.profiler.instrument.module_tree import parameters_held_by
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
@@ -33,7 +34,7 @@ _COMPUTE = {
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
     """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
     try:
-        return _roofs_over(list(model.parameters()))
+        return _roofs_over(list(parameters_held_by(model)))
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         let_through(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"

@@ -1,0 +1,166 @@
+"""The modules and tensors of a model, read without calling anything of the model's own classes.
+
+Rules
+- Modules are told apart by `id`: a class may be unhashable, or have an `__eq__`, `__bool__` or `__len__` of its own.
+- An attribute that a class of torch cannot have is not asked of it: `Module.__getattr__` takes 1 us to say no.
+- Time is linear in the number of modules, and `first_tensor` stops at the first one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch.nn import Module
+
+from cbtop.protocol.signals import let_through
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+def children_of(module: Module) -> list[tuple[str, Module]]:
+    """The names and children of `module`, each child once."""
+    children = module._modules
+    if not children:
+        return []
+    unique: dict[int, tuple[str, Module]] = {}
+    for name, child in children.items():
+        if child is not None:
+            unique.setdefault(id(child), (name, child))
+    return list(unique.values())
+
+
+def modules_of(root: Module) -> list[Module]:
+    """`root` and all modules inside it, each once, in the order of `Module.modules`."""
+    return list(_modules_of(root))
+
+
+def _modules_of(root: Module) -> Iterator[Module]:
+    if not root._modules:
+        yield root
+        return
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        children = module._modules
+        if children:
+            waiting += [child for child in reversed(list(children.values())) if child is not None]
+
+
+def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
+    """The first module of each class."""
+    first: dict[int, Module] = {}
+    for module in modules:
+        first.setdefault(id(type(module)), module)
+    return list(first.values())
+
+
+def tensors_of(module: Module) -> list[Tensor]:
+    """The parameters of `module` and of all inside it, then their buffers, each once."""
+    modules = modules_of(module)
+    unique = {id(tensor): tensor for tensor in _held(modules, "_parameters")}
+    unique |= {id(tensor): tensor for tensor in _held(modules, "_buffers")}
+    return list(unique.values())
+
+
+def parameters_held_by(module: Module) -> Iterator[Tensor]:
+    """The parameters of `module` and of all inside it, each once. None is read before it is asked for."""
+    seen: set[int] = set()
+    for parameter in _held(_modules_of(module), "_parameters"):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield parameter
+
+
+def first_tensor(module: Module) -> Tensor | None:
+    """The first parameter of `module` or of those inside it, else the first buffer; None if there is no tensor."""
+    held = chain(_held(_modules_of(module), "_parameters"), _held(_modules_of(module), "_buffers"))
+    return next(held, None)
+
+
+def _held(modules: Iterable[Module], name: str) -> Iterator[Tensor]:
+    for module in modules:
+        tensors = getattr(module, name)
+        if tensors:
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield tensor
+
+
+def attribute_of(module: Module, name: str) -> Any:
+    """The attribute of `module`, or None if it has none or its class raises when asked.
+
+    Parameters, buffers and children count only for classes with a `__getattr__` of their own.
+    """
+    own = module.__dict__
+    if name in own:
+        return own[name]
+    kind = type(module)
+    if not hasattr(kind, name) and kind.__getattr__ is Module.__getattr__:
+        return None
+    try:
+        return getattr(module, name, None)
+    except Exception as error:  # noqa: BLE001 - code of the host's class
+        let_through(error)
+        return None
+
+
+class WeakModuleDict(Generic[Value]):
+    """Values by module, told apart by identity. An entry ends with its module."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Module], Value]] = {}
+
+    def get(self, module: Module, default: Value | None = None) -> Value | None:
+        entry = self._entries.get(id(module))
+        return default if entry is None or entry[0]() is not module else entry[1]
+
+    def setdefault(self, module: Module, value: Value) -> Value:
+        if module not in self:
+            self[module] = value
+        return self[module]
+
+    def items(self) -> list[tuple[Module, Value]]:
+        entries = [(reference(), value) for reference, value in list(self._entries.values())]
+        return [(module, value) for module, value in entries if module is not None]
+
+    def values(self) -> list[Value]:
+        return [value for _, value in self.items()]
+
+    def __contains__(self, module: Module) -> bool:
+        entry = self._entries.get(id(module))
+        return entry is not None and entry[0]() is module
+
+    def __getitem__(self, module: Module) -> Value:
+        reference, value = self._entries[id(module)]
+        if reference() is not module:
+            raise KeyError(id(module))
+        return value
+
+    def __setitem__(self, module: Module, value: Value) -> None:
+        key, entries = id(module), self._entries
+
+        def ended(reference: weakref.ref[Module]) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry[0] is reference:
+                del entries[key]
+
+        entries[key] = weakref.ref(module, ended), value
+
+    def __delitem__(self, module: Module) -> None:
+        if module not in self:
+            raise KeyError(id(module))
+        del self._entries[id(module)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
