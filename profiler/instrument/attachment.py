@@ -33,7 +33,7 @@ from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     modules_of,
     one_of_each_class,
-    parameters_held_by,
+    parameters_of,
 )
 from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
@@ -349,7 +349,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
-    parameters = list(parameters_held_by(model))
+    parameters = parameters_of(model)
     quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
     return Manifest(

@@ -37,10 +37,22 @@ def children_of(module: Module) -> list[tuple[str, Module]]:
 
 def modules_of(root: Module) -> list[Module]:
     """`root` and all modules inside it, each once, in the order of `Module.modules`."""
-    return list(_modules_of(root))
+    found = {id(root): root}
+    if root._modules:
+        _add_modules(root, found)
+    return list(found.values())
+
+
+def _add_modules(module: Module, found: dict[int, Module]) -> None:
+    for child in module._modules.values():
+        if child is not None and id(child) not in found:
+            found[id(child)] = child
+            if child._modules:
+                _add_modules(child, found)
 
 
 def _modules_of(root: Module) -> Iterator[Module]:
+    """The same, read only as far as asked for."""
     if not root._modules:
         yield root
         return
@@ -73,13 +85,9 @@ def tensors_of(module: Module) -> list[Tensor]:
     return list(unique.values())
 
 
-def parameters_held_by(module: Module) -> Iterator[Tensor]:
-    """The parameters of `module` and of all inside it, each once. None is read before it is asked for."""
-    seen: set[int] = set()
-    for parameter in _held(_modules_of(module), "_parameters"):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield parameter
+def parameters_of(module: Module) -> list[Tensor]:
+    """The parameters of `module` and of all inside it, each once."""
+    return list({id(tensor): tensor for tensor in _held(modules_of(module), "_parameters")}.values())
 
 
 def first_tensor(module: Module) -> Tensor | None:
@@ -113,6 +121,24 @@ def attribute_of(module: Module, name: str) -> Any:
     except Exception as error:  # noqa: BLE001 - code of the host's class
         let_through(error)
         return None
+
+
+def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
+    """The attribute of each of `modules`, see `attribute_of`; classes are asked once."""
+    values = []
+    cannot_answer: dict[int, bool] = {}
+    for module in modules:
+        own = module.__dict__
+        if name in own:
+            values.append(own[name])
+            continue
+        kind = type(module)
+        is_none = cannot_answer.get(id(kind))
+        if is_none is None:
+            is_none = kind.__getattr__ is Module.__getattr__ and not hasattr(kind, name)
+            cannot_answer[id(kind)] = is_none
+        values.append(None if is_none else attribute_of(module, name))
+    return values
 
 
 class WeakModuleDict(Generic[Value]):

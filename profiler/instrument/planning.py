@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
 from cbtop.profiler.instrument.module_tree import (
-    attribute_of,
+    attributes_of,
     children_of,
     first_tensor,
     modules_of,
-    parameters_held_by,
+    parameters_of,
 )
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
@@ -144,18 +144,13 @@ def _names(paths: list[str]) -> list[str]:
 
 def _vocabulary(root: nn.Module) -> int:
     """The rows of the largest embedding of a model: its words."""
-    rows = [attribute_of(module, "num_embeddings") for module in modules_of(root)]
+    rows = attributes_of(modules_of(root), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
 def _is_large(block: nn.Module) -> bool:
     """Whether a block computes for so long that to time it, too, is little."""
-    total = 0
-    for weights in parameters_held_by(block):
-        total += weights.numel()
-        if total >= LEAST_BLOCK_WEIGHTS:
-            return True
-    return total >= LEAST_BLOCK_WEIGHTS
+    return sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS
 
 
 class _Planner:

@@ -34,7 +34,7 @@ from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, cap
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
-from cbtop.profiler.instrument.module_tree import attribute_of, children_of, modules_of
+from cbtop.profiler.instrument.module_tree import attributes_of, children_of, modules_of
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
@@ -601,12 +601,10 @@ class ModelCall(Call):
 
 def _takes_a_cache(module: nn.Module) -> bool:
     """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
-    known = []
-    for inner in modules_of(module):
-        flag = attribute_of(inner, "is_causal")
-        flag = attribute_of(inner, "is_decoder") if flag is None else flag
-        if isinstance(flag, bool):
-            known.append(flag)
+    modules = modules_of(module)
+    pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
+    flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
+    known = [flag for flag in flags if isinstance(flag, bool)]
     if known and not any(known):
         return False
     return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
@@ -616,7 +614,7 @@ def _axis_of_sequences(module: nn.Module) -> int | None:
     """The axis of sequences in what `module` is given, by its own `batch_first`; of torch's own encoders by their
     attention's. None: it does not say."""
     is_of_torch = type(module).__module__.startswith("torch.nn.")
-    flags = [attribute_of(inner, "batch_first") for inner in (modules_of(module) if is_of_torch else [module])]
+    flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
     axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
     return axes.pop() if len(axes) == 1 else None
 

@@ -14,12 +14,15 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from torch.nn import Parameter
+
 from cbtop.profiler.instrument.module_tree import attribute_of, first_tensor, tensors_of
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 _NORM_FLOPS = 4  # square, add up, scale, weigh: of each element of an RMS norm; a layer norm's mean is one more
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
@@ -109,8 +112,11 @@ def stored_bytes(module: nn.Module) -> int:
 
 def stored_bytes_of(held: list[Tensor]) -> int:
     """The bytes of tensors as they are stored, with what quantisation keeps next to them."""
-    total = sum(_tensor_bytes(tensor) for tensor in held)
-    for tensor in held:
+    plain = [tensor for tensor in held if type(tensor) in (Parameter, Tensor)]
+    total = int(sum(tensor.nbytes for tensor in plain))
+    special = [tensor for tensor in held if type(tensor) not in (Parameter, Tensor)]
+    total += sum(_tensor_bytes(tensor) for tensor in special)
+    for tensor in (*special, *(tensor for tensor in plain if "quant_state" in tensor.__dict__)):
         state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
