@@ -103,7 +103,7 @@ def leave(profiler: BrickProfiler, used: list[Path]) -> None:
 
 
 def _kinds_of_devices(model: nn.Module) -> set[str]:
-    return {str(tensor.device.type) for tensor in tensors_of(model)}
+    return {str(device.type) for device in {tensor.device for tensor in tensors_of(model)}}
 
 
 def _only_cuda_device(model: nn.Module) -> int | None:

@@ -79,10 +79,16 @@ def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
 
 def tensors_of(module: Module) -> list[Tensor]:
     """The parameters of `module` and of all inside it, then their buffers, each once."""
+    parameters, buffers = parameters_and_buffers(module)
+    return parameters + buffers
+
+
+def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of `module` and of all inside it, and the buffers that are not parameters, each once."""
     modules = modules_of(module)
-    unique = {id(tensor): tensor for tensor in _held(modules, "_parameters")}
-    unique |= {id(tensor): tensor for tensor in _held(modules, "_buffers")}
-    return list(unique.values())
+    parameters = {id(tensor): tensor for tensor in _held(modules, "_parameters")}
+    buffers = {id(tensor): tensor for tensor in _held(modules, "_buffers") if id(tensor) not in parameters}
+    return list(parameters.values()), list(buffers.values())
 
 
 def parameters_of(module: Module) -> list[Tensor]:

@@ -6,9 +6,9 @@ none has no plan: what its layers are is not known.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
@@ -40,6 +40,29 @@ class Part:
 
 
 @dataclass(slots=True)
+class Section:
+    """A piece of a plan that is replaced as a whole: one layer, or all that is in no layer.
+
+    `state` is what a layer was planned from, or None if it must be planned each time. `visited` are the ids of the
+    modules inside it that no other section plans.
+    """
+
+    place: Hashable  # path, key, classes around it, and what else its bricks depend on
+    state: list[object] | None = None
+    visited: set[int] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    others: list[nn.Module] = field(default_factory=list)
+    is_unchanged: bool = False  # the section known at this place stays, and `parts` and `others` are empty
+
+
+class Known(Protocol):
+    """A section of the plan before, all of whose modules are alive."""
+
+    state: list[object] | None
+    visited: set[int]
+
+
+@dataclass(slots=True)
 class Plan:
     """What of a model is timed, and how."""
 
@@ -47,6 +70,7 @@ class Plan:
     trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: who calls them wants a step
     parts: list[Part] = field(default_factory=list)  # layers and bricks
     others: list[nn.Module] = field(default_factory=list)  # hold bricks, or lie inside one: they pay nothing
+    sections: list[Section] = field(default_factory=list)  # hold all of `parts` and `others`
 
     @property
     def layers(self) -> list[Part]:
@@ -62,39 +86,41 @@ def holds_a_stack(root: nn.Module) -> bool:
     return bool(_Stacks(root).found)
 
 
-def plan_of(root: nn.Module, *, is_timed_there: bool = False) -> Plan | None:
-    """The plan of `root`, timed by the host or on its device; None where it holds no stack of layers."""
+def plan_of(
+    root: nn.Module, *, is_timed_there: bool = False, known: Mapping[Hashable, Known] | None = None
+) -> Plan | None:
+    """The plan of `root`, timed by the host or on its device; None if it holds no stack of layers.
+
+    A layer whose state is that of the section `known` at its place is not planned again.
+    """
     stacks = _Stacks(root)
     found = stacks.found
     if not found:
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
-    planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
+    planner.known = known or {}
+    planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
     planner.plan.trunk = stacks.trunk
     planner.walk(root, "", (type(root).__name__,), in_layer=False)
     planner.finish()
+    sections = planner.plan.sections
+    sections.append(planner.section)
+    planner.plan.parts = [part for section in sections for part in section.parts]
+    planner.plan.others = [module for section in sections for module in section.others]
     return planner.plan
 
 
 def state_of(root: nn.Module) -> list[object]:
     """What a plan of `root` was made from: which modules there are, and the first weight of each."""
-    state: list[object] = []
-    modules = {id(root): root}
-    waiting = [root]
-    for module in waiting:
-        for weight in module._parameters.values():
-            if weight is not None:
-                state.append(weight.dtype)
-                state.append(weight.device)
-                state.append(weight.shape)
-                break
-        if children := module._modules:
-            for child in children.values():
-                if child is not None and id(child) not in modules:
-                    modules[id(child)] = child
-                    waiting.append(child)
-    state += modules  # by what they are, not held
+    modules = modules_of(root)
+    state: list[object] = list(map(id, modules))  # by what they are, not held
+    for module in modules:
+        if weights := module._parameters:
+            for weight in weights.values():
+                if weight is not None:
+                    state += (weight.dtype, weight.device, weight.shape)
+                    break
     return state
 
 
@@ -150,17 +176,21 @@ def _vocabulary(root: nn.Module) -> int:
 
 def _is_large(block: nn.Module) -> bool:
     """Whether a block computes for so long that to time it, too, is little."""
-    return sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS
+    return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
+        self.section = Section(None)  # that is planned now
+        self.known: Mapping[Hashable, Known] = {}
+        self._shares_modules = False  # the section that is planned now leaves out modules of others
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
         self._backend = backend_of(root, is_timed_there=is_timed_there)  # of modules without weights
         self._vocabulary = _vocabulary(root)
+        self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
@@ -170,8 +200,10 @@ class _Planner:
         siblings = frozenset(name for name, _ in children)
         for name, child in children:
             if id(child) in self._seen:  # one that several layers share is planned where it is met first
+                self._shares_modules |= id(child) not in self.section.visited
                 continue
             self._seen.add(id(child))
+            self.section.visited.add(id(child))
             inside = f"{path}.{name}" if path else name
             around = (type(child).__name__, *classes)
             stack = self._stacks.get(id(child))
@@ -186,26 +218,42 @@ class _Planner:
             if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
                 kind = None
             if kind is None:
-                self.plan.others.append(child)
+                self.section.others.append(child)
             else:
                 self._found.append((inside, child, kind))
             if kind is None or kind.shows_inside:
                 self.walk(child, inside, around, in_layer=in_layer)
             else:
-                self.plan.others += modules_of(child)[1:]
+                self.section.others += modules_of(child)[1:]
 
     def _walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        self.plan.others.append(stack)
+        self.section.others.append(stack)
         outside, self._found = self._found, []
         for at, (index, layer) in enumerate(children_of(stack)):
             if id(layer) in self._seen:
                 continue
             self._seen.add(id(layer))
             key = (NodeKind.LAYER, at, name) if name else (NodeKind.LAYER, at)
-            self.plan.parts.append(Part(f"{path}.{index}", layer, key))
-            self.walk(layer, f"{path}.{index}", (type(layer).__name__, *classes), in_layer=True)
-            self.finish()
+            self._plan_layer(layer, f"{path}.{index}", key, (type(layer).__name__, *classes))
         self._found = outside
+
+    def _plan_layer(self, layer: nn.Module, path: str, key: Hashable, around: tuple[str, ...]) -> None:
+        section = Section((path, key, around, self._context), state_of(layer), {id(layer)})
+        self.plan.sections.append(section)
+        known = self.known.get(section.place)
+        self._seen.discard(id(layer))
+        if known is not None and known.state == section.state and self._seen.isdisjoint(known.visited):
+            self._seen |= known.visited
+            section.is_unchanged = True
+            return
+        self._seen.add(id(layer))
+        outer, self.section, self._shares_modules = self.section, section, False
+        section.parts.append(Part(path, layer, key))
+        self.walk(layer, path, around, in_layer=True)
+        self.finish()
+        if self._shares_modules:
+            section.state = None
+        self.section = outer
 
     def finish(self) -> None:
         """Define the bricks found since the last time; a label that two of a name share grows by one part."""
@@ -215,7 +263,7 @@ class _Planner:
             count[place] = count.get(place, 0) + 1
         for path, module, kind in self._found:
             label = _label(path, 1 if count[(kind.name, _label(path, 1))] == 1 else 2)
-            self.plan.parts.append(Part(path, module, self._definition(path, module, kind, label)))
+            self.section.parts.append(Part(path, module, self._definition(path, module, kind, label)))
         self._found = []
 
     def _definition(self, path: str, module: nn.Module, kind: Kind, label: str) -> BrickDefinition:

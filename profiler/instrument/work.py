@@ -39,7 +39,8 @@ def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = F
         return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)
-    if brick in _NORMS and _may_add(type(module)):
+    kind: Any = type(module)
+    if brick in _NORMS and _may_add(kind):
         return UNKNOWN_WORK
     if brick in _NORMS:
         return Work(flops_per_element=_NORMS[brick], bytes_per_call=weights, bytes_per_element=2 * itemsize)  # type: ignore[index]
@@ -82,7 +83,7 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _may_add(kind: type[nn.Module]) -> bool:
+def _may_add(kind: Any) -> bool:
     """Whether a call of a norm may add a residual first: vLLM's and SGLang's norms do, except in the first layer."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
