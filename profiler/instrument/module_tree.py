@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
 from torch.nn import Module
 
 from cbtop.protocol.signals import let_through
@@ -89,6 +90,12 @@ def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
     parameters = {id(tensor): tensor for tensor in _held(modules, "_parameters")}
     buffers = {id(tensor): tensor for tensor in _held(modules, "_buffers") if id(tensor) not in parameters}
     return list(parameters.values()), list(buffers.values())
+
+
+def devices_of(module: Module) -> set[torch.device]:
+    """The devices of all parameters and buffers of `module` and of those inside it."""
+    modules = modules_of(module)
+    return {tensor.device for name in ("_parameters", "_buffers") for tensor in _held(modules, name)}
 
 
 def parameters_of(module: Module) -> list[Tensor]:

@@ -117,7 +117,7 @@ def stored_bytes_of(held: list[Tensor]) -> int:
     total = int(sum(tensor.nbytes for tensor in plain))
     special = [tensor for tensor in held if type(tensor) not in (Parameter, Tensor)]
     total += sum(_tensor_bytes(tensor) for tensor in special)
-    for tensor in (*special, *(tensor for tensor in plain if "quant_state" in tensor.__dict__)):
+    for tensor in held:
         state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
