@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ from cbtop.profiler.instrument.call_attribute import (
     keep_dynamo_out,
     leave,
     meeting,
+    of_host,
     stand_by,
     standing,
 )
@@ -42,12 +44,17 @@ from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
-from cbtop.profiler.instrument.module_tree import modules_of
-from cbtop.profiler.instrument.planning import Part, Plan, holds_a_stack, plan_of, state_of
+from cbtop.profiler.instrument.module_tree import (
+    modules_of,
+    one_of_each_class,
+    parameters_and_buffers,
+)
+from cbtop.profiler.instrument.planning import Part, Plan, Section, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
+from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
-from cbtop.profiler.instrument.work import backend_of, stored_bytes
+from cbtop.profiler.instrument.work import backend_of, stored_bytes_of
 from cbtop.profiler.instrument.wrapping import BrickCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
@@ -55,9 +62,7 @@ from cbtop.protocol.messages import Ceiling, Manifest
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
-_attached: WeakIdKeyDictionary = (
-    WeakIdKeyDictionary()
-)  # attachments by the trunk's modules, whatever these compare as
+_attached: MutableMapping[nn.Module, Attachment] = WeakIdKeyDictionary()  # by the trunk's modules, by identity
 
 
 @dataclass(slots=True)
@@ -66,6 +71,21 @@ class _Said:
 
     model: str  # its name
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
+
+
+@dataclass(slots=True)
+class _TimedSection:
+    """A section of the plan with the calls that time it. Holds no module."""
+
+    state: list[object] | None
+    visited: set[int]
+    calls: list[BrickCall]
+    others: list[weakref.ref[nn.Module]]  # all its modules
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that are alive."""
+        return [module for module in (other() for other in self.others) if module is not None]
 
 
 class _Models:
@@ -105,12 +125,49 @@ class Attachment:
         self.timing = timing_of(self.profiler, root) if plan.parts else Timing(self.profiler._host_path)
         self.steps.time_on(self.timing)
         self._state = state_of(root)
-        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in plan.parts]
-        self.steps.calls = [
-            BrickCall(part.module, key, self.steps) for part, key in zip(plan.parts, keys, strict=True)
-        ]
+        self._sections = {section.place: self._timed(section) for section in plan.sections}
+        self.steps.calls = [call for section in self._sections.values() for call in section.calls]
+        self.steps.look_through(len(self._others))
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
-        self._others = [weakref.ref(module) for module in (*plan.others, *(part.module for part in plan.parts))]
+
+    def _timed(self, section: Section) -> _TimedSection:
+        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in section.parts]
+        calls = [BrickCall(part.module, key, self.steps) for part, key in zip(section.parts, keys, strict=True)]
+        others = [weakref.ref(module) for module in (*section.others, *(part.module for part in section.parts))]
+        return _TimedSection(section.state, section.visited, calls, others)
+
+    def _follow_changes(self, root: nn.Module, plan: Plan, state: list[object]) -> None:
+        """Time the sections of `plan` that are new, and those that are unchanged as before."""
+        self.stacks, self._state = plan.stacks, state
+        former = self._sections
+        places = {section.place for section in plan.sections if section.is_unchanged}
+        with swaps.lock:
+            for place, section in former.items():
+                if place not in places:
+                    for call in section.calls:
+                        call.swap_out()
+                    for module in section.modules:
+                        if standing(module) is None:  # else another model's call does
+                            forget(module)
+            self._sections = {
+                section.place: former[section.place] if section.is_unchanged else self._timed(section)
+                for section in plan.sections
+            }
+            self.steps.calls = [call for section in self._sections.values() for call in section.calls]
+            for place, section in self._sections.items():
+                if place not in places:
+                    for module in section.modules:
+                        leave(module)  # as in `begin`
+                    for call in section.calls:
+                        if self.steps._are_in is not False:
+                            call.swap_in()
+        for module in (root, *plan.trunk):
+            _attached.setdefault(module, self)
+        self.announce(root, plan, has_same_devices=True)
+
+    @property
+    def _others(self) -> list[weakref.ref[nn.Module]]:
+        return [other for section in self._sections.values() for other in section.others]
 
     @property
     def _is_named(self) -> bool:
@@ -118,12 +175,17 @@ class Attachment:
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
-    def announce(self, root: nn.Module, plan: Plan) -> None:
+    def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
         """Say what model it is, and its roofs, as far as that is new.
 
         A process has those of one model: of those that decode, else of all, the first one of the largest.
         """
         manifest = _manifest(root, plan, self._engine, self.timing, self.model)
+        there = self._models.manifest
+        if there is not None:
+            there = replace(there, threads=manifest.threads, roofs=manifest.roofs)
+        if has_same_devices and manifest == there:
+            return
         rank = any([call.has_cache for call in self._trunk]), manifest.weights_bytes
         if self._is_named or rank > self._models.rank:
             self._models.rank = rank
@@ -192,6 +254,7 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
+        self._sections = {}  # their calls hold the path
 
     def _look_again(self) -> None:
         """Plan anew where the host has put other modules in, or stores their weights in another way.
@@ -203,10 +266,11 @@ class Attachment:
         if root is None:
             return
         compilations.tell(self.profiler)
-        is_as_it_was = is_as_it_was and state_of(root) == self._state
+        state = state_of(root)
+        may_lie_elsewhere = bool(self.timing.backend) or _devices_in(state) != _devices_in(self._state)
+        is_as_it_was = is_as_it_was and state == self._state
         timing = self.timing
-        # Where the host times what lies on the CPU, that lies elsewhere only in another state.
-        if self.stacks and self.steps.calls and not (is_as_it_was and not timing.backend):
+        if self.stacks and self.steps.calls and may_lie_elsewhere:
             timing = timing_of(self.profiler, root)
         if is_as_it_was and timing == self.timing:
             manifest = self._models.manifest
@@ -215,9 +279,17 @@ class Attachment:
                     self._say(root, manifest)
             return
         with _lock:
-            plan = plan_of(root, is_timed_there=timing.is_there)
+            known = self._known() if timing == self.timing else {}
+            plan = plan_of(root, is_timed_there=timing.is_there, known=known)
+            if plan is not None and known:
+                trunk = [call.module() for call in self._trunk]
+                has_same_trunk = len(trunk) == len(plan.trunk) and all(map(operator.is_, trunk, plan.trunk))
+                if has_same_trunk and self.is_attached:
+                    self._follow_changes(root, plan, state)
+                    return
+                plan = plan_of(root, is_timed_there=timing.is_there)
             if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
-                self._state = state_of(root)
+                self._state = state
                 return
             self._leave()
             self._follow(root, plan)
@@ -225,6 +297,14 @@ class Attachment:
                 _attached.setdefault(module, self)
             self.announce(root, plan)
             self.begin()
+
+    def _known(self) -> dict[Hashable, _TimedSection]:
+        """The sections that can stay if their state is the same: an id may be that of a newer module otherwise."""
+        return {
+            place: section
+            for place, section in self._sections.items()
+            if section.state is not None and all([other() is not None for other in section.others])
+        }
 
     def after_fork(self) -> None:
         self.steps.after_fork()
@@ -235,6 +315,10 @@ class Attachment:
         root = self.root()
         if root is not None:
             leave_alone(root)
+
+
+def _devices_in(state: list[object]) -> set[object]:
+    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype)}
 
 
 def _said_of(part: Part) -> Hashable:
@@ -303,10 +387,13 @@ def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
-            if any([is_compiled(module) for module in modules_of(model)]):
+            modules = modules_of(model)
+            kinds = one_of_each_class(modules)
+            held = [module for module in modules if of_host(module) is not None]
+            if any([is_compiled(module) for module in (*kinds, *held)]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
-                _functions.wrap(modules_of(model))
+                _functions.wrap(kinds)
                 wrap_collectives(_functions)
         attachment.announce(model, plan)
         attachment.begin()
@@ -347,7 +434,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
     modules = (model, *plan.trunk)
     configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
     config = configs[0] if configs else None
-    parameters = list(model.parameters())
+    parameters, buffers = parameters_and_buffers(model)
     quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
     return Manifest(
@@ -360,7 +447,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
         hidden_size=_whole(getattr(config, "hidden_size", 0)),
         context_length=_whole(getattr(config, "max_position_embeddings", 0)),
         parameters=sum(parameter.numel() for parameter in parameters),
-        weights_bytes=stored_bytes(model),
+        weights_bytes=stored_bytes_of(parameters + buffers),
         steps_of=steps_of,
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.module_tree import devices_of
 from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
 from cbtop.profiler.instrument.trouble import in_words, say
 from cbtop.protocol.signals import let_through
@@ -102,11 +103,11 @@ def leave(profiler: BrickProfiler, used: list[Path]) -> None:
 
 
 def _kinds_of_devices(model: nn.Module) -> set[str]:
-    return {str(tensor.device.type) for tensor in (*model.parameters(), *model.buffers())}
+    return {str(device.type) for device in devices_of(model)}
 
 
 def _only_cuda_device(model: nn.Module) -> int | None:
-    found = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    found = devices_of(model)
     device = found.pop() if len(found) == 1 else None
     return device.index if device is not None and device.type == "cuda" and torch.version.cuda else None
 

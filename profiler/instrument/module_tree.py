@@ -1,29 +1,151 @@
-"""Walks a tree of modules by identity: no module of the host's is compared, hashed, or asked for its truth or length.
+"""The modules and tensors of a model, read without calling anything of the model's own classes.
 
-torch's own `modules()` keeps those it has met in a set, which a module without a hash cannot be in.
+Rules
+- Modules are told apart by `id`: a class may be unhashable, or have an `__eq__`, `__bool__` or `__len__` of its own.
+- An attribute that a class of torch cannot have is not asked of it: `Module.__getattr__` takes 1 us to say no.
+- Time is linear in the number of modules, and `first_tensor` stops at the first one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Module
+
+from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor
 
 
-def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the children of `module` by name, those that are None left out."""
-    children = object.__getattribute__(module, "__dict__").get("_modules") or {}
-    return {name: child for name, child in children.items() if child is not None}
+def children_of(module: Module) -> list[tuple[str, Module]]:
+    """The names and children of `module`, each child once."""
+    children = module._modules
+    if not children:
+        return []
+    unique: dict[int, tuple[str, Module]] = {}
+    for name, child in children.items():
+        if child is not None:
+            unique.setdefault(id(child), (name, child))
+    return list(unique.values())
 
 
-def modules_of(root: nn.Module) -> list[nn.Module]:
-    """Return `root` and all modules in it, each once, in the order of `nn.Module.modules`."""
-    found: dict[int, nn.Module] = {}
+def modules_of(root: Module) -> list[Module]:
+    """`root` and all modules inside it, each once, in the order of `Module.modules`."""
+    found = {id(root): root}
+    if root._modules:
+        _add_modules(root, found)
+    return list(found.values())
+
+
+def _add_modules(module: Module, found: dict[int, Module]) -> None:
+    for child in module._modules.values():
+        if child is not None and id(child) not in found:
+            found[id(child)] = child
+            if child._modules:
+                _add_modules(child, found)
+
+
+def _modules_of(root: Module) -> Iterator[Module]:
+    """The same, read only as far as asked for."""
+    if not root._modules:
+        yield root
+        return
+    seen: set[int] = set()
     waiting = [root]
     while waiting:
         module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            waiting += reversed(children_of(module).values())
-    return list(found.values())
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        children = module._modules
+        if children:
+            waiting += [child for child in reversed(list(children.values())) if child is not None]
+
+
+def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
+    """The first module of each class."""
+    first: dict[int, Module] = {}
+    for module in modules:
+        first.setdefault(id(type(module)), module)
+    return list(first.values())
+
+
+def tensors_of(module: Module) -> list[Tensor]:
+    """The parameters of `module` and of all inside it, then their buffers, each once."""
+    parameters, buffers = parameters_and_buffers(module)
+    return parameters + buffers
+
+
+def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of `module` and of all inside it, and the buffers that are not parameters, each once."""
+    modules = modules_of(module)
+    parameters = {id(tensor): tensor for tensor in _held(modules, "_parameters")}
+    buffers = {id(tensor): tensor for tensor in _held(modules, "_buffers") if id(tensor) not in parameters}
+    return list(parameters.values()), list(buffers.values())
+
+
+def devices_of(module: Module) -> set[torch.device]:
+    """The devices of all parameters and buffers of `module` and of those inside it."""
+    modules = modules_of(module)
+    return {tensor.device for name in ("_parameters", "_buffers") for tensor in _held(modules, name)}
+
+
+def parameters_of(module: Module) -> list[Tensor]:
+    """The parameters of `module` and of all inside it, each once."""
+    return list({id(tensor): tensor for tensor in _held(modules_of(module), "_parameters")}.values())
+
+
+def first_tensor(module: Module) -> Tensor | None:
+    """The first parameter of `module` or of those inside it, else the first buffer; None if there is no tensor."""
+    held = chain(_held(_modules_of(module), "_parameters"), _held(_modules_of(module), "_buffers"))
+    return next(held, None)
+
+
+def _held(modules: Iterable[Module], name: str) -> Iterator[Tensor]:
+    for module in modules:
+        tensors = getattr(module, name)
+        if tensors:
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield tensor
+
+
+def attribute_of(module: Module, name: str) -> Any:
+    """The attribute of `module`, or None if it has none or its class raises when asked.
+
+    Parameters, buffers and children count only for classes with a `__getattr__` of their own.
+    """
+    own = module.__dict__
+    if name in own:
+        return own[name]
+    kind = type(module)
+    if not hasattr(kind, name) and kind.__getattr__ is Module.__getattr__:
+        return None
+    try:
+        return getattr(module, name, None)
+    except Exception as error:  # noqa: BLE001 - code of the host's class
+        let_through(error)
+        return None
+
+
+def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
+    """The attribute of each of `modules`, see `attribute_of`; classes are asked once."""
+    values = []
+    cannot_answer: dict[int, bool] = {}
+    for module in modules:
+        own = module.__dict__
+        if name in own:
+            values.append(own[name])
+            continue
+        kind = type(module)
+        is_none = cannot_answer.get(id(kind))
+        if is_none is None:
+            is_none = kind.__getattr__ is Module.__getattr__ and not hasattr(kind, name)
+            cannot_answer[id(kind)] = is_none
+        values.append(None if is_none else attribute_of(module, name))
+    return values

@@ -6,12 +6,19 @@ none has no plan: what its layers are is not known.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
+from cbtop.profiler.instrument.module_tree import (
+    attributes_of,
+    children_of,
+    first_tensor,
+    modules_of,
+    parameters_of,
+)
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -33,6 +40,29 @@ class Part:
 
 
 @dataclass(slots=True)
+class Section:
+    """A piece of a plan that is replaced as a whole: one layer, or all that is in no layer.
+
+    `state` is what a layer was planned from, or None if it must be planned each time. `visited` are the ids of the
+    modules inside it that no other section plans.
+    """
+
+    place: Hashable  # path, key, classes around it, and what else its bricks depend on
+    state: list[object] | None = None
+    visited: set[int] = field(default_factory=set)
+    parts: list[Part] = field(default_factory=list)
+    others: list[nn.Module] = field(default_factory=list)
+    is_unchanged: bool = False  # the section known at this place stays, and `parts` and `others` are empty
+
+
+class Known(Protocol):
+    """A section of the plan before, all of whose modules are alive."""
+
+    state: list[object] | None
+    visited: set[int]
+
+
+@dataclass(slots=True)
 class Plan:
     """What of a model is timed, and how."""
 
@@ -40,6 +70,7 @@ class Plan:
     trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: who calls them wants a step
     parts: list[Part] = field(default_factory=list)  # layers and bricks
     others: list[nn.Module] = field(default_factory=list)  # hold bricks, or lie inside one: they pay nothing
+    sections: list[Section] = field(default_factory=list)  # hold all of `parts` and `others`
 
     @property
     def layers(self) -> list[Part]:
@@ -52,58 +83,77 @@ class Plan:
 
 def holds_a_stack(root: nn.Module) -> bool:
     """Whether `root` is a model in whose calls there are layers to be seen."""
-    return bool(list(_stacks(root, "")))
+    return bool(_Stacks(root).found)
 
 
-def plan_of(root: nn.Module, *, is_timed_there: bool = False) -> Plan | None:
-    """The plan of `root`, timed by the host or on its device; None where it holds no stack of layers."""
-    found = list(_stacks(root, ""))
+def plan_of(
+    root: nn.Module, *, is_timed_there: bool = False, known: Mapping[Hashable, Known] | None = None
+) -> Plan | None:
+    """The plan of `root`, timed by the host or on its device; None if it holds no stack of layers.
+
+    A layer whose state is that of the section `known` at its place is not planned again.
+    """
+    stacks = _Stacks(root)
+    found = stacks.found
     if not found:
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
-    planner.plan.stacks = {name: len(stack) for (_, stack), name in zip(found, names, strict=True)}
-    paths = [path for path, _ in found]
-    for path, module in root.named_modules():
-        if any([stack.startswith(f"{path}." if path else "") and stack != path for stack in paths]):
-            planner.plan.trunk.append(module)
+    planner.known = known or {}
+    planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
+    planner.plan.trunk = stacks.trunk
     planner.walk(root, "", (type(root).__name__,), in_layer=False)
     planner.finish()
+    sections = planner.plan.sections
+    sections.append(planner.section)
+    planner.plan.parts = [part for section in sections for part in section.parts]
+    planner.plan.others = [module for section in sections for module in section.others]
     return planner.plan
 
 
 def state_of(root: nn.Module) -> list[object]:
     """What a plan of `root` was made from: which modules there are, and the first weight of each."""
-    state: list[object] = []
-    modules = {id(root): root}
-    waiting = [root]
-    for module in waiting:
-        for weight in module._parameters.values():
-            if weight is not None:
-                state.append(weight.dtype)
-                state.append(weight.device)
-                state.append(weight.shape)
-                break
-        if children := module._modules:
-            for child in children.values():
-                if child is not None and id(child) not in modules:
-                    modules[id(child)] = child
-                    waiting.append(child)
-    state += modules  # by what they are, not held
+    modules = modules_of(root)
+    state: list[object] = list(map(id, modules))  # by what they are, not held
+    for module in modules:
+        if weights := module._parameters:
+            for weight in weights.values():
+                if weight is not None:
+                    state += (weight.dtype, weight.device, weight.shape)
+                    break
     return state
 
 
-def _stacks(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        inside = f"{path}.{name}" if path else name
-        if type(child).__name__ in _LISTS and _is_stack(child):
-            yield inside, child
-        else:
-            yield from _stacks(child, inside)
+class _Stacks:
+    """The stacks of a model with their paths, and the modules that hold them, outermost first.
+
+    Each module is visited once, also if it is a child of several or of itself.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.found: list[tuple[str, nn.Module]] = []
+        self.trunk: list[nn.Module] = []
+        self._visited = {id(root)}
+        self._visit(root, "")
+
+    def _visit(self, module: nn.Module, path: str) -> None:
+        stacks_before, place = len(self.found), len(self.trunk)
+        self.trunk.append(module)
+        for name, child in children_of(module):
+            if id(child) in self._visited:
+                continue
+            self._visited.add(id(child))
+            inside = f"{path}.{name}" if path else name
+            if type(child).__name__ in _LISTS and _is_stack(child):
+                self.found.append((inside, child))
+            elif child._modules:
+                self._visit(child, inside)
+        if len(self.found) == stacks_before:
+            del self.trunk[place:]
 
 
 def _is_stack(module: nn.Module) -> bool:
-    kinds = [type(child) for child in module.children() if list(child.children())]
+    kinds = [id(type(child)) for _, child in children_of(module) if children_of(child)]
     return len(set(kinds)) < len(kinds)
 
 
@@ -120,66 +170,90 @@ def _names(paths: list[str]) -> list[str]:
 
 def _vocabulary(root: nn.Module) -> int:
     """The rows of the largest embedding of a model: its words."""
-    rows = [getattr(module, "num_embeddings", 0) for module in root.modules()]
+    rows = attributes_of(modules_of(root), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
 def _is_large(block: nn.Module) -> bool:
     """Whether a block computes for so long that to time it, too, is little."""
-    return bool(sum(weights.numel() for weights in block.parameters()) >= LEAST_BLOCK_WEIGHTS)
+    return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
+        self.section = Section(None)  # that is planned now
+        self.known: Mapping[Hashable, Known] = {}
+        self._shares_modules = False  # the section that is planned now leaves out modules of others
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
-        self._root = root
+        self._backend = backend_of(root, is_timed_there=is_timed_there)  # of modules without weights
         self._vocabulary = _vocabulary(root)
+        self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
-        children = list(module.named_children())
+        children = children_of(module)
         siblings = frozenset(name for name, _ in children)
         for name, child in children:
             if id(child) in self._seen:  # one that several layers share is planned where it is met first
+                self._shares_modules |= id(child) not in self.section.visited
                 continue
             self._seen.add(id(child))
+            self.section.visited.add(id(child))
             inside = f"{path}.{name}" if path else name
             around = (type(child).__name__, *classes)
             stack = self._stacks.get(id(child))
             if stack is not None:
                 self._walk_stack(child, inside, around, stack)
                 continue
-            holds = frozenset([part for part, _ in child.named_children()])
-            described = Described(inside, around, siblings, holds, in_layer, self._is_of_vocabulary(child))
+            holds = frozenset([part for part, _ in children_of(child)])
+            described = Described(
+                inside, around, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
+            )
             kind = classify(described)
             if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
                 kind = None
             if kind is None:
-                self.plan.others.append(child)
+                self.section.others.append(child)
             else:
                 self._found.append((inside, child, kind))
             if kind is None or kind.shows_inside:
                 self.walk(child, inside, around, in_layer=in_layer)
             else:
-                self.plan.others += [one for one in child.modules() if one is not child]
+                self.section.others += modules_of(child)[1:]
 
     def _walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        self.plan.others.append(stack)
+        self.section.others.append(stack)
         outside, self._found = self._found, []
-        for at, (index, layer) in enumerate(stack.named_children()):
+        for at, (index, layer) in enumerate(children_of(stack)):
             if id(layer) in self._seen:
                 continue
             self._seen.add(id(layer))
             key = (NodeKind.LAYER, at, name) if name else (NodeKind.LAYER, at)
-            self.plan.parts.append(Part(f"{path}.{index}", layer, key))
-            self.walk(layer, f"{path}.{index}", (type(layer).__name__, *classes), in_layer=True)
-            self.finish()
+            self._plan_layer(layer, f"{path}.{index}", key, (type(layer).__name__, *classes))
         self._found = outside
+
+    def _plan_layer(self, layer: nn.Module, path: str, key: Hashable, around: tuple[str, ...]) -> None:
+        section = Section((path, key, around, self._context), state_of(layer), {id(layer)})
+        self.plan.sections.append(section)
+        known = self.known.get(section.place)
+        self._seen.discard(id(layer))
+        if known is not None and known.state == section.state and self._seen.isdisjoint(known.visited):
+            self._seen |= known.visited
+            section.is_unchanged = True
+            return
+        self._seen.add(id(layer))
+        outer, self.section, self._shares_modules = self.section, section, False
+        section.parts.append(Part(path, layer, key))
+        self.walk(layer, path, around, in_layer=True)
+        self.finish()
+        if self._shares_modules:
+            section.state = None
+        self.section = outer
 
     def finish(self) -> None:
         """Define the bricks found since the last time; a label that two of a name share grows by one part."""
@@ -189,7 +263,7 @@ class _Planner:
             count[place] = count.get(place, 0) + 1
         for path, module, kind in self._found:
             label = _label(path, 1 if count[(kind.name, _label(path, 1))] == 1 else 2)
-            self.plan.parts.append(Part(path, module, self._definition(path, module, kind, label)))
+            self.section.parts.append(Part(path, module, self._definition(path, module, kind, label)))
         self._found = []
 
     def _definition(self, path: str, module: nn.Module, kind: Kind, label: str) -> BrickDefinition:
@@ -202,7 +276,7 @@ class _Planner:
             kind.name,
             kind.category,
             brick,
-            backend=backend_of(module, self._root, is_timed_there=self._is_timed_there),
+            backend=self._backend_of(module),
             work=UNKNOWN_WORK
             if kind.shows_inside
             else work_of(module, kind.brick, is_timed_there=self._is_timed_there),
@@ -210,6 +284,10 @@ class _Planner:
         )
         self._experts[path] = definition
         return definition
+
+    def _backend_of(self, module: nn.Module) -> str:
+        has_weights = first_tensor(module) is not None
+        return backend_of(module, is_timed_there=self._is_timed_there) if has_weights else self._backend
 
     def _is_of_vocabulary(self, module: nn.Module) -> bool:
         sizes = product_sizes(module)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cbtop.profiler.instrument.module_tree import parameters_of
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
@@ -33,7 +34,7 @@ _COMPUTE = {
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
     """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
     try:
-        return _roofs_over(list(model.parameters()))
+        return _roofs_over(parameters_of(model))
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         let_through(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"
@@ -46,10 +47,10 @@ def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
     roofs, way_out = _measured_of(devices.pop())
     if roofs is None:
         return (), way_out
-    sizes: Counter[str] = Counter()
+    sizes: Counter[torch.dtype] = Counter()
     for parameter in parameters:
-        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    dtype = sizes.most_common(1)[0][0]
+        sizes[parameter.dtype] += parameter.numel()
+    dtype = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
     wanted = _COMPUTE.get(dtype, ())
     over = [one for one in roofs.ceilings if one.kind in ("bandwidth", "cache") or one.name in wanted]
     if all([one.kind != "compute" for one in over]):

@@ -34,7 +34,7 @@ from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, cap
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
-from cbtop.profiler.instrument.module_tree import children_of, modules_of
+from cbtop.profiler.instrument.module_tree import attributes_of, children_of, modules_of
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
@@ -92,6 +92,7 @@ class Unit:
 unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
 LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
+MODULES_PER_STEP = 200  # looked through per recorded step, on average: 0.3 ms
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
@@ -186,7 +187,7 @@ class OpenStep:
         steps = self.steps
         if self.is_recorded:
             steps._looks += 1
-            if steps._looks % LOOK_EVERY == 0:
+            if steps._looks % steps.look_every == 0:
                 steps.look_again()
             steps.follow(self)
         elif steps._are_in is not False:
@@ -339,6 +340,7 @@ class ModelSteps:
         "give_up",
         "is_of_runner",
         "labelled",
+        "look_every",
         "measured",
         "model",
         "on_device",
@@ -370,6 +372,7 @@ class ModelSteps:
         self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         self._looks = 0  # recorded steps that have begun
+        self.look_every = LOOK_EVERY  # recorded steps
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
         self._recorded: set[OpenStep] = set()  # that run
@@ -519,6 +522,10 @@ class ModelSteps:
                 swaps.swap_out(ref(self))
             self._are_in = recorded is not None
 
+    def look_through(self, modules: int) -> None:
+        """Let looking again take a time per recorded step that does not grow with the number of modules."""
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C asks each LOOK_EVERY
+
     def look_again(self) -> None:
         """Whether the model is what it was."""
         if not self._recorded and not self.is_of_runner:
@@ -601,7 +608,9 @@ class ModelCall(Call):
 
 def _takes_a_cache(module: nn.Module) -> bool:
     """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
-    flags = [getattr(inner, "is_causal", getattr(inner, "is_decoder", None)) for inner in modules_of(module)]
+    modules = modules_of(module)
+    pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
+    flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
     known = [flag for flag in flags if isinstance(flag, bool)]
     if known and not any(known):
         return False
@@ -612,7 +621,7 @@ def _axis_of_sequences(module: nn.Module) -> int | None:
     """The axis of sequences in what `module` is given, by its own `batch_first`; of torch's own encoders by their
     attention's. None: it does not say."""
     is_of_torch = type(module).__module__.startswith("torch.nn.")
-    flags = [getattr(inner, "batch_first", None) for inner in (modules_of(module) if is_of_torch else [module])]
+    flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
     axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
     return axes.pop() if len(axes) == 1 else None
 
@@ -636,8 +645,8 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
         if forward is not None:
             _, *parameters = inspect.signature(forward).parameters.items()  # the first is the module
             found.append(dict(parameters))
-        children = list(children_of(inner).values())
-        inner = children[0] if len(children) == 1 else None
+        children = children_of(inner)
+        inner = children[0][1] if len(children) == 1 else None
     return found
 
 

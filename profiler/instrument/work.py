@@ -10,14 +10,19 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from torch.nn import Parameter
+
+from cbtop.profiler.instrument.module_tree import attribute_of, first_tensor, tensors_of
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 _NORM_FLOPS = 4  # square, add up, scale, weigh: of each element of an RMS norm; a layer norm's mean is one more
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
@@ -34,12 +39,13 @@ def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = F
         return UNKNOWN_WORK
     weights = stored_bytes(module)
     itemsize = _itemsize(module)
-    if brick in _NORMS and _may_add(module):
+    kind: Any = type(module)
+    if brick in _NORMS and _may_add(kind):
         return UNKNOWN_WORK
     if brick in _NORMS:
         return Work(flops_per_element=_NORMS[brick], bytes_per_call=weights, bytes_per_element=2 * itemsize)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
-        columns = getattr(module, "embedding_dim", None)
+        columns = attribute_of(module, "embedding_dim")
         # A row is read and written for each token.
         return Work() if columns is None else Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize)
     if brick == BrickId.ACTIVATION:
@@ -61,8 +67,11 @@ def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = F
 
 def device_of(*modules: nn.Module) -> str:
     """The kind of device (`cpu`, `cuda`) that the weights of the first of `modules` that has any lie on."""
-    held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return str(held[0].device.type) if held else "cpu"
+    for module in modules:
+        tensor = first_tensor(module)
+        if tensor is not None:
+            return str(tensor.device.type)
+    return "cpu"
 
 
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
@@ -73,26 +82,41 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
     return f"torch on {device}" if is_timed_there else f"torch on {device}{LAUNCHES}"
 
 
-def _may_add(norm: nn.Module) -> bool:
-    """Whether a call may add a residual first: vLLM's and SGLang's norms do, but in the first layer."""
-    kind = type(norm)
+@functools.lru_cache(maxsize=256)
+def _may_add(kind: Any) -> bool:
+    """Whether a call of a norm may add a residual first: vLLM's and SGLang's norms do, except in the first layer."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
     """Columns and rows of a module that multiplies by one matrix; None of any other."""
-    columns = [getattr(module, name) for name in _COLUMNS if hasattr(module, name)]
-    rows = [getattr(module, name) for name in _ROWS if hasattr(module, name)]
-    if not columns or not rows or not isinstance(columns[0], int) or not isinstance(rows[0], int):
+    columns = _first_attribute(module, _COLUMNS)
+    rows = None if columns is None else _first_attribute(module, _ROWS)
+    if not isinstance(columns, int) or not isinstance(rows, int):
         return None
-    return (columns[0], rows[0]) if min(columns[0], rows[0]) > 0 else None
+    return (columns, rows) if min(columns, rows) > 0 else None
+
+
+def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:
+    for name in names:
+        value = attribute_of(module, name)
+        if value is not None:
+            return value
+    return None
 
 
 def stored_bytes(module: nn.Module) -> int:
     """The bytes of a module's weights and buffers as they are stored, with what quantisation keeps beside them."""
-    held = [*module.parameters(), *module.buffers()]
-    total = sum(_tensor_bytes(tensor) for tensor in held)
+    return stored_bytes_of(tensors_of(module))
+
+
+def stored_bytes_of(held: list[Tensor]) -> int:
+    """The bytes of tensors as they are stored, with what quantisation keeps next to them."""
+    plain = [tensor for tensor in held if type(tensor) in (Parameter, Tensor)]
+    total = int(sum(tensor.nbytes for tensor in plain))
+    special = [tensor for tensor in held if type(tensor) not in (Parameter, Tensor)]
+    total += sum(_tensor_bytes(tensor) for tensor in special)
     for tensor in held:
         state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
         if state is not None:
@@ -120,7 +144,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 def _itemsize(module: nn.Module) -> int:
     """Bytes of one activation: what the module's floating-point weights have; 0 where it has none."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())
     return 0

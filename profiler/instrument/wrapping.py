@@ -23,7 +23,6 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
 from cbtop.profiler.instrument.capturing import Capture, capture_here
-from cbtop.profiler.instrument.module_tree import children_of
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def is_symbolic() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
-    if "_orig_mod" in children_of(module) or of_host(module) is not None:
+    if "_orig_mod" in module._modules or of_host(module) is not None:
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
     code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)

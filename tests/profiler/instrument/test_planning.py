@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import ItemsView, ValuesView
+from typing import Any
 
 import pytest
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
+from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from tests.profiler.instrument.tiny import WORDS, model_of, torch
 
@@ -202,3 +206,100 @@ def test_a_block_that_is_through_soon_is_no_brick(monkeypatch: pytest.MonkeyPatc
 def test_on_a_device_blocks_are_no_bricks() -> None:
     assert not _blocks(model_of("llama"), is_timed_there=True)
     assert not _blocks(model_of("llama").to("meta"))
+
+
+class _Counted(dict[str, object]):
+    """Parameters of a module that count how often they are listed."""
+
+    listed = 0
+
+    def values(self) -> ValuesView[object]:
+        _Counted.listed += 1
+        return super().values()
+
+    def items(self) -> ItemsView[str, object]:
+        _Counted.listed += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("what", ["_parameters", "_modules"])
+def test_twice_the_layers_are_listed_at_most_twice_as_often(what: str) -> None:
+    def listed(layers: int) -> int:
+        model = Stack(layers)
+        for module in list(model.modules()):
+            module.__dict__[what] = _Counted(module.__dict__[what])
+        _Counted.listed = 0
+        assert plan_of(model)
+        return _Counted.listed
+
+    assert listed(40) <= 2 * listed(20) + 20
+
+
+def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:
+    model = Stack(4)
+    first = plan_of(model)
+    assert first
+    known = {section.place: section for section in first.sections if section.state is not None}
+    model.layers[1].up = nn.Linear(8, 16)
+    second = plan_of(model, known=known)
+    assert second
+    assert [section.is_unchanged for section in second.sections] == [True, False, True, True, False]
+    assert [part.path for part in second.parts] == ["layers.1", "layers.1.up", "layers.1.down"]
+
+
+def test_a_layer_that_shares_a_module_with_another_is_planned_each_time() -> None:
+    model = Stack(3)
+    model.layers[1].up = model.layers[0].up
+    first = plan_of(model)
+    assert first
+    known = {section.place: section for section in first.sections if section.state is not None}
+    model.layers[0].up = nn.Linear(8, 16)
+    second = plan_of(model, known=known)
+    assert second
+    assert "layers.1.up" in [part.path for part in second.parts]
+
+
+class Odd(Block):
+    """A block that is unhashable, false and empty, is equal to all, and fails when asked for an attribute."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("up", "down"):
+            return super().__getattr__(name)
+        raise RuntimeError(name)
+
+
+def test_modules_that_are_unhashable_and_equal_to_all_are_planned() -> None:
+    model = Stack(0)
+    model.layers = nn.ModuleList(Odd() for _ in range(3))
+    plan = plan_of(model)
+    assert plan
+    assert plan.stacks == {"": 3}
+    assert len(plan.layers) == 3
+    assert len(plan.bricks) == 6
+
+
+def test_a_module_that_holds_itself_is_planned_once() -> None:
+    model = Stack(2)
+    model.itself = model
+    plan = plan_of(model)
+    assert plan
+    assert len(plan.trunk) == 1
+
+
+def test_a_model_of_many_modules_is_looked_through_more_rarely() -> None:
+    steps = ModelSteps(BrickProfiler(), "", lambda: None, lambda error: None)
+    for modules, every in ((40, 8), (1_645, 8), (24_000, 120)):
+        steps.look_through(modules)
+        assert steps.look_every == every
+        assert every % LOOK_EVERY == 0
