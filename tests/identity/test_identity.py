@@ -31,7 +31,7 @@ BY_DEFAULT = {
     "odd_dataclass",
     "odd_metaclass_and_slots",
     "odd_weakref",
-    "process_traceback_forward",
+    "process_traceback",
 }
 
 

@@ -1,11 +1,14 @@
 """The program has a profiler of its own: sys.setprofile, sys.settrace, cProfile and torch.profiler."""
 
 import cProfile
+import os
 import pstats
 import sys
 
-import torch
-from small import IDS, Net, Simple, Stack, show, vectors
+os.environ["KINETO_LOG_LEVEL"] = "99"  # it prints times
+
+import torch  # noqa: E402
+from small import IDS, Net, Simple, Stack, show, vectors  # noqa: E402
 
 OWN = {"forward", "_split_heads", "_merge_heads", "apply_rotary_pos_emb", "rotate_half"}
 calls = []
