@@ -7,8 +7,8 @@ import sys
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # it prints times
 
-import torch  # noqa: E402
-from small import IDS, Net, Simple, Stack, show, vectors  # noqa: E402
+import torch
+from small import IDS, Net, Simple, Stack, show, vectors
 
 OWN = {"forward", "_split_heads", "_merge_heads", "apply_rotary_pos_emb", "rotate_half"}
 calls = []
