@@ -22,7 +22,6 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 # About 45 s in all on a quiet machine with 2 cores.
 BY_DEFAULT = {
     "names_static_attn",
-    "names_module_flags",
     "save_cloudpickle_main",
     "save_kept_sdpa",
     "save_own_getstate",
