@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,12 @@ def differences(bare: Result, watched: Result) -> list[str]:
     return found
 
 
+def repeated_notices(watched: Result) -> list[str]:
+    """Return what cbtop printed more than once, apart from numbers in it."""
+    texts = [re.sub(r"\d+", "N", line) for line in watched.notices]
+    return sorted({text for text in texts if texts.count(text) > 1})
+
+
 def _environment(scratch: str, runtime: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CBTOP_", "PYTEST_"))}
     return kept | {
@@ -165,9 +172,10 @@ def survey(names: Sequence[str], quick: bool) -> Iterator[str]:
                 yield from (f"    {kind}: {line}" for line in lines)
         else:
             yield f"ok {name} ({times} s){not_recorded}"
-        for line in dict.fromkeys(line for result in watched for line in result.notices):
-            count = max(result.notices.count(line) for result in watched)
-            yield f"    notice x{count}: {line.rstrip()[:220]}"
+        notices = dict.fromkeys(line for result in watched for line in result.notices)
+        yield from (f"    notice: {line.rstrip()[:220]}" for line in notices)
+        repeated = {text for result in watched for text in repeated_notices(result)}
+        yield from (f"FAIL {name}: printed more than once: {text.rstrip()[:220]}" for text in repeated)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Each program in `programs/` runs bare, under `cbtop run`, and under `cbtop run --overhead 100% --record FILE`. These
 must be identical: the exit code, stdout, stderr except for lines that begin with `cbtop:`, and each file that the
-program saves.
+program saves. cbtop prints no line of its own twice, and records something.
 
 To add a program
 - Write `programs/KIND_WHAT.py`. It may import `small` (in `lib/`), which fixes the seed and takes one thread.
@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.identity.runs import COMMANDS, PROGRAMS, differences, missing_packages, run_all
+from tests.identity.runs import COMMANDS, PROGRAMS, differences, missing_packages, repeated_notices, run_all
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 # About 45 s in all on a quiet machine with 2 cores.
 BY_DEFAULT = {
     "names_static_attn",
-    "names_module_flags",
     "save_cloudpickle_main",
     "save_kept_sdpa",
     "save_own_getstate",
@@ -31,7 +30,7 @@ BY_DEFAULT = {
     "odd_dataclass",
     "odd_metaclass_and_slots",
     "odd_weakref",
-    "process_traceback_forward",
+    "process_traceback",
 }
 
 
@@ -45,6 +44,7 @@ def test_a_watched_program_computes_and_saves_the_same(name: str) -> None:
     bare, default, every_step = run_all(PROGRAMS[name], list(COMMANDS))
     assert differences(bare, default) == []
     assert differences(bare, every_step) == []
+    assert repeated_notices(default) + repeated_notices(every_step) == []
     assert every_step.is_recorded
 
 

@@ -27,4 +27,4 @@ for step in range(8):
     first.step()
     average.update_parameters(generator)
     show(step, loss, gain, average(noise))
-torch.save({"generator": generator, "average": average}, "gan.pt")
+torch.save({"generator": generator, "average": average.state_dict()}, "gan.pt")
