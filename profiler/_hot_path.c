@@ -1622,7 +1622,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *standing, *host_attribute, *missed; /* see call_attribute.py */
+static PyObject *standing, *host_attribute, *missed, *traces; /* see call_attribute.py */
 
 /* As Slot.__get__: what stands in for the call of a module. */
 static PyObject *
@@ -1637,8 +1637,17 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
     Py_DECREF(key);
     if (there == NULL)
         return PyErr_Occurred() ? NULL : PyObject_CallOneArg(missed, module);
-    if (there != Py_None)
-        return Py_NewRef(there);
+    if (there != Py_None) {
+        there = Py_NewRef(there); /* what is asked now may take it out */
+        PyObject *is_traced = PyObject_CallNoArgs(traces);
+        if (is_traced != Py_True) {
+            Py_XDECREF(is_traced);
+            PyErr_Clear();
+            return there;
+        }
+        Py_DECREF(is_traced);
+        Py_DECREF(there);
+    }
     PyObject *attributes = PyObject_GenericGetDict(module, NULL);
     if (attributes == NULL)
         return NULL;
@@ -1651,12 +1660,13 @@ static PyObject *
 compile_slot(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *stands, *name, *miss;
-    if (!PyArg_ParseTuple(args, "O!O!UO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss))
+    PyObject *stands, *name, *miss, *is_tracing;
+    if (!PyArg_ParseTuple(args, "O!O!UOO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss, &is_tracing))
         return NULL;
     Py_XSETREF(standing, Py_NewRef(stands));
     Py_XSETREF(host_attribute, Py_NewRef(name));
     Py_XSETREF(missed, Py_NewRef(miss));
+    Py_XSETREF(traces, Py_NewRef(is_tracing));
     type->tp_descr_get = slot_get;
     Py_RETURN_NONE;
 }
@@ -2198,7 +2208,7 @@ static PyMethodDef functions[] = {
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
     {"compile_slot", compile_slot, METH_VARARGS,
-     "compile_slot(type, standing, name, missed, /)\n--\n\n"
+     "compile_slot(type, standing, name, missed, is_tracing, /)\n--\n\n"
      "Let attributes of `type` be looked up in C: in `standing` by the id of their module, then as `name` in the module's\n"
      "own dictionary; `missed(module)` gives it for a module that does not stand there."},
     {"copy_builtin", copy_builtin, METH_O,

@@ -8,25 +8,26 @@ Rules
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
-from torch.utils.weak import WeakIdKeyDictionary
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.call_attribute import (
     ATTRIBUTE,
+    call_now,
     compile_lookup,
     end,
     forget,
@@ -45,6 +46,7 @@ from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.module_tree import (
+    WeakModuleDict,
     modules_of,
     one_of_each_class,
     parameters_and_buffers,
@@ -62,7 +64,7 @@ from cbtop.protocol.messages import Ceiling, Manifest
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
-_attached: MutableMapping[nn.Module, Attachment] = WeakIdKeyDictionary()  # by the trunk's modules, by identity
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class _Models:
     """The models that one profiler has shown, and what it says of the one that is named."""
 
     def __init__(self) -> None:
-        self.said: MutableMapping[nn.Module, _Said] = WeakIdKeyDictionary()
+        self.said: WeakModuleDict[_Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # given so far
         self.rank = (False, -1)  # of the one that is named: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
@@ -432,7 +434,7 @@ def _said_by(models: _Models, root: nn.Module, plan: Plan) -> _Said:
 def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_of: str) -> Manifest:
     """What is said of `model`, without its roofs."""
     modules = (model, *plan.trunk)
-    configs = [config for config in (getattr(module, "config", None) for module in modules) if config is not None]
+    configs = [config for config in map(_config_of, modules) if config is not None]
     config = configs[0] if configs else None
     parameters, buffers = parameters_and_buffers(model)
     quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
@@ -450,6 +452,12 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
         weights_bytes=stored_bytes_of(parameters + buffers),
         steps_of=steps_of,
     )
+
+
+def _config_of(module: nn.Module) -> Any:
+    """What `module` holds as its configuration; None also if the host's code would have to run to tell."""
+    config = inspect.getattr_static(module, "config", None)
+    return None if hasattr(type(config), "__get__") else config
 
 
 def _whole(value: Any) -> int:
@@ -504,7 +512,7 @@ def _call_first(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if is_compiling() or torch.jit.is_tracing() or is_symbolic():
         return module._call_impl(*args, **kwargs)
     _look_first_at(module)
-    return module(*args, **kwargs)
+    return call_now(module, args, kwargs)
 
 
 def _met_generating(model: object) -> None:

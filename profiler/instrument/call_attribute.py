@@ -88,9 +88,15 @@ def of_host(module: Any) -> Any:
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
 
 
+def call_now(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what torch would if it asked for the attribute of `module` now; its class may do more in `__call__`."""
+    call = _get(module)
+    return module._call_impl(*args, **kwargs) if call is None else call(*args, **kwargs)
+
+
 def _missed(module: Any) -> Any:
     first_call = meeting.first_call
-    return of_host(module) if first_call is None else first_call(module)
+    return of_host(module) if first_call is None or torch._C._get_tracing_state() is not None else first_call(module)
 
 
 # Dynamo takes these three for the property that `Slot` is, and goes into them.
@@ -100,7 +106,8 @@ def _get(module: Any) -> Any:
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
-    return of_host(module) if there is None else there
+    # torch.jit.trace writes down the lines of torch's own that a call has come by.
+    return of_host(module) if there is None or torch._C._get_tracing_state() is not None else there
 
 
 def _set(module: Any, value: Any) -> None:
@@ -158,7 +165,7 @@ def compile_lookup() -> None:
     if chosen() is not HotPath:
         from cbtop.profiler import _hot_path
 
-        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed)
+        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing)
 
 
 @functools.cache

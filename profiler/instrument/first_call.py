@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.call_attribute import end, is_supported, keep_dynamo_out, meeting, stand_by
+from cbtop.profiler.instrument.call_attribute import call_now, end, is_supported, keep_dynamo_out, meeting, stand_by
 
 EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
@@ -28,7 +28,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not claims:
             return module._call_impl(*args, **kwargs)
         begin_once()
-        return module(*args, **kwargs)
+        return call_now(module, args, kwargs)
 
     def begin_once() -> None:
         is_ours = False

@@ -8,9 +8,10 @@ Rules
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.nn import Module
@@ -19,6 +20,8 @@ from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Value = TypeVar("Value")
 
 
 def children_of(module: Module) -> list[tuple[str, Module]]:
@@ -116,15 +119,14 @@ def _held(modules: Iterable[Module], name: str) -> Iterator[Tensor]:
 
 
 def attribute_of(module: Module, name: str) -> Any:
-    """The attribute of `module`, or None if it has none or its class raises when asked.
+    """The attribute of `module` or of its class, or None if neither has it or a property of the class raises.
 
-    Parameters, buffers and children count only for classes with a `__getattr__` of their own.
+    A `__getattr__` of the host's is not asked, so parameters, buffers and children are not found.
     """
     own = module.__dict__
     if name in own:
         return own[name]
-    kind = type(module)
-    if not hasattr(kind, name) and kind.__getattr__ is Module.__getattr__:
+    if not hasattr(type(module), name):
         return None
     try:
         return getattr(module, name, None)
@@ -145,7 +147,61 @@ def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
         kind = type(module)
         is_none = cannot_answer.get(id(kind))
         if is_none is None:
-            is_none = kind.__getattr__ is Module.__getattr__ and not hasattr(kind, name)
+            is_none = not hasattr(kind, name)
             cannot_answer[id(kind)] = is_none
         values.append(None if is_none else attribute_of(module, name))
     return values
+
+
+class WeakModuleDict(Generic[Value]):
+    """Values by module, told apart by identity. An entry ends with its module.
+
+    torch's WeakIdKeyDictionary asks each module for an attribute, which runs a `__getattr__` of the host's.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Module], Value]] = {}
+
+    def get(self, module: Module, default: Value | None = None) -> Value | None:
+        entry = self._entries.get(id(module))
+        return default if entry is None or entry[0]() is not module else entry[1]
+
+    def setdefault(self, module: Module, value: Value) -> Value:
+        if module not in self:
+            self[module] = value
+        return self[module]
+
+    def items(self) -> list[tuple[Module, Value]]:
+        entries = [(reference(), value) for reference, value in list(self._entries.values())]
+        return [(module, value) for module, value in entries if module is not None]
+
+    def values(self) -> list[Value]:
+        return [value for _, value in self.items()]
+
+    def __contains__(self, module: Module) -> bool:
+        entry = self._entries.get(id(module))
+        return entry is not None and entry[0]() is module
+
+    def __getitem__(self, module: Module) -> Value:
+        reference, value = self._entries[id(module)]
+        if reference() is not module:
+            raise KeyError(id(module))
+        return value
+
+    def __setitem__(self, module: Module, value: Value) -> None:
+        key, entries = id(module), self._entries
+
+        def ended(reference: weakref.ref[Module]) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry[0] is reference:
+                del entries[key]
+
+        entries[key] = weakref.ref(module, ended), value
+
+    def __delitem__(self, module: Module) -> None:
+        if module not in self:
+            raise KeyError(id(module))
+        del self._entries[id(module)]
+
+    def __len__(self) -> int:
+        return len(self._entries)

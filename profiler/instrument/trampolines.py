@@ -62,6 +62,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
     code = next(one for one in around.co_consts if isinstance(one, CodeType))
     return code.replace(
+        co_flags=own.co_flags,
         co_name=own.co_name,
         co_qualname=own.co_qualname,
         co_firstlineno=own.co_firstlineno,

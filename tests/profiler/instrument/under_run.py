@@ -25,6 +25,7 @@ class jit: is_tracing = bool
 class Tensor: pass
 class _C:
     _has_torch_function_unary = bool
+    _get_tracing_state = staticmethod(lambda: None)
     class _dynamo:
         class eval_frame:
             class _FrameAction: SKIP = DEFAULT = None
