@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from cbtop.profiler.instrument.swapping import Replaced, held, swapped_in, swaps
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
+from cbtop.protocol.clock import perf_counter_ns
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 if TYPE_CHECKING:
