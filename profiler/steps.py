@@ -62,6 +62,7 @@ class Steps:
         "_holders",
         "_others",
         "_taking",
+        "_warned",
         "flush",
         "forks",
         "give_up",
@@ -95,6 +96,13 @@ class Steps:
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
+        self._warned: set[str] = set()  # shared by the same steps on other paths
+
+    def warn_once(self, line: str, *arguments: object) -> None:
+        """Log `line`, which a host may cause at every step, the first time."""
+        if line not in self._warned:
+            self._warned.add(line)
+            _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
         """The same steps, timed on `path`: lanes are shared."""
@@ -351,7 +359,10 @@ class Step:
             if isinstance(start_ns, int) and 0 <= start_ns <= self._steps.path.now_ns():
                 self._start_ns = start_ns
             else:
-                _log.warning("cbtop: a step cannot begin at %r: no time of this clock, or yet to come", start_ns)
+                self._steps.warn_once(
+                    "cbtop: a step cannot begin at %r; give a time of time.perf_counter_ns that is not in the future",
+                    start_ns,
+                )
         except Exception as error:  # noqa: BLE001 - as in __enter__
             self._steps.give_up(error)
 
