@@ -2239,7 +2239,7 @@ PyInit__hot_path(void)
     PyObject *python = PyUnicode_FromString("compiled");
     if (node_kind == NULL || python == NULL || (layer_kind = PyObject_GetAttrString(node_kind, "LAYER")) == NULL ||
         (finder = attribute_of("cbtop.profiler.positions", "finder")) == NULL ||
-        (perf_counter_ns = attribute_of("time", "perf_counter_ns")) == NULL ||
+        (perf_counter_ns = attribute_of("cbtop.protocol.clock", "perf_counter_ns")) == NULL ||
         (one = PyLong_FromLong(1)) == NULL || (numel = PyUnicode_InternFromString("numel")) == NULL ||
         (call_impl = PyUnicode_InternFromString("_call_impl")) == NULL ||
         (getattribute = PyUnicode_InternFromString("__getattribute__")) == NULL ||

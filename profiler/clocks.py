@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
+
+from cbtop.protocol import clock
 
 Mark = object  # what a clock gives for a point in time, and takes back to tell it
 
@@ -71,7 +72,7 @@ class StampingClock(DeviceClock, Protocol):
 class HostClock:
     """The host as a device: it is never behind itself."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns
 
     def synchronize(self) -> None:

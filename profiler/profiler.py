@@ -17,7 +17,6 @@ import logging
 import operator
 import os
 import random
-import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
 from cbtop.profiler.steps import Step, Steps
+from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.endpoint import parse_endpoint
@@ -119,7 +119,7 @@ class BrickProfiler:
         *,
         enabled: bool = True,
         sample_every: int = 1,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        clock_ns: Callable[[], int] = clock.perf_counter_ns,
         recorder: Recorder | None = None,
         device_clock: DeviceClock | None = None,
         sync_mode: SyncMode = SyncMode.DEFERRED,

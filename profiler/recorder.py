@@ -21,7 +21,6 @@ import platform
 import socket
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cbtop.profiler.graph.node_table import MAX_NODES
-from cbtop.protocol import codec
+from cbtop.protocol import clock, codec
 from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.codec import EncodedNode
@@ -109,7 +108,7 @@ class RingRecorder:
         self,
         directory: Path | None = None,
         ring_bytes: int = DEFAULT_RING_BYTES,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
         self.failures = 0  # calls that failed; the host was told of none
         self.left_out = 0  # announcements
@@ -479,8 +478,8 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
         program=_program(),
         python=platform.python_version(),
         recorder=recorder,
-        monotonic_ns=time.perf_counter_ns(),
-        realtime_ns=time.time_ns(),
+        monotonic_ns=clock.perf_counter_ns(),
+        realtime_ns=clock.time_ns(),
         rank=ranks.rank,
         local_rank=ranks.local_rank,
         world_size=ranks.world_size,
@@ -495,7 +494,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 def _clock_resolution_ns() -> int | None:
     """The least by which two readings of the host's clock differ: its tick or, where that is finer, what a reading
     takes. Some tens of µs, once; None where none differ."""
-    readings = [time.perf_counter_ns() for _ in range(CLOCK_READINGS)]
+    readings = [clock.perf_counter_ns() for _ in range(CLOCK_READINGS)]
     return min((after - before for before, after in itertools.pairwise(readings) if after > before), default=None)
 
 

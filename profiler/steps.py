@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
 from cbtop.profiler.path import Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, Places, Scopes
+from cbtop.protocol import clock
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
@@ -62,6 +62,7 @@ class Steps:
         "_holders",
         "_others",
         "_taking",
+        "_warned",
         "flush",
         "forks",
         "give_up",
@@ -95,6 +96,13 @@ class Steps:
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
+        self._warned: set[str] = set()  # shared by the same steps on other paths
+
+    def warn_once(self, line: str, *arguments: object) -> None:
+        """Log `line`, which a host may cause at every step, the first time."""
+        if line not in self._warned:
+            self._warned.add(line)
+            _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
         """The same steps, timed on `path`: lanes are shared."""
@@ -351,7 +359,10 @@ class Step:
             if isinstance(start_ns, int) and 0 <= start_ns <= self._steps.path.now_ns():
                 self._start_ns = start_ns
             else:
-                _log.warning("cbtop: a step cannot begin at %r: no time of this clock, or yet to come", start_ns)
+                self._steps.warn_once(
+                    "cbtop: a step cannot begin at %r; give a time of time.perf_counter_ns that is not in the future",
+                    start_ns,
+                )
         except Exception as error:  # noqa: BLE001 - as in __enter__
             self._steps.give_up(error)
 
@@ -429,7 +440,7 @@ class Step:
             steps, path = self._steps, self._steps.path
             governor, position = steps.governor, path.position
             if governor is not None:
-                self._begun_ns = time.perf_counter_ns()
+                self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
             while outer is not None and outer._position is None:  # a signal cut its end short
                 outer = outer._outer
@@ -452,7 +463,7 @@ class Step:
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
-                    self.own_ns = time.perf_counter_ns() - self._begun_ns
+                    self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self._position, position.step = position, self
                 position.recording = False  # until it ends
                 return self
@@ -462,7 +473,7 @@ class Step:
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
                 self._mark = governor.began(self, self._model, recorded=True)
-                self.own_ns = time.perf_counter_ns() - self._begun_ns
+                self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
             # Nothing from here on can fail.
@@ -487,7 +498,7 @@ class Step:
             return
         mark = self._mark
         if mark is not None:
-            ending_ns = time.perf_counter_ns() if self.returned_ns is None else self.returned_ns
+            ending_ns = clock.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         try:
             path, scope, lane, failed = self._steps.path, self._scope, self._lane or 0, kind is not None
             if self._adopted:
@@ -564,10 +575,10 @@ class Step:
                     if self._scope is not None:
                         governor.left(self, mark)
                     if kind is None:
-                        now_ns = time.perf_counter_ns()
+                        now_ns = clock.perf_counter_ns()
                         own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
                         governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
-                        told_ns = time.perf_counter_ns() - now_ns
+                        told_ns = clock.perf_counter_ns() - now_ns
                         if governor.has_looked:
                             governor.look_ns = told_ns
                         else:

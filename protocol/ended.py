@@ -17,12 +17,12 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from cbtop.protocol import clock
 from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.process import boot_id, has_mapped, is_running
@@ -82,7 +82,7 @@ def runs(ring_path: Path) -> bool:
 
 def left_by(ring_path: Path) -> Left | None:
     """What the process of this ring left; None where that are no files of this user."""
-    now_s, size_bytes, signs_s = time.time(), 0, []
+    now_s, size_bytes, signs_s = clock.time(), 0, []
     for suffix in SUFFIXES:
         try:
             status = os.lstat(ring_path.with_suffix(suffix))
@@ -146,7 +146,7 @@ def _size_bytes(ring_path: Path) -> int:
 def _is_young(ring_path: Path) -> bool:
     """Whether what comes before this ring was made a short while ago."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
-    return any(abs(time.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
+    return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
 
 def _is_closed(ring_path: Path) -> bool:
@@ -169,7 +169,7 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         if end_ns is None:
             return 0.0
         if reader.boot_id == boot_id():  # by the clock that nobody sets
-            return now_s - (time.perf_counter_ns() - end_ns) / 1e9
+            return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:
         reader.close()

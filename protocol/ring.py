@@ -67,7 +67,6 @@ import platform
 import stat
 import struct
 import sys
-import time
 import uuid
 from _thread import allocate_lock
 from collections.abc import Callable, Iterator
@@ -76,6 +75,7 @@ from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.protocol import clock
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.filesystem import copies_on_write, in_words
 from cbtop.protocol.open_file import OpenFile
@@ -219,7 +219,7 @@ class RingWriter:
             boot = uuid.UUID(boot_id() or "0" * 32).bytes
             pid = os.getpid()
             header = (VERSION, RECORD_BYTES, capacity, pid, process_start(pid) or 0)
-            _HEADER.pack_into(self._memory, 0, MAGIC, *header, time.perf_counter_ns(), time.time_ns(), boot)
+            _HEADER.pack_into(self._memory, 0, MAGIC, *header, clock.perf_counter_ns(), clock.time_ns(), boot)
             os.rename(unfinished, path)
         except BaseException as error:
             with suppressed(OSError):
@@ -385,7 +385,7 @@ class RingReader:
     Raises RingError when the file is no ring of this version, or its header and size disagree.
     """
 
-    def __init__(self, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, clock_s: Callable[[], float] = clock.monotonic) -> None:
         self.path = path
         self._clock_s = clock_s
         try:

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # Record until this process has ended, and what begins meanwhile alone.
-    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)
+    # PID:DESCRIPTOR. Record what begins until this process has ended; write to this descriptor when recording begins.
+    parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
 
@@ -98,15 +98,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The process of `cbtop run --record`, which waits until it hears on our stdout that recording has begun."""
+    """The process of `cbtop run --record`, which waits until it reads on a descriptor that recording has begun."""
 
-    def __init__(self, pid: int, there_before: set[str]) -> None:
-        self._pid, self._start = pid, process_start(pid)
+    def __init__(self, beside: str, there_before: set[str]) -> None:
+        self._pid, begun = map(int, beside.split(":"))
+        self._start = process_start(self._pid)
         self._there_before = there_before
         self._ended_s: float | None = None
-        os.write(1, b"begun\n")
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
+        os.write(begun, b"begun\n")
+        os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
         """Whether it has ended, and what it and all that began since have left is read to its end."""

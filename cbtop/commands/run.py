@@ -41,6 +41,8 @@ examples:
 One step in four is recorded until the process knows what recording costs it, then so few that it costs no more than
 --overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
 Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
+Put it before a wrapper: cbtop run -- opentelemetry-instrument python app.py. A shell script that puts a directory
+with a sitecustomize first on PYTHONPATH keeps Python from it: append that directory instead.
 """
 # The options with a value: what it is called, the one that is taken where none is given, and the help.
 OPTIONS = {
@@ -169,17 +171,19 @@ def _record_beside(path: str) -> bool:
     """Start a recorder that ends when this process does, and wait until it has begun; False where it cannot.
 
     It is nobody's child, and in a session of its own: the command finds no process that it did not start, and what is
-    typed does not reach the recorder.
+    typed does not reach the recorder. It says that it has begun on a descriptor of its own: a `sitecustomize` or a
+    .pth file may print to its stdout before.
     """
-    command = [sys.executable, "-m", "cbtop", "record", "-o", path, "--beside", str(os.getpid())]
     begun, says = os.pipe()
+    os.set_inheritable(says, True)
+    command = [sys.executable, "-m", "cbtop", "record", "-o", path, "--beside", f"{os.getpid()}:{says}"]
     between = os.fork()
     if not between:
         try:
             os.setsid()
-            os.dup2(says, 1)
-            with open(os.devnull, "rb") as nothing:
+            with open(os.devnull, "r+b", buffering=0) as nothing:
                 os.dup2(nothing.fileno(), 0)
+                os.dup2(nothing.fileno(), 1)
             if not os.fork():
                 os.execv(command[0], command)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from cbtop.profiler.device.device_time import DeviceTime
 from cbtop.profiler.device.driver import Driver, DriverError, Words
 from cbtop.profiler.device.kernels import NOTHING, PONG, PTX, STAMP
 from cbtop.profiler.device.ping_pong import PingPong
+from cbtop.protocol import clock
 
 PAIR_EVERY_NS = 1_000_000_000
 FIRST_TRIES = 3
@@ -23,7 +23,7 @@ _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 class Device:
     """Of the context that is current as it is made. Raises DriverError where none is, and for what is refused."""
 
-    def __init__(self, driver: Driver, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.driver = driver
         self.now_ns = now_ns
         self.is_of_parent = False  # this process was forked: the device works for another

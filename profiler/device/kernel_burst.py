@@ -28,6 +28,7 @@ from cbtop.profiler.device.cupti import (
     demangled,
 )
 from cbtop.profiler.device.driver import Driver
+from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
@@ -172,11 +173,11 @@ class Window:
 
     def _wait(self) -> bool:
         """Until all that was launched has ended; whether it has."""
-        deadline_s = time.monotonic() + WAIT_S
+        deadline_s = clock.monotonic() + WAIT_S
         with self._driver.relaxed():  # another thread may capture
             for stream in self._streams:
                 while not self._driver.is_done(stream):
-                    if time.monotonic() > deadline_s:
+                    if clock.monotonic() > deadline_s:
                         return False
                     time.sleep(NAP_S)
         return True

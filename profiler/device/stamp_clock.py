@@ -20,6 +20,7 @@ from cbtop.profiler.device.compiled import chosen
 from cbtop.profiler.device.device import Device
 from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch, Words
 from cbtop.profiler.device.in_line_cost import InLineCost
+from cbtop.protocol import clock
 
 SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
 MAX_STREAMS = 64
@@ -108,7 +109,7 @@ class StampClock:
         self,
         stream: Callable[[], int | None],
         driver: Driver | None = None,
-        now_ns: Callable[[], int] = time.perf_counter_ns,
+        now_ns: Callable[[], int] = clock.perf_counter_ns,
         *,
         measures_cost: bool = False,
         index: int | None = None,

@@ -62,6 +62,7 @@ from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
 from cbtop.profiler.steps import Step
+from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 FEW_STAMPS = 200  # inside: of less, what a launch takes (10 us) would be 0.05 us and more each
@@ -255,7 +256,7 @@ class CapturedGraph:
             if before is None or self._drawn() != before:  # torch counts what a replay draws
                 self.leave_alone("it draws random numbers")
             return
-        begun_ns = time.perf_counter_ns()
+        begun_ns = clock.perf_counter_ns()
         is_on = self.profiler.enabled
         if is_on and self._is_asked() and self._replay_in_burst(original, graph):
             return
@@ -267,13 +268,13 @@ class CapturedGraph:
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
-        launched_ns = time.perf_counter_ns()
+        launched_ns = clock.perf_counter_ns()
         if begun is None or begun[-1] is None:
             original(graph)
         if begun is None:
             return
         try:  # now that the device is busy
-            after_ns = time.perf_counter_ns()
+            after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self._on, begun
             on.pairs.end(pair, stream)
             is_stamped = ready is not None and ready[1] is not None
@@ -287,7 +288,7 @@ class CapturedGraph:
             on.launched(self)
             on.settle()
             if on.pairs.is_through():  # else nobody has waited for what came after
-                launch.own_ns += time.perf_counter_ns() - after_ns
+                launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
 
@@ -667,11 +668,11 @@ class OneDevice:
         if not self._settling.acquire(blocking=False):  # another thread does, or a signal came in between
             return
         try:
-            deadline = time.monotonic() + WAIT_S
+            deadline = clock.monotonic() + WAIT_S
             with self.device.driver.within(self.device.context):
                 while True:
                     self._settle(is_last=may_wait)
-                    if not may_wait or not (self._waiting or self._dropped) or time.monotonic() > deadline:
+                    if not may_wait or not (self._waiting or self._dropped) or clock.monotonic() > deadline:
                         return
                     time.sleep(NAP_S)
         finally:

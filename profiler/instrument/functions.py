@@ -16,7 +16,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from time import perf_counter_ns
 from types import BuiltinFunctionType, CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -41,6 +40,7 @@ from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
+from cbtop.protocol.clock import perf_counter_ns
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cbtop.profiler.instrument.functions import Function, Functions, timed
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
 from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.protocol import clock
 from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import BrickId
 
@@ -88,7 +88,7 @@ def runs(original: Function, engine: Engine) -> Function:
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
-        called_ns = time.perf_counter_ns()
+        called_ns = clock.perf_counter_ns()
         attachment = _attachment_of(runner, engine)
         if attachment is None:
             return original(runner, *args, **kwargs)

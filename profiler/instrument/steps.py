@@ -17,7 +17,6 @@ import functools
 import inspect
 import sys
 import threading
-import time
 from _thread import get_ident
 from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
@@ -41,6 +40,7 @@ from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import Step
+from cbtop.protocol import clock
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 
@@ -449,7 +449,7 @@ class ModelSteps:
                 if step.waits:
                     step.returned()
                 else:
-                    step._step.returned_ns = time.perf_counter_ns()
+                    step._step.returned_ns = clock.perf_counter_ns()
                     step.close()
         except BaseException:  # of the model, or of a signal handler
             if step is not None:
@@ -480,7 +480,7 @@ class ModelSteps:
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
-                        mine._step.own_ns += time.perf_counter_ns() - called_ns
+                        mine._step.own_ns += clock.perf_counter_ns() - called_ns
                         return None  # else it generates inside
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
@@ -488,7 +488,7 @@ class ModelSteps:
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
-            step._step.own_ns = time.perf_counter_ns() - called_ns
+            step._step.own_ns = clock.perf_counter_ns() - called_ns
         except BaseException as error:
             if step is not None:
                 step.close()
@@ -566,7 +566,7 @@ class ModelCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
             return self.plain(*args, **kwargs)
-        called_ns = time.perf_counter_ns()
+        called_ns = clock.perf_counter_ns()
         steps, called = self._steps, self.instead
         if not steps.profiler.enabled and steps._are_in is False:
             return self.plain(*args, **kwargs)
@@ -584,7 +584,7 @@ class ModelCall(Call):
             step = here.open[-1] if here is not None and here.open else None
             if step is not None and step.steps is steps and step.is_running:
                 is_inside = step.generation is (here.generations[-1] if here.generations else None)
-                step._step.own_ns += is_inside and time.perf_counter_ns() - called_ns
+                step._step.own_ns += is_inside and clock.perf_counter_ns() - called_ns
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             steps.failed(error)
         return called(*args, **kwargs) if is_inside else steps.run(self, called, args, kwargs, called_ns)

@@ -286,6 +286,43 @@ def test_a_program_prints_and_ends_as_without_us(name: str, tmp_path: Path, runt
     runs_alike([sys.executable, "main.py", "an argument"], tmp_path, runtime, records=records)
 
 
+WRAPPER = """
+import os, sys
+os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["SITE"], os.environ["PYTHONPATH"]])
+assert os.environ["PYTHONPATH"].startswith(os.environ["SITE"])
+os.execl(sys.executable, sys.executable, *sys.argv[1:])
+"""
+SITE = """
+import os, sys
+own = os.path.dirname(__file__)
+kept = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry != own]
+os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+print("site")
+"""
+NEXT_SITE = """
+sys.path.remove(own)
+mine = sys.modules.pop("sitecustomize")
+try:
+    import sitecustomize
+except ImportError:
+    sys.modules["sitecustomize"] = mine
+sys.path.insert(0, own)
+"""
+
+
+@pytest.mark.parametrize("site", [SITE, SITE + NEXT_SITE], ids=["alone", "chained"])
+def test_a_wrapper_that_puts_its_sitecustomize_first_is_reached(
+    site: str, tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torch(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(site)
+    (tmp_path / "wrapper.py").write_text(WRAPPER)
+    (tmp_path / "main.py").write_text("import sys, torch; torch.forward(); print(sys.path)")
+    monkeypatch.setenv("SITE", str(tmp_path / "site"))
+    runs_alike([sys.executable, "wrapper.py", "main.py"], tmp_path, runtime)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_pythons_own_options_do_as_without_us(options: list[str], tmp_path: Path, runtime: Path) -> None:

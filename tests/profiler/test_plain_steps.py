@@ -797,7 +797,7 @@ def test_what_a_plain_step_pays_for_its_record_is_among_what_the_governor_counts
             clock.sleep_us(7)
             super().record(tag, start_ns, end_ns, elements)
 
-    monkeypatch.setattr("time.perf_counter_ns", clock)
+    monkeypatch.setattr("cbtop.protocol.clock.perf_counter_ns", clock)
     profiler = GovernedProfiler(1, recorder=Slow())
     sampled_as(profiler, repeat(False))
     for _ in range(3):

@@ -6,7 +6,7 @@ Rules
 - It runs in whatever Python a program starts, from 3.6 on, with cbtop installed there or not: it imports only what
   Python has loaded by then, and nothing of ours before torch is there.
 - The program finds sys.path, sys.modules and its own sitecustomize as it would without us. PYTHONPATH keeps this
-  directory: that is how its children are reached.
+  directory: that is how its children are reached. Children find it first there, see `stay_first`.
 - Whatever of ours fails is one line on stderr; the program runs on.
 
 CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
@@ -168,6 +168,7 @@ def begin() -> None:
     """Wait for torch, unless it is switched off."""
     overhead_percent = float(os.environ.get("CBTOP_RUN", "0"))
     if overhead_percent > 0:
+        stay_first(os.path.dirname(__file__))
         finder = TorchFinder(overhead_percent, os.environ.get("CBTOP_RUN_ID", ""))
         atexit.register(finder.at_exit)
         if "torch" in sys.modules:  # a .pth file has imported it
@@ -176,17 +177,39 @@ def begin() -> None:
             sys.meta_path.insert(0, finder)
 
 
-def leave() -> None:
+def stay_first(directory: str) -> None:
+    """Keep `directory` first on the PYTHONPATH that children are given.
+
+    Python imports the first sitecustomize alone. A wrapper such as opentelemetry-instrument puts another one before
+    it and becomes Python. The program reads from os.environ what it has stored there: only the environment of the C
+    library, which children inherit, has the other order.
+    """
+    own, real = os.fsencode(directory), os.putenv
+
+    def putenv(name: "Any", value: "Any") -> None:
+        if os.fsencode(name) == b"PYTHONPATH":
+            entries = os.fsencode(value).split(os.fsencode(os.pathsep))
+            if own in entries:
+                others = [entry for entry in entries if entry != own]
+                value = os.fsencode(os.pathsep).join([own, *others])
+        real(name, value)
+
+    os.putenv = putenv
+
+
+def leave(directory: str) -> None:
     """Take this file out of the program's sight."""
-    directory = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != directory]
     sys.path_importer_cache.pop(directory, None)
-    sys.modules.pop("sitecustomize", None)
+    if (
+        getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
+    ):  # else another one has called this one
+        del sys.modules["sitecustomize"]
 
 
 if __name__ == "sitecustomize":
     try:
-        leave()
+        leave(os.path.dirname(__file__))
         begin()
     except Exception as error:  # noqa: BLE001 - see the rules
         let_through(error)

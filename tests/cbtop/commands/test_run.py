@@ -199,6 +199,22 @@ raise SystemExit(6)
     assert b"run.cbtop" in again.stderr
 
 
+def test_a_sitecustomize_that_prints_empties_no_recording(tmp_path: Path, runtime: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('begun', flush=True)")
+    file = tmp_path / "run.cbtop"
+    recorded = [*RUN, "--record", str(file), "--", sys.executable, "-c", HOST, "5"]
+    with_site = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(recorded, env=with_site, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr.count(b", 1 process, ")) == (0, 1), done.stderr
+    with ReplayFeed(file) as feed:
+        feed.seek(feed.duration_s)
+        (source,) = feed.sources()
+        view = feed.view(source.key)
+    assert view
+    assert view.steps
+    assert view.steps.count == 5
+
+
 def test_what_ran_before_or_has_ended_is_not_in_the_recording_of_a_run(tmp_path: Path, runtime: Path) -> None:
     subprocess.run([sys.executable, "-c", HOST, "1"], check=True)
     file = tmp_path / "run.cbtop"

@@ -516,7 +516,7 @@ def test_the_model_is_held_by_no_graph(world: World) -> None:
 def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_cost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     model = model_of(world)
@@ -882,7 +882,7 @@ def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkey
 def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then_nothing_which_is_said(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graphs, "ENOUGH_PLAIN", 8)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
@@ -916,7 +916,7 @@ def test_where_only_recorded_replays_are_counted_their_steps_have_a_name_that_sa
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else their count and rate would pass for those of all replays."""
-    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     model = model_of(world)
@@ -936,7 +936,7 @@ def test_where_only_recorded_replays_are_counted_their_steps_have_a_name_that_sa
 def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_recording_is_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
     profiler = GovernedProfiler(1.0, recorder=Memory())
     model = model_of(world, layers=64)
     attach(model, profiler)
@@ -1144,7 +1144,7 @@ def test_a_replay_asks_of_no_stream_whether_it_is_done(world: World, monkeypatch
 def test_what_comes_before_a_replay_is_a_cost_only_where_the_device_has_ended_the_one_before(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.time, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
     _memory, _profiler, model = attached_in(world, every=1_000)
     graph = captured(model)
     replay(world, graph, 3)

@@ -208,7 +208,7 @@ def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("time.perf_counter_ns", clock)
+    monkeypatch.setattr("cbtop.protocol.clock.perf_counter_ns", clock)
     profiler = GovernedProfiler(1, recorder=Memory())
     announce, said = profiler.governor._announce, []
 
