@@ -149,6 +149,11 @@ class SourceRecord:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
+    @property
+    def leaves_steps_out(self) -> bool:
+        """Whether some of its steps are not recorded: a process that measures its cost needs plain ones for that."""
+        return self.sampling is not None or self.sample_every > 1
+
     def kept(self) -> int:
         """How many places there are in its tables, and announcements beside them."""
         places = max(len(self.nodes), len(self.stats))
