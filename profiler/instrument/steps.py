@@ -544,7 +544,7 @@ class ModelCall(Call):
     On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
     """
 
-    __slots__ = ("_axis", "_names", "_steps", "has_cache")
+    __slots__ = ("_axis", "_names", "_steps", "has_cache", "without_cache")
 
     waits = False
 
@@ -552,6 +552,7 @@ class ModelCall(Call):
         super().__init__(module)
         self._steps = steps
         self.has_cache = _takes_a_cache(module)
+        self.without_cache = phases.ENCODE if _encodes(module) else phases.FORWARD
         self._names = _positional(module)
         self._axis = _axis_of_sequences(module)
 
@@ -587,12 +588,25 @@ class ModelCall(Call):
             named = dict(zip(self._names, args, strict=False))
             args, kwargs = args[len(named) :], named | kwargs
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
-            return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted, axis=self._axis)
+            return describe(
+                args,
+                kwargs,
+                has_cache=self.has_cache,
+                without_cache=self.without_cache,
+                is_assisted=is_assisted,
+                axis=self._axis,
+            )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
         """What a replay of the call does, which is captured now."""
         named = dict(zip(self._names, args, strict=False))
-        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache, axis=self._axis)
+        return describe_captured(
+            args[len(named) :],
+            named | kwargs,
+            has_cache=self.has_cache,
+            without_cache=self.without_cache,
+            axis=self._axis,
+        )
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()
@@ -600,11 +614,27 @@ class ModelCall(Call):
 
 def _takes_a_cache(module: nn.Module) -> bool:
     """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
-    flags = [getattr(inner, "is_causal", getattr(inner, "is_decoder", None)) for inner in module.modules()]
-    known = [flag for flag in flags if isinstance(flag, bool)]
-    if known and not any(known):
+    if _looks_both_ways(module):
         return False
     return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+
+
+def _looks_both_ways(module: nn.Module) -> bool:
+    """Whether `module` says that none of its attention is causal."""
+    flags = [getattr(inner, "is_causal", getattr(inner, "is_decoder", None)) for inner in module.modules()]
+    known = [flag for flag in flags if isinstance(flag, bool)]
+    return bool(known) and not any(known)
+
+
+def _encodes(module: nn.Module) -> bool:
+    """Whether `module`, or what it only wraps, is an encoder by its attention or by the name of its class."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
+            return True
+        children = list(inner.children())
+        inner = children[0] if len(children) == 1 else None
+    return _looks_both_ways(module)
 
 
 def _axis_of_sequences(module: nn.Module) -> int | None:
