@@ -40,6 +40,7 @@ from cbtop.profiler.instrument.trouble import ours
 from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import Step
+from cbtop.protocol.messages import Training
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 
@@ -184,6 +185,8 @@ class OpenStep:
                 self.profiler.record_elapsed(_INPUTS, duration_ns, 0)
         steps = self.steps
         if self.is_recorded:
+            if not steps.trains and torch.is_grad_enabled():
+                steps.look_for_gradients()
             steps._looks += 1
             if steps._looks % LOOK_EVERY == 0:
                 steps.look_again()
@@ -346,6 +349,8 @@ class ModelSteps:
         "root",
         "times",
         "timing",
+        "trains",
+        "weight_version",
     )
 
     _keys: tuple[object, ...]  # of the last plain step; kept in C
@@ -368,6 +373,8 @@ class ModelSteps:
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
         self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
+        self.trains = False  # gradients are computed between its steps
+        self.weight_version: int | None = None  # of its first weight that can have a gradient
         self._looks = 0  # recorded steps that have begun
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
         self._are_in: bool | None = False  # None: some of them may be
@@ -523,6 +530,23 @@ class ModelSteps:
         if not self._recorded and not self.is_of_runner:
             with torch._C.DisableTorchFunction():  # the host's do not see that we ask
                 self.changed()
+
+    def look_for_gradients(self) -> None:
+        """Announce that the process trains if the first weight that can have a gradient has one, or has changed.
+
+        Optimizers change weights in place, which torch counts, and most clear gradients before the next step.
+        """
+        root = self.root()
+        if root is None:
+            return
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            for weight in root.parameters():
+                if weight.requires_grad:
+                    before, self.weight_version = self.weight_version, weight._version
+                    if weight.grad is not None or before not in (None, self.weight_version):
+                        self.trains = True
+                        self.profiler.announce(Training())
+                    return
 
     def share(self, other: ModelSteps) -> None:
         """A part of this model is one of `other`, too: called in a step of that one, it is no step of this one."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.reports import REPORTS
-from cbtop.viewmodels.model import SourceView
-from tests.integration.hosts import CBTOP, DEADLINE_S
+from tests.real.programs import view_of
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
@@ -69,27 +65,12 @@ PROGRAMS = {
 }
 
 
-def _view(program: str, directory: Path) -> SourceView:
-    """What is shown of `program` when it has ended."""
-    directory.mkdir()
-    file = directory / "run.cbtop"
-    command = [*CBTOP, "run", "--overhead", "3%", "--record", str(file), "--", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stderr
-    with ReplayFeed(file) as feed:
-        feed.seek(feed.duration_s)
-        (source,) = feed.sources()
-        view = feed.view(source.key)
-    assert view is not None
-    return view
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
     name: str, tmp_path: Path, runtime: Path
 ) -> None:
     faulty, healthy = (
-        _view(program, tmp_path / kind) for program, kind in zip(PROGRAMS[name], ("faulty", "healthy"), strict=True)
+        view_of(program, tmp_path / kind) for program, kind in zip(PROGRAMS[name], ("faulty", "healthy"), strict=True)
     )
     for view in (faulty, healthy):
         assert "host-bound" not in [verdict.id for verdict in view.verdicts]
