@@ -16,7 +16,7 @@
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
-enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES };
+enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE };
 enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_RUNNER, OF_ARE_IN, OF_STEPS, OF_KEYS,
        OF_RECORDED, OF_LOOKS };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
@@ -47,7 +47,7 @@ typedef struct {
 } Slots;
 
 static Slots plain[PLAIN_TYPES] = {
-    [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names"}},
+    [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache"}},
     [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "_are_in", "_steps", "_keys",
                      "_recorded", "_looks"}},
     [UNIT] = {{"open", "generations"}},
@@ -65,7 +65,7 @@ static Slots plain[PLAIN_TYPES] = {
 };
 /* What else Python lends, in the order of `compile_model_calls`. */
 static struct {
-    PyObject *captures, *roles, *prefill, *decode, *extend, *encode, *call_type, *mark_type, *sort, *step_kind;
+    PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
     PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through;
 } lent;
 static uint64_t golden;
@@ -248,7 +248,9 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
         return 0;
     found->tokens = found->sequences * length;
     found->cached = -1;
-    found->phase = lent.encode;
+    found->phase = PLAIN_SLOT(call, MODEL_CALL, CALLED_WITHOUT_CACHE);
+    if (found->phase == NULL)
+        return 0;
     if (PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) != Py_True)
         return PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) == Py_False;
     found->cached = 0;
@@ -984,7 +986,7 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         PyObject **there;
     } wanted[] = {
         {"captures", &lent.captures},         {"roles", &lent.roles},           {"prefill", &lent.prefill},
-        {"decode", &lent.decode},             {"extend", &lent.extend},         {"encode", &lent.encode},
+        {"decode", &lent.decode},             {"extend", &lent.extend},
         {"call", &lent.call_type},            {"mark", &lent.mark_type},        {"sort", &lent.sort},
         {"step", &lent.step_kind},            {"is_compiling", &lent.is_compiling},
         {"compiling_flags", &lent.compiling_flags},

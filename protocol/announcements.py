@@ -21,6 +21,7 @@ from cbtop.protocol.messages import (
     Node,
     Sampling,
     TraceSummary,
+    Training,
 )
 
 MAX_ANNOUNCED = 10_000  # of each kind
@@ -39,6 +40,7 @@ Announcement = (
     | Activity
     | Sampling
     | Compilation
+    | Training
     | KernelBurst
 )
 Kept = TypeVar("Kept")
@@ -60,7 +62,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case Activity() | Sampling() | KernelBurst() | Manifest() | HostHello() | Goodbye():
+        case Activity() | Sampling() | Training() | KernelBurst() | Manifest() | HostHello() | Goodbye():
             about = None
         case _:
             assert_never(message)

@@ -256,6 +256,11 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True)
+class Training:
+    """That a process computes gradients between its steps: a call of its model found new weights, or gradients."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTimes:
     """What a burst measured of the kernel that is `node`: its launches in the `steps` steps of its phase, in ns.
 
@@ -388,6 +393,7 @@ CatalogMessage = (
     | Activity
     | Sampling
     | Compilation
+    | Training
     | KernelBurst
     | Goodbye
 )

@@ -56,6 +56,7 @@ from cbtop.protocol.messages import (
     TraceAnomaly,
     TraceNumber,
     TraceSummary,
+    Training,
     Unknown,
 )
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
@@ -125,6 +126,7 @@ class SourceRecord:
     busy: BusySlices | None = None  # of a rank
     recent: RecentRecords = field(default_factory=RecentRecords)  # empty where the store keeps none
     names_bytes: int = 0  # of the nodes
+    trains: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -148,6 +150,11 @@ class SourceRecord:
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
+
+    @property
+    def leaves_steps_out(self) -> bool:
+        """Whether some of its steps are not recorded: a process that measures its cost needs plain ones for that."""
+        return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
         """How many places there are in its tables, and announcements beside them."""
@@ -453,6 +460,7 @@ class Store:
                 | Activity()
                 | Sampling()
                 | Compilation()
+                | Training()
                 | KernelBurst()
                 | KernelTimes()
                 | Goodbye()
@@ -538,6 +546,8 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             record.sampling = message
         case Compilation():
             record.compilations[message.number % MAX_COMPILATIONS] = message
+        case Training():
+            record.trains = True
         case KernelBurst():
             if len(message.kernels) > MAX_ANNOUNCED:
                 raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")

@@ -38,20 +38,23 @@ examples:
   cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
   CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
 
-One step in four is recorded until the process knows what recording costs it, then so few that it costs no more than
---overhead; every view says which share that is. Where nothing could be shown, a line on stderr says why at the end.
+One step in four is recorded until the process knows what recording costs it, then as many as --overhead allows:
+every step if that costs less. Every view says which share that is. Where nothing could be shown, a line on stderr
+says why at the end.
 Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
 Put it before a wrapper: cbtop run -- opentelemetry-instrument python app.py. A shell script that puts a directory
 with a sitecustomize first on PYTHONPATH keeps Python from it: append that directory instead.
 """
 # The options with a value: what it is called, the one that is taken where none is given, and the help.
-OPTIONS = {
+OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
-        "PERCENT", "1%",
-        "how much slower its models' steps may become, at most (default: 1%%; 100%%: record every step)",
+        "PERCENT", None,
+        "how much slower its models' steps may become, at most (default: 3%%, with --record 100%%; 100%%: record "
+        "every step)",
     ),
     "--record": ("FILE", None, "record it and what begins while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
+DEFAULT_OVERHEAD, DEFAULT_OVERHEAD_RECORDED = "3%", "100%"
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 MAX_MARK_CHARS = 80
@@ -85,7 +88,8 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None] | Non
         given[name] = value
     command = list(words)
     try:
-        return (command, _percent(given["--overhead"] or ""), given["--record"]) if command else None
+        record = given["--record"]
+        return (command, _allowed(given["--overhead"], record), record) if command else None
     except UsageError:
         return None
 
@@ -94,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
-    overhead_percent = _percent(options.overhead)
+    overhead_percent = _allowed(options.overhead, options.record)
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
@@ -268,6 +272,13 @@ def _say(line: str) -> None:
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
             sys.stderr.flush()
+
+
+def _allowed(overhead: str | None, record: str | None) -> float:
+    """The overhead allowed, in percent. Raises UsageError if `overhead` is not a valid one."""
+    if overhead is None:
+        overhead = DEFAULT_OVERHEAD if record is None else DEFAULT_OVERHEAD_RECORDED
+    return _percent(overhead)
 
 
 def _percent(text: str) -> float:

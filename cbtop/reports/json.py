@@ -40,6 +40,7 @@ from cbtop.viewmodels.model import (
     TraceView,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.places import WHOLE_STEP, Brick
 from cbtop.viewmodels.timeline import TimelineView
 
@@ -182,6 +183,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "tree": tree_text(graph),
         "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
+        "not_instrumented": _not_instrumented(view),
         "outside_steps": _beside(view.outside),
         "loss": {
             "produced": view.loss.produced,
@@ -497,6 +499,11 @@ def _trace(view: TraceView) -> dict[str, Any]:
         ],
         "anomalies": list(view.anomalies),
     }
+
+
+def _not_instrumented(view: SourceView) -> dict[str, Any] | None:
+    found = not_instrumented(view)
+    return None if found is None else asdict(found)
 
 
 def _books(books: BooksView | None) -> dict[str, Any] | None:

@@ -40,6 +40,7 @@ from cbtop.viewmodels.model import (
     Verdict,
 )
 from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.roofline import missing_ceilings
 
@@ -351,8 +352,17 @@ def _books(view: SourceView) -> str:
         f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
         f"= bricks {fmt.duration(books.bricks_us)}{gaps}{shared} "
         f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
-        f"{stretch}"
+        f"{_not_instrumented(view)}{stretch}"
     )
+
+
+def _not_instrumented(view: SourceView) -> str:
+    """The line about the time in no brick, if there is much of it."""
+    found = not_instrumented(view)
+    if found is None:
+        return ""
+    parts = ", ".join(f"{part.name} {fmt.duration(part.us)}" for part in found.parts)
+    return f"\nnot instrumented: {fmt.percent(found.percent)} of the step time ({parts}): {found.why}"
 
 
 def _of_recorded(steps: StepsView | None) -> str:

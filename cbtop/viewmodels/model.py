@@ -694,6 +694,8 @@ class SourceView:
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None
     world_size: int | None = None
+    trains: bool = False  # it computes gradients between its steps
+    has_compiled: bool = False  # torch.compile compiled code of this process
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
     clock_resolution_ns: int | None = None  # the least by which two readings of its clock differ; None: not told
     overhead: Sampling | None = None  # what recording costs it; None where it does not measure that

@@ -138,6 +138,8 @@ def source_view(
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
+        trains=record.trains,
+        has_compiled=bool(record.compilations),
         sample_every=record.sample_every,
         clock_resolution_ns=hello.clock_resolution_ns if hello else None,
         overhead=record.sampling,

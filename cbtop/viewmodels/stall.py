@@ -85,7 +85,7 @@ def _judged(
         return None
     if runs or quiet.in_flight < 0:
         return (Standstill.QUIET, NONE_ENDED) if usual_s is None else (Standstill.STALLED, "")
-    if quiet.is_watched and record.sample_every == 1:
+    if quiet.is_watched and not record.leaves_steps_out:
         return Standstill.IDLE, NO_STEP if has_steps else NO_BRICK
     return None if usual_s is None else (Standstill.QUIET, STEP_UNKNOWN)
 

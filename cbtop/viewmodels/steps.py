@@ -28,12 +28,12 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
     ended = [step for step in steps if step.id < len(counts) and counts[step.id]]
-    in_others = _names_in_others(record.nodes) if record.sample_every > 1 else set()
+    in_others = _names_in_others(record.nodes) if record.leaves_steps_out else set()
 
     def is_sample(step: Node) -> bool:
         """Where none was plain, others may have left nothing (llama.cpp's do); those in a plain one leave nothing."""
         is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
-        return record.sample_every > 1 and not is_known
+        return record.leaves_steps_out and not is_known
 
     return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ended)
 

@@ -44,7 +44,6 @@ def compile_steps() -> None:
             "prefill": phases.PREFILL,
             "decode": phases.DECODE,
             "extend": phases.EXTEND,
-            "encode": phases.ENCODE,
             "call": phases.Call,
             "mark": Mark,
             "sort": PLAIN,

@@ -6,8 +6,11 @@ Rules
   so many steps is met as often as anything else, and no gap is much longer than k. Processes that count the same
   steps choose the same ones, and of a larger k a part of those of a smaller: ranks that wait for each other pay for
   recording at the same time, not one after another.
+- k is 1 if recording every step is within the share allowed. Then two steps in a row, once in PLAIN_PAIRS steps, are
+  not recorded, so that the cost stays measured: the first takes the timed calls out, the second is plain.
 - The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
-  steps of its kind before and after it, so that steps that grow cancel out. Three sorts pay: those recorded; the one
+  of its kind before and after it, so that steps that grow cancel out. A plain step far from other plain ones is
+  compared with the recorded ones before and after it instead. Three sorts pay: those recorded; the one
   in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
   these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin, to end and
   for their record is timed, and added, with what each pays of a decision; what asks in them whether it is to record
@@ -33,12 +36,12 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 
-FIRST_EVERY = 4  # and never more than that: plain steps are needed
+FIRST_EVERY = 4  # until the cost is known
 MOST_EVERY = 10_000
 WARM_UP = 8  # steps of a kind, which fill caches and compile
 SAMPLES = 121  # differences, the newest
 ENOUGH = 11
-MAX_WAITING = 16  # steps that wait for a plain one
+MAX_WAITING = 16  # steps that wait for a plain one; behind more of them the last plain step is too far away
 LOOKS = 9  # of which the median is taken
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
 LOOK_TIMES = 2_000  # as long as a decision takes
@@ -49,6 +52,13 @@ USED = 0.8  # of the share allowed
 LEAST_USED = 0.2  # of it, by recording, where plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
+# Steps with a fraction in the first range, and those right after them, are recorded by no k. Both ranges are above
+# 1 / FIRST_EVERY, so they change nothing for larger k.
+PLAIN_PAIRS = 64
+PLAIN_FROM = ONE * 3 // 10
+PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
+PLAIN_WIDTH = ONE // PLAIN_PAIRS
+MOST_APART = 4  # steps between a plain step and the recorded one after it that it is compared with
 
 
 class Sort(IntEnum):  # whole numbers: to find others in a dictionary runs a function of Python's
@@ -80,10 +90,24 @@ class Estimate(NamedTuple):
 NOTHING = Estimate(0, 0, 0)
 
 
+class Alone(NamedTuple):
+    """A plain step far from other plain ones: it waits for the recorded step after it.
+
+    `number` counts the steps of its kind. `before_ns` is the recorded step that came `distance` steps before it;
+    `after_ns` is the step that took the timed calls out, right before it, or None.
+    """
+
+    number: int
+    plain_ns: int
+    before_ns: int
+    distance: int
+    after_ns: int | None
+
+
 class Kind:
     """Steps of one name and model."""
 
-    __slots__ = ("counts", "excess", "plain_ns", "recent", "seen", "waiting")
+    __slots__ = ("alone", "counts", "excess", "plain_ns", "recent", "seen", "waiting")
 
     def __init__(self) -> None:
         self.seen = 0
@@ -92,11 +116,34 @@ class Kind:
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
         self.plain_ns: int | None = None  # of the last plain one
         self.waiting: list[tuple[Sort, int]] = []  # for the next plain one
+        self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
         """What a step of that sort pays; None where that is not known."""
         found = list(self.excess[sort])
         return _median(sorted(found)) if len(found) >= ENOUGH else None
+
+    def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
+        """Compare the steps between two plain ones with these, or remember that the second one is alone."""
+        if len(waiting) > MAX_WAITING:
+            sorts = [sort for sort, _ in waiting[-2:]]
+            if sorts == [RECORDED, AFTER]:
+                self.alone = Alone(self.seen, after_ns, waiting[-2][1], 2, waiting[-1][1])
+            elif sorts[1] is RECORDED:
+                self.alone = Alone(self.seen, after_ns, waiting[-1][1], 1, None)
+        elif before_ns is not None:
+            for waited, took_ns in waiting:
+                self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
+
+    def compare_alone(self, recorded_ns: int) -> None:
+        """Compare the plain step that is alone with the recorded ones before it and, now, after it."""
+        alone, self.alone = self.alone, None
+        apart = self.seen - alone.number if alone else 0
+        if alone and 0 < apart <= MOST_APART:
+            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # from one step to the next
+            self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
+            if alone.after_ns is not None:
+                self.excess[AFTER].append(alone.after_ns + growth_ns - alone.plain_ns)
 
 
 class Model:
@@ -175,7 +222,14 @@ class Governor:
         if number is None:  # each kind counts from elsewhere: those that take turns are not all recorded at once
             number = len(self._begun) << 32
         self._begun[key] = number + 1
-        return is_first or number * GOLDEN % ONE * self.every < ONE
+        if is_first:
+            return True
+        fraction = number * GOLDEN % ONE
+        if fraction * self.every >= ONE:
+            return False
+        return self.every >= FIRST_EVERY or not (
+            0 <= fraction - PLAIN_FROM < PLAIN_WIDTH or 0 <= fraction - PLAIN_AFTER < PLAIN_WIDTH
+        )
 
     def began(self, step: object, model: str, *, recorded: bool) -> Mark:
         """`step` of `model` has begun."""
@@ -219,13 +273,13 @@ class Governor:
                 before, kind.plain_ns = kind.plain_ns, duration_ns
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
-                    for waited, took_ns in waiting:
-                        if before is not None:
-                            kind.excess[waited].append(took_ns - (before + duration_ns) / 2)
-            elif len(kind.waiting) < MAX_WAITING and not (
-                sort is AFTER and mark.model.is_many
-            ):  # which one is, is unknown
+                    kind.compare(waiting, before, duration_ns)
+            elif not (sort is AFTER and mark.model.is_many):  # which one is, is unknown
+                if kind.alone is not None and sort is RECORDED:
+                    kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))
+                if len(kind.waiting) > MAX_WAITING + 1:
+                    del kind.waiting[0]
         if self._seen == 1:
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
         self.has_looked = False
@@ -273,8 +327,9 @@ class Governor:
         lived_share_ns = self.allowed_share * self._lived_ns
         if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
-        self.every = every = min(MOST_EVERY, max(FIRST_EVERY, every))
-        low, middle, high = cost.times(1 / every).plus(own).times(100 / step_ns)
+        self.every = every = min(MOST_EVERY, max(1, every))
+        # Noise may make recorded steps seem faster than plain ones: a cost is never below zero.
+        low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
         self._announce(Sampling(every, middle, low, high, self._allowed_percent))
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-ENCODE = "encode"  # no cache is asked for, and none could be: an encoder, or a model of another kind
+ENCODE = "encode"  # the model has no cache and its attention looks both ways: an encoder
+FORWARD = "forward"  # nothing says prefill, decode or encode
 
 # Ids and their embeddings. The decoder's come first: of a model with an encoder, the step is what its decoder does.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
@@ -43,10 +44,13 @@ def describe(
     kwargs: dict[str, Any],
     *,
     has_cache: bool,
+    without_cache: str = FORWARD,
     is_assisted: bool = False,
     axis: int | None = None,
 ) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all.
+
+    `without_cache` is the phase of a model that cannot.
 
     `axis` is that of sequences in what comes without a known name; None: the model does not say.
     """
@@ -60,7 +64,7 @@ def describe(
         if packed is not None:
             return packed
     if not has_cache:
-        return Call(ENCODE, tokens, sequences, None)
+        return Call(without_cache, tokens, sequences, None)
     held = None
     for name in CACHES:
         held = kwargs.get(name)
@@ -93,7 +97,12 @@ def describe(
 
 
 def describe_captured(
-    args: tuple[Any, ...], kwargs: dict[str, Any], *, has_cache: bool, axis: int | None = None
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    has_cache: bool,
+    without_cache: str = FORWARD,
+    axis: int | None = None,
 ) -> Call:
     """What a replay of a call with these arguments does: with one new token of each sequence, it decodes.
 
@@ -104,7 +113,7 @@ def describe_captured(
     if length == 1:
         phase = DECODE
     elif not has_cache:
-        phase = ENCODE
+        phase = without_cache
     else:
         phase = EXTEND if is_given else PREFILL
     return Call(phase, tokens, sequences, None)

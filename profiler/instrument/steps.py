@@ -41,6 +41,7 @@ from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_sy
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import Step
 from cbtop.protocol import clock
+from cbtop.protocol.messages import Training
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import BrickId
 
@@ -186,6 +187,8 @@ class OpenStep:
                 self.profiler.record_elapsed(_INPUTS, duration_ns, 0)
         steps = self.steps
         if self.is_recorded:
+            if not steps.trains and torch.is_grad_enabled():
+                steps.look_for_gradients()
             steps._looks += 1
             if steps._looks % steps.look_every == 0:
                 steps.look_again()
@@ -349,6 +352,8 @@ class ModelSteps:
         "root",
         "times",
         "timing",
+        "trains",
+        "weight_version",
     )
 
     _keys: tuple[object, ...]  # of the last plain step; kept in C
@@ -371,6 +376,8 @@ class ModelSteps:
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
         self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
+        self.trains = False  # gradients are computed between its steps
+        self.weight_version: int | None = None  # of its first weight that can have a gradient
         self._looks = 0  # recorded steps that have begun
         self.look_every = LOOK_EVERY  # recorded steps
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
@@ -532,6 +539,23 @@ class ModelSteps:
             with torch._C.DisableTorchFunction():  # the host's do not see that we ask
                 self.changed()
 
+    def look_for_gradients(self) -> None:
+        """Announce that the process trains if the first weight that can have a gradient has one, or has changed.
+
+        Optimizers change weights in place, which torch counts, and most clear gradients before the next step.
+        """
+        root = self.root()
+        if root is None:
+            return
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            for weight in root.parameters():
+                if weight.requires_grad:
+                    before, self.weight_version = self.weight_version, weight._version
+                    if weight.grad is not None or before not in (None, self.weight_version):
+                        self.trains = True
+                        self.profiler.announce(Training())
+                    return
+
     def share(self, other: ModelSteps) -> None:
         """A part of this model is one of `other`, too: called in a step of that one, it is no step of this one."""
         self._shared_with[ref(other, self._shared_with.pop)] = None
@@ -552,7 +576,7 @@ class ModelCall(Call):
     On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
     """
 
-    __slots__ = ("_axis", "_names", "_steps", "has_cache")
+    __slots__ = ("_axis", "_names", "_steps", "has_cache", "without_cache")
 
     waits = False
 
@@ -560,6 +584,7 @@ class ModelCall(Call):
         super().__init__(module)
         self._steps = steps
         self.has_cache = _takes_a_cache(module)
+        self.without_cache = phases.ENCODE if _encodes(module) else phases.FORWARD
         self._names = _positional(module)
         self._axis = _axis_of_sequences(module)
 
@@ -595,12 +620,25 @@ class ModelCall(Call):
             named = dict(zip(self._names, args, strict=False))
             args, kwargs = args[len(named) :], named | kwargs
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
-            return describe(args, kwargs, has_cache=self.has_cache, is_assisted=is_assisted, axis=self._axis)
+            return describe(
+                args,
+                kwargs,
+                has_cache=self.has_cache,
+                without_cache=self.without_cache,
+                is_assisted=is_assisted,
+                axis=self._axis,
+            )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
         """What a replay of the call does, which is captured now."""
         named = dict(zip(self._names, args, strict=False))
-        return describe_captured(args[len(named) :], named | kwargs, has_cache=self.has_cache, axis=self._axis)
+        return describe_captured(
+            args[len(named) :],
+            named | kwargs,
+            has_cache=self.has_cache,
+            without_cache=self.without_cache,
+            axis=self._axis,
+        )
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()
@@ -608,13 +646,29 @@ class ModelCall(Call):
 
 def _takes_a_cache(module: nn.Module) -> bool:
     """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
+    if _looks_both_ways(module):
+        return False
+    return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+
+
+def _looks_both_ways(module: nn.Module) -> bool:
+    """Whether `module` says that none of its attention is causal."""
     modules = modules_of(module)
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
     known = [flag for flag in flags if isinstance(flag, bool)]
-    if known and not any(known):
-        return False
-    return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+    return bool(known) and not any(known)
+
+
+def _encodes(module: nn.Module) -> bool:
+    """Whether `module`, or what it only wraps, is an encoder by its attention or by the name of its class."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
+            return True
+        children = children_of(inner)
+        inner = children[0][1] if len(children) == 1 else None
+    return _looks_both_ways(module)
 
 
 def _axis_of_sequences(module: nn.Module) -> int | None:

@@ -83,7 +83,11 @@ def _of(source: SourceView) -> Line:
     sample = formatting.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else formatting.NOT_MEASURED
-    of_steps: Line = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),) if sample else ()
+    of_steps: Line = ()
+    if sample:
+        of_steps = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),)
+    elif source.overhead:
+        of_steps = ((f"  recording costs {cost}", "dim"),)
     return ((formatting.shown_time(source), "dim" if source.window is None else "accent"), *of_steps)
 
 

@@ -1,49 +1,55 @@
-"""Host-bound: much of a step lies in none of its bricks."""
+"""Host-bound: much of a step lies in none of its bricks, and the GPU was idle meanwhile."""
 
 from __future__ import annotations
 
-from cbtop.profiler.books import INNER_STEPS
 from cbtop.units import duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.not_instrumented import OUTSIDE_PERCENT, not_instrumented
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-# An instrumented decoder leaves some percent between its bricks; a quarter is more than most single bricks take.
-OUTSIDE_PERCENT = 25.0
+LATEST = 10  # samples of a GPU, one a second
 
 
 def _find(view: SourceView) -> Finding | None:
-    books, steps = view.books, view.steps
-    if books is None or steps is None or not books.close or not books.wall_us or not view.bricks:
+    outside, idle = not_instrumented(view), _idle_percent(view)
+    if outside is None or idle is None or view.steps is None or idle < OUTSIDE_PERCENT:
         return None
-    parts = {gap.name: gap.us for gap in books.gaps if gap.name != INNER_STEPS}
-    parts["in no layer"] = books.unattributed_us
-    outside_us = sum(parts.values())
-    share = 100 * outside_us / books.wall_us
-    if share < OUTSIDE_PERCENT:
-        return None
-    named = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us)
+    named = ", ".join(f"{part.name} {duration(part.us)}" for part in outside.parts)
     return Finding(
-        f"{percent(share)} of {steps.phase}'s step time lies in none of its bricks ({named}): the host between "
-        "them, or work that nobody times",
+        f"{percent(outside.percent)} of {view.steps.phase}'s step time lies in none of its bricks ({named}), and its "
+        f"GPU was idle {percent(idle)} of the time: the host works between the bricks",
         (
-            Evidence("in no brick", share, "%"),
-            *(Evidence(name, us, "µs") for name, us in parts.items() if us),
-            Evidence("time in steps", books.wall_us, "µs"),
+            Evidence("in no brick", outside.percent, "%"),
+            Evidence("GPU idle", idle, "%"),
+            *(Evidence(part.name, part.us, "µs") for part in outside.parts),
+            Evidence("time in steps", outside.wall_us, "µs"),
         ),
-        Subject(About.STEPS, steps.phase),
-        gain_inside(view, share),
+        Subject(About.STEPS, view.steps.phase),
+        gain_inside(view, min(outside.percent, idle)),
         "nothing lay between the bricks",
         is_inside=True,
     )
 
 
+def _idle_percent(view: SourceView) -> float | None:
+    """How much of the last seconds the busiest of its GPUs was idle; None if it has no GPU or that is not known."""
+    busy = []
+    for row in [row for machine in view.machines for row in machine.gpus_of(view.key)]:
+        known = [each for each in row.busy_percent[-LATEST:] if each is not None]
+        if row.is_stale or not known:
+            return None
+        busy.append(sum(known) / len(known))
+    return 100 - max(busy) if busy else None
+
+
 HOST_BOUND = Rule(
     id="host-bound",
     severity=Severity.WARNING,
-    means="Much of a step passes between its bricks: interpreter, dispatch, allocation, or work that is not timed "
-    "as a brick. Faster bricks change little.",
+    means="Much of a step passes between its bricks while the GPU is idle: interpreter, dispatch, allocation. Faster "
+    "bricks change little.",
     fires=f"Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more of the steps' time (steps inside steps do "
-    "not count), and the books close.",
+    f"not count), the books close, and each GPU of the process was idle {OUTSIDE_PERCENT:g} % or more of the last "
+    "seconds. Without a GPU that time is not instrumented: nothing says that the host worked in it.",
     advice="Time what runs there as bricks to see what it is; compile or capture the step if it is the interpreter.",
     find=_find,
 )

@@ -19,14 +19,14 @@ def _find(view: SourceView) -> Finding | None:
     rate, ran_us = steps.tokens_per_sec, stretch.wall_us - stretch.between_us
     return Finding(
         f"{percent(stretch.between_percent)} of the time lies between steps: {duration(stretch.between_us)} of "
-        f"{duration(stretch.wall_us)}",
+        f"{duration(stretch.wall_us)}{'; gradients are computed between steps' if view.trains else ''}",
         (
             Evidence("between steps", stretch.between_percent, "%"),
             Evidence("time between steps", stretch.between_us, "µs"),
             Evidence("elapsed", stretch.wall_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
-        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 and in_turn(view) else None,
+        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 and in_turn(view) and not view.trains else None,
         "each step followed at once",
     )
 
@@ -37,7 +37,9 @@ IDLE_BETWEEN_STEPS = Rule(
     means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
     "requests. Faster kernels change nothing about that.",
     fires=f"{IDLE_PERCENT:g} % or more of the time shown lies between steps of whatever phase, without that since "
-    "the last one; not where some steps left nothing, or records were lost.",
-    advice="Look at what the program does between its steps; a server without requests is idle for good reason.",
+    "the last one; not where some steps left nothing, or records were lost. No gain if "
+    "gradients are computed between steps.",
+    advice="Look at what the program does between its steps; a server without requests is idle for good reason. In a "
+    "process that trains, backward passes and the optimizer run there.",
     find=_find,
 )

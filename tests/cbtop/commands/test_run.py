@@ -263,6 +263,19 @@ def test_before_the_command_begins_little_is_loaded(runtime: Path) -> None:
     assert {name for name in loaded if not name.startswith(("cbtop", "_"))} <= {"errno", "fcntl", "struct"}
 
 
+def test_it_may_cost_three_percent_and_a_recording_has_every_step_unless_overhead_is_given() -> None:
+    for words, allowed in {
+        "-- python": 3,
+        "--record r.cbtop -- python": 100,
+        "--record r.cbtop --overhead 2% -- python": 2,
+        "--overhead 1% -- python": 1,
+    }.items():
+        understood = plain(words.split())
+        assert understood is not None
+        assert understood[1] == allowed
+        assert understood == understood_by_argparse(words.split())
+
+
 OPTIONS = st.sampled_from(["--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b"])
 WORDS = st.sampled_from(
     ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--watch", "-V", "--debug", "0", "1%",

@@ -226,10 +226,48 @@ def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_ne
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
 
-def test_what_costs_little_is_recorded_as_often_as_at_first() -> None:
-    host = Host(cost_ns=1_000).live(decoding())
-    assert host.governor.every == FIRST_EVERY
-    assert abs(host.said[-1].overhead_percent or 9) < 0.5
+@pytest.mark.parametrize(
+    "workload", ["decoding", "prompts and their tokens", "without a cache, each step longer than the last"]
+)
+def test_every_step_is_recorded_if_that_costs_less_than_allowed_and_the_cost_stays_measured(workload: str) -> None:
+    host = Host(allowed_percent=3, cost_ns=5_000).live(WORKLOADS[workload])
+    assert host.governor.every == 1
+    assert host.recorded > 0.9 * host.steps
+    dear = host.live(decoding(2_000))
+    assert dear.governor.every == 1
+    dear._cost_ns = 0.3 * MS
+    dear.live(decoding(20_000))
+    assert 8 < dear.governor.every < 60
+    assert dear.said[-1].overhead_percent == pytest.approx(30 * 4 / 3 / dear.governor.every, rel=0.3)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.004])
+def test_the_cost_of_recording_is_known_from_two_plain_steps_in_a_row(growth: float) -> None:
+    host = Host(allowed_percent=50, cost_ns=0.1 * MS, noise=0.001)
+    host.live(("decode", (1 + growth * (step % 1000)) * MS) for step in range(20_000))
+    assert host.governor.every == 1
+    (kind,) = host.governor._kinds.values()
+    recorded, after = kind.estimate(Sort.RECORDED), kind.estimate(Sort.AFTER)
+    assert recorded is not None
+    assert after is not None
+    assert recorded.middle == pytest.approx(0.1 * MS, rel=0.05)
+    assert after.middle == pytest.approx(0.1 * MS / 3, rel=0.05)
+
+
+def test_two_steps_in_a_row_are_plain_once_in_a_while_where_every_step_is_recorded() -> None:
+    governor = Governor(3, lambda said: None)
+    governor.every = 1
+    recorded = [governor.is_sampled("decode") for _ in range(64 * 100)]
+    plain = [number for number, is_recorded in enumerate(recorded) if not is_recorded]
+    assert len(plain) == pytest.approx(2 * 100, abs=4)
+    assert all(second == first + 1 for first, second in zip(plain[::2], plain[1::2], strict=True))
+
+
+def test_the_overhead_is_never_below_zero() -> None:
+    host = Host(cost_ns=-0.05 * MS).live(decoding())
+    known = [(said.low_percent, said.overhead_percent, said.high_percent) for said in host.said[1:]]
+    assert known
+    assert all(percent is not None and percent >= 0 for said in known for percent in said)
 
 
 def test_where_the_noise_hides_the_cost_it_records_less_and_not_more() -> None:
@@ -270,7 +308,7 @@ def test_what_returns_every_so_many_steps_is_recorded_as_often_as_anything_else(
 
 
 def test_no_gap_between_recorded_steps_is_much_longer_than_one_in_k() -> None:
-    for every in (4, 7, 24, 100, 324, 1000):
+    for every in (FIRST_EVERY, 7, 24, 100, 324, 1000):
         governor = Governor(1, lambda said: None)
         governor.every = every
         recorded = [number for number in range(20 * every) if governor.is_sampled("decode")]

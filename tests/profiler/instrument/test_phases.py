@@ -9,6 +9,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument.phases import describe, describe_captured  # noqa: E402
+from cbtop.profiler.instrument.steps import ModelCall  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,28 @@ def test_the_axis_of_sequences_is_the_one_that_a_model_says(axis: int | None, se
         assert describe_it((embedded,), {}, has_cache=False, axis=axis)[1:3] == (0, sequences)
         assert describe_it((ids,), {}, has_cache=False, axis=axis)[1:3] == (14, sequences or 7)
         assert describe_it((), {"input_ids": ids}, has_cache=False, axis=axis)[1:3] == (14, 7)
+
+
+def test_a_call_that_nothing_names_is_a_forward_and_an_encoders_an_encode() -> None:
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+
+        def forward(self, ids: Any) -> Any:
+            return ids
+
+    class Encoder(Decoder):
+        pass
+
+    class Attention(torch.nn.Module):
+        is_causal = False
+
+    both_ways = Decoder()
+    both_ways.attention = Attention()
+    ids = torch.ones((2, 5), dtype=torch.long)
+    steps: Any = None
+    for model, phase in ((Decoder(), "forward"), (Encoder(), "encode"), (both_ways, "encode")):
+        call = ModelCall(model, steps)
+        assert call.describe((ids,), {}, None).phase == phase
+        assert call.describe_captured((ids,), {}).phase == phase

@@ -171,11 +171,11 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     for model in turns:
         model(torch.ones(1, 4))
     found = _timed(memory)
-    for step in ("encode", "encode Shared"):
+    for step in ("forward", "forward Shared"):
         for layer in "01":
             assert found[f"{step}/{layer}/Linear inner"] == found[f"{step}/{layer}"] == found[step]
     assert not [where for where in found if where.count("Linear") > 1]
-    assert (found["encode"], found["encode Shared"]) == (-(-7 // sample_every), -(-5 // sample_every))
+    assert (found["forward"], found["forward Shared"]) == (-(-7 // sample_every), -(-5 // sample_every))
     for attachment in attachments:
         attachment.detach()
     assert not _attributes(one)
@@ -205,7 +205,7 @@ def test_models_that_share_layers_and_are_called_in_threads_lose_none_of_each_ot
     for model in models:
         model(x)
     found = _timed(memory)
-    for step in ("encode", "encode Shared", "encode Shared 2"):
+    for step in ("forward", "forward Shared", "forward Shared 2"):
         assert [found[f"{step}{inside}"] for inside in ("", "/0", "/1", "/0/Linear inner")] == [2] * 4
     for attachment in attachments:
         attachment.detach()
@@ -308,7 +308,7 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
     attach(model, profiler)
     model(torch.ones(1, 4))
     found = _timed(memory)
-    assert (found["encode"], found["encode/0"], found["encode/1"]) == (1, 1, 1)
+    assert (found["forward"], found["forward/0"], found["forward/1"]) == (1, 1, 1)
 
 
 class Scripted(nn.Module):
@@ -343,7 +343,7 @@ def test_modules_that_were_called_are_scripted_as_without_us(
     assert torch.equal(torch.jit.script(alone)(x), want[1])
     before = _timed(memory)
     assert torch.equal(model(x), want[0])
-    assert (_timed(memory) - before)["encode/0"] == (how in ("attached", "installed"))
+    assert (_timed(memory) - before)["forward/0"] == (how in ("attached", "installed"))
 
 
 @pytest.mark.parametrize("sample_every", [1, 2])
@@ -365,7 +365,7 @@ def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every:
     found = _timed(memory)
     steps = 4 // sample_every
     assert found == dict.fromkeys(
-        ("encode", *(f"encode/{layer}{inner}" for layer in "01" for inner in ("", "/Linear inner"))), steps
+        ("forward", *(f"forward/{layer}{inner}" for layer in "01" for inner in ("", "/Linear inner"))), steps
     )
     attachment.detach()
 
@@ -410,11 +410,11 @@ def test_replicas_of_a_model_run_their_own_weights_and_it_is_said_that_it_is_not
     layer = _replicated(model.layers[0])
     assert not layer(x).any()
     model(x)
-    recorded = _timed(memory)["encode"]
+    recorded = _timed(memory)["forward"]
     for _ in range(2):
         assert not _replicated(model)(x).any()
         assert torch.equal(model(x), before)
-    assert _timed(memory)["encode"] == recorded == 2
+    assert _timed(memory)["forward"] == recorded == 2
     assert [record.getMessage() for record in caplog.records if record.name == "cbtop"] == [
         "cbtop: the model is no longer shown: ValueError: nn.DataParallel copies its model at each call: "
         "it cannot be instrumented (DistributedDataParallel can)"
@@ -695,7 +695,7 @@ def test_layers_that_dynamo_looks_at_are_timed_as_others_are_and_left_as_they_we
     model(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
-    assert ran.count("encode") == 2
+    assert ran.count("forward") == 2
     assert len([node for node in memory.nodes if node[2] is NodeKind.LAYER]) == 2
     assert ran.count("DownProjection") == 4 - 1  # of the layer that is compiled only the layer is seen
     attachments[0].detach()
@@ -805,7 +805,7 @@ def test_a_compiled_model_has_its_steps_all_the_same(
         called(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
-    assert ran.count("encode") == 2
+    assert ran.count("forward") == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -1058,7 +1058,7 @@ def test_what_is_traced_with_symbols_is_bound_to_no_size_and_recorded_in_no_step
         traced = trace()
         assert [guard.expr for guard in traced.shape_env.guards] == [guard.expr for guard in bare]
         assert torch.equal(traced(other), Stack.forward(model, other))
-        recorded = _timed(memory)["encode"]
+        recorded = _timed(memory)["forward"]
         model(x)
     assert recorded == 1
 
@@ -1149,8 +1149,8 @@ def test_functions_of_models_with_profilers_of_their_own_are_timed_by_the_model_
         model(x)  # both have their calls swapped in from the second on
     for memory, steps in zip(memories, (3, 2), strict=True):
         found = _timed(memory)
-        assert [found[f"encode/{layer}/Attention (fused) sdpa"] for layer in "01"] == [steps, steps]
-        assert found["encode"] == steps
+        assert [found[f"forward/{layer}/Attention (fused) sdpa"] for layer in "01"] == [steps, steps]
+        assert found["forward"] == steps
     for attachment in attached:
         attachment.detach()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.protocol.messages import CheckResult, Quiet
+from cbtop.protocol.messages import CheckResult, DeviceProcess, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import GPU, NVML
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
@@ -45,6 +45,22 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
 
     def view(directory: Path) -> SourceView:
         made = run(directory, Decoding())
+        made.hear(replace(NVML, devices=(gpu,)))
+        return made.one()
+
+    return view
+
+
+def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], SourceView]:
+    """It uses a GPU that is so busy."""
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, plan)
+        (source,) = made.seen().values()
+        hello = source.record.hello
+        assert hello is not None
+        process = DeviceProcess(hello.pid, hello.process_start, "decode.py")
+        gpu = replace(GPU, utilization_percent=busy_percent, processes=(process,), slowed_by="")
         made.hear(replace(NVML, devices=(gpu,)))
         return made.one()
 
@@ -113,7 +129,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "launch-bound": _of(Decoding(waits_every=1)),
-    "host-bound": _of(Decoding(gap_us=1_500)),
+    "host-bound": beside_a_gpu(Decoding(gap_us=1_500), busy_percent=10),
     "odd-layer": _of(Decoding(layer_factor={5: 1.5})),
     "bimodal-latency": _of(Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)),
     "outlier-mean": _of(Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)),
@@ -141,7 +157,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "launch-bound": _of(Decoding(waits_every=6)),
-    "host-bound": _of(Decoding(gap_us=800)),
+    "host-bound": beside_a_gpu(Decoding(gap_us=800), busy_percent=10),
     "odd-layer": _of(Decoding(layer_factor={5: 1.17})),
     "bimodal-latency": _of(Decoding(step_factor=lambda step: 1.5 if step % 13 == 0 else 1.0)),
     "outlier-mean": _of(Decoding(step_factor=lambda step: 5.0 if step % 50 == 25 else 1.0)),
@@ -193,6 +209,8 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "roofs far above": _of(Decoding(work=DOWN_WORK, ceilings=FAR, budget_us=1_300, checks=(FINITE,))),
     "found late": _of(Decoding(attach_s=20, seconds=32, ring_bytes=1 << 16)),
     "a server that waits": _quiet_for(32.0),
+    "half of a step in code that cbtop does not see inside": _of(Decoding(gap_us=4_000)),
+    "the same, and the GPU is busy": beside_a_gpu(Decoding(gap_us=4_000), busy_percent=95),
     "a GPU that idles": _with_gpu(held_down=False),
     "as the baseline, noisy": _beside(Decoding(seed=3, noise=0.2), Decoding(seed=4, noise=0.2)),
     "paused in one place since the baseline": _beside(Decoding(), Decoding(cell_pauses={(2, "RmsNorm"): 5})),

@@ -20,6 +20,7 @@ from cbtop.viewmodels.verdicts import VERDICTS
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from tests.cbtop.test_steps_in_the_window import MS, SECOND, Host, Span, Viewer, a_host, covered_ns
+from tests.cbtop.viewmodels.verdicts.cases import beside_a_gpu
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
@@ -92,7 +93,7 @@ def test_of_recorded_steps_that_are_unlike_the_others_no_gain_is_made_and_the_se
         directory = tmp_path / f"{name}-{factor}"
         directory.mkdir()
         sampled = replace(plan, sample_every=10, step_factor=partial(_each_tenth, factor))
-        view = run(directory, sampled).one()
+        view = beside_a_gpu(sampled, busy_percent=10)(directory)
         verdict = rule.judge(view)
         assert verdict is not None
         assert view.steps is not None

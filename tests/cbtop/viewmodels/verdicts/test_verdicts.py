@@ -162,10 +162,24 @@ def test_where_and_how_often_a_check_failed_is_said_and_one_that_was_skipped_nei
 
 
 def test_who_does_not_want_to_read_one_silences_it(tmp_path: Path) -> None:
-    made = run(tmp_path, Decoding(gap_us=1_500, layer_factor={5: 2.0}))
-    assert [verdict.id for verdict in made.one().verdicts] == ["host-bound", "odd-layer"]
-    made.silenced = ("host-bound",)
+    made = run(tmp_path, Decoding(between_us=20_000, layer_factor={5: 2.0}))
+    assert [verdict.id for verdict in made.one().verdicts] == ["idle-between-steps", "odd-layer"]
+    made.silenced = ("idle-between-steps",)
     assert [verdict.id for verdict in made.one().verdicts] == ["odd-layer"]
+
+
+def test_time_in_no_brick_is_not_instrumented_and_nothing_is_gained(tmp_path: Path) -> None:
+    view = run(tmp_path, Decoding(gap_us=4_000)).one()
+    assert view.verdicts == ()
+    text = REPORTS["text"]([view], ["bricks"])
+    (line,) = [line for line in text.splitlines() if line.startswith("not instrumented: ")]
+    assert re.fullmatch(
+        r"not instrumented: \S+ % of the step time \(inside layers .*\): code without modules or .*", line
+    )
+    (source,) = json.loads(REPORTS["json"]([view], ["bricks"]))["sources"]
+    assert source["not_instrumented"]["percent"] > 25
+    compiled = REPORTS["text"]([replace(view, has_compiled=True)], ["bricks"])
+    assert "): torch.compile compiled code of this process\n" in compiled
 
 
 @pytest.mark.parametrize("count", [200, 1_000])

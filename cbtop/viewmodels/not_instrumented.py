@@ -1,0 +1,37 @@
+"""Time of steps in code that cbtop does not see inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.profiler.books import INNER_STEPS
+from cbtop.viewmodels.model import NamedTime, SourceView
+
+# An instrumented decoder leaves some percent between its bricks; a quarter is more than most single bricks take.
+OUTSIDE_PERCENT = 25.0
+COMPILED = "torch.compile compiled code of this process"
+UNKNOWN = "code without modules or functions that are timed: a fused path, a script, or the program's own"
+
+
+@dataclass(frozen=True, slots=True)
+class NotInstrumented:
+    """Time of the recorded steps in no brick: derived. Nothing says what ran there, or on what."""
+
+    percent: float
+    wall_us: float
+    parts: tuple[NamedTime, ...]
+    why: str
+
+
+def not_instrumented(view: SourceView) -> NotInstrumented | None:
+    """Return the time that lies in no brick, or None if it is less than OUTSIDE_PERCENT or not known."""
+    books, steps = view.books, view.steps
+    if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
+        return None
+    parts = [gap for gap in books.gaps if gap.name != INNER_STEPS and gap.us]
+    if books.unattributed_us:
+        parts.append(NamedTime("in no layer", books.unattributed_us))
+    share = 100 * sum(part.us for part in parts) / books.wall_us
+    if share < OUTSIDE_PERCENT:
+        return None
+    return NotInstrumented(share, books.wall_us, tuple(parts), COMPILED if view.has_compiled else UNKNOWN)

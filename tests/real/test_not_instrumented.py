@@ -1,0 +1,78 @@
+"""Real programs under `cbtop run`: time in code that cbtop does not see inside is not instrumented, and no gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbtop.reports import REPORTS
+from tests.real.programs import view_of
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+# A fused path: the layers of the encoder run as one operator each, and nothing calls their modules.
+ENCODER = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+model.{mode}()
+with torch.no_grad():
+    for _ in range(150):
+        model(torch.ones(2, 32, 256))
+"""
+# Experts that are parameters: no module is called for them.
+EXPERTS = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(256, 4)
+        {weights}
+
+    def forward(self, x):
+        chosen = self.router(x).softmax(-1)
+        return x + sum(chosen[..., at : at + 1] * {product} for at in range(4))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Experts() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+model = Model().eval()
+with torch.no_grad():
+    for _ in range(150):
+        model(torch.ones(2, 16, 256))
+"""
+PROGRAMS = {
+    "an encoder's fused path": (ENCODER.format(mode="eval"), ENCODER.format(mode="train")),
+    "experts that are parameters": (
+        EXPERTS.format(weights="self.w = nn.Parameter(torch.randn(4, 256, 1024))", product="(x @ self.w[at]).mean()"),
+        EXPERTS.format(
+            weights="self.w = nn.ModuleList(nn.Linear(256, 1024) for _ in range(4))", product="self.w[at](x).mean()"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
+    name: str, tmp_path: Path, runtime: Path
+) -> None:
+    faulty, healthy = (
+        view_of(program, tmp_path / kind) for program, kind in zip(PROGRAMS[name], ("faulty", "healthy"), strict=True)
+    )
+    for view in (faulty, healthy):
+        assert "host-bound" not in [verdict.id for verdict in view.verdicts]
+    assert "\nnot instrumented: " in REPORTS["text"]([faulty], ["bricks"])
+    assert "\nnot instrumented: " not in REPORTS["text"]([healthy], ["bricks"])
