@@ -104,7 +104,7 @@ def _name_errors_of(stdout: TextIO) -> None:
             error.filename = STDOUT
             raise
 
-    raw.write = named_write
+    setattr(raw, "write", named_write)  # noqa: B010 - mypy lets no method be assigned
 
 
 def _fail(message: str, exit_code: int) -> int:

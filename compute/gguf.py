@@ -281,7 +281,7 @@ class GgufFile:
         except OSError as error:
             raise ModelError(
                 f"{self.path} needs {size_bytes / 1e9:,.1f} GB of memory for its weights, which the system does not "
-                f"give: {reason(error)}; give a smaller model"
+                f"give ({reason(error)}); give a smaller model"
             ) from error
 
     def _read(self, into: memoryview, offset: int) -> None:

@@ -217,8 +217,8 @@ class _Reader:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == ARRAY:
             raise ModelError(
-                f"{self._path} has an array of arrays as {name:.80}, which llama.cpp does not read either: convert the "
-                "model again without it"
+                f"{self._path} has an array of arrays as {name:.80}, which llama.cpp does not read either: convert "
+                "the model again without it"
             )
         self._array_elements += count
         if self._array_elements > MAX_ARRAY_ELEMENTS:

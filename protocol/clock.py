@@ -7,6 +7,7 @@ other objects. So a step in frozen time is timed, and a deadline passes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import __spec__ as _spec
 
 assert _spec is not None
@@ -15,8 +16,8 @@ _unfrozen = _spec.loader.create_module(_spec)
 assert _unfrozen is not None
 _spec.loader.exec_module(_unfrozen)
 
-monotonic = _unfrozen.monotonic
-monotonic_ns = _unfrozen.monotonic_ns
-perf_counter_ns = _unfrozen.perf_counter_ns
-time = _unfrozen.time
-time_ns = _unfrozen.time_ns
+monotonic: Callable[[], float] = _unfrozen.monotonic
+monotonic_ns: Callable[[], int] = _unfrozen.monotonic_ns
+perf_counter_ns: Callable[[], int] = _unfrozen.perf_counter_ns
+time: Callable[[], float] = _unfrozen.time
+time_ns: Callable[[], int] = _unfrozen.time_ns
