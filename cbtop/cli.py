@@ -16,13 +16,14 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
 from cbtop import signs
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.compute.errors import ComputeError
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.limits import memory_limit, reason
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
+STDOUT = "standard output"
 DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
 
 
@@ -51,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             is_ascii = stream.isatty() and signs.are_wanted()  # a file or a program reads what it is given
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=signs.ERRORS)
+    _name_errors_of(sys.stdout)
     debug = False
     try:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
@@ -70,20 +73,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        # Standard output that cannot be written to is the user's to mend; any other OSError has its own line.
         if debug:
             raise
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
-        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", 1)
+        if error.filename == STDOUT:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
+        return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
         if debug:
             raise
-        return _fail("there is not enough memory for that", 1)
+        return _fail(f"there is not enough memory for that{memory_limit()}", 1)
     except (CbtopError, ProtocolError, ComputeError) as error:
         if debug:
             raise
         return _fail(str(error), error.exit_code if isinstance(error, CbtopError) else 1)
+
+
+def _name_errors_of(stdout: TextIO) -> None:
+    """Let an error that writing to `stdout` raises name it: Python gives it no file name."""
+    buffer = getattr(stdout, "buffer", None)
+    raw: Any = getattr(buffer, "raw", buffer)  # unbuffered (-u), it is the file itself
+    if not isinstance(raw, io.FileIO):
+        return
+    write = raw.write
+
+    def named_write(data: Any) -> int | None:
+        try:
+            return write(data)
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+    setattr(raw, "write", named_write)  # noqa: B010 - mypy lets no method be assigned
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -51,12 +51,18 @@ def replace(error: UnicodeError) -> tuple[str, int]:
 def are_wanted(
     environment: Mapping[str, str] = os.environ, *, is_utf8_mode: bool = bool(sys.flags.utf8_mode)
 ) -> bool:
-    """Whether the locale that the user has set has no UTF-8, though Python writes it: in C, POSIX and one that is not
+    """Whether the terminal or the locale has no signs of ours.
+
+    The console of Linux (TERM=linux) decodes UTF-8, but its font has 256 or 512 characters.
+
+    The locale that the user has set may have no UTF-8, though Python writes it: in C, POSIX and one that is not
     installed it does (PEP 538, PEP 540), and puts LC_CTYPE=C.UTF-8 into the environment beside a LANG of C.
 
     As htop does, which asks the C library for the locale's codeset; but where none is set at all, as in a container,
     nobody has asked for ASCII, and terminals read UTF-8.
     """
+    if environment.get("TERM") == "linux":
+        return not environment.get("PYTHONIOENCODING")
     if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
         return False  # Python goes by the locale, or by what it was told
     set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"

@@ -17,6 +17,7 @@ from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.protocol.cache import cache_dir
+from cbtop.protocol.limits import reason
 
 Progress = Callable[[str, float | None], None]
 
@@ -89,7 +90,7 @@ def demo_model(progress: Progress) -> Path:
             write_model(path, DEMO, progress)
     except OSError as error:  # without a name where the disk is full: whoever prints it would blame stdout
         raise ModelError(
-            f"{path} cannot be written ({error.strerror}), the demo's model of 82 MB; give another directory as "
+            f"{path} cannot be written ({reason(error)}), the demo's model of 82 MB; give another directory as "
             "XDG_CACHE_HOME, or a model of your own"
         ) from error
     return path

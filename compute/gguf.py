@@ -23,6 +23,7 @@ from cbtop.compute.gguf_header import SCALARS, STRING, Array, Tensor, Value, ali
 from cbtop.compute.memory import available_bytes, on_huge_pages
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import Bytes, QuantizedMatrix
+from cbtop.protocol.limits import reason
 
 READ_BYTES = 64 << 20  # at a time: Ctrl-C is heard in between
 CACHE_LINE_BYTES = 64
@@ -108,18 +109,21 @@ class GgufFile:
         return numbers[0]
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """True or false; some converters write them as 1 and 0."""
         value = self._value(key, default)
-        if not isinstance(value, bool):
+        if not isinstance(value, int) or value not in (0, 1):
             raise self._bad_key(key, value, "true or false")
-        return value
+        return bool(value)
 
     def flags(self, key: str, count: int) -> tuple[bool, ...]:
-        """An array of `count` of true or false."""
+        """An array of `count` of true or false, or of 1 and 0."""
         value = self._value(key)
-        if not isinstance(value, Array) or SCALARS.get(value.kind) != "<?" or value.count != count:
+        flags = (
+            self.numbers(key) if isinstance(value, Array) and value.kind != STRING and value.count == count else []
+        )
+        if not flags or not set(flags) <= {0, 1}:
             raise self._bad_key(key, value, f"one for each of {count} layers, of true or false,")
-        return tuple(byte != 0 for byte in self._elements(value))
+        return tuple(map(bool, flags))
 
     def is_array(self, key: str) -> bool:
         return isinstance(self._value(key), Array)
@@ -161,6 +165,10 @@ class GgufFile:
             return texts_of(self._elements(value), value.count)
         except struct.error as error:
             raise self._written_to() from error
+
+    def has_integer(self, key: str, number: int) -> bool:
+        """Whether the value of `key` is `number`."""
+        return self._value(key) == number
 
     def has_key(self, key: str) -> bool:
         return key in self._metadata
@@ -273,7 +281,7 @@ class GgufFile:
         except OSError as error:
             raise ModelError(
                 f"{self.path} needs {size_bytes / 1e9:,.1f} GB of memory for its weights, which the system does not "
-                f"give ({error.strerror}); give a smaller model"
+                f"give ({reason(error)}); give a smaller model"
             ) from error
 
     def _read(self, into: memoryview, offset: int) -> None:
@@ -306,5 +314,5 @@ class GgufFile:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ModelError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return ModelError(f"{path} cannot be read ({reason}); give a readable .gguf model")
+    why = reason(error) if isinstance(error, OSError) else error
+    return ModelError(f"{path} cannot be read ({why}); give a readable .gguf model")

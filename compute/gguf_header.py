@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cbtop.compute.errors import ModelError
+from cbtop.compute.gguf_kinds import LFS_POINTER, refuse_beginning, refuse_metadata
 from cbtop.compute.quantization import FORMATS
 
 MAGIC = b"GGUF"
@@ -117,7 +118,10 @@ class _Reader:
     def header(self) -> Header:
         if not self._size:
             raise ModelError(f"{self._path} is empty; give a .gguf model")
-        if self._stream.read(len(MAGIC)) != MAGIC:
+        beginning = self._stream.read(len(LFS_POINTER))
+        refuse_beginning(self._path, beginning)
+        self._stream.seek(len(MAGIC))
+        if not beginning.startswith(MAGIC):
             raise ModelError(f"{self._path} is not a GGUF file (it does not begin with 'GGUF'); give a .gguf model")
         self._offset = len(MAGIC)
         version = self._number("<I")
@@ -130,6 +134,7 @@ class _Reader:
         metadata: dict[str, Value] = {}
         for _ in range(self._count("keys", MAX_KEYS)):
             self._key(metadata)
+        refuse_metadata(self._path, metadata)
         tensors: dict[str, Tensor] = {}
         for _ in range(tensor_count):
             self._tensor(tensors)
@@ -187,7 +192,7 @@ class _Reader:
         name = self._name(metadata)
         kind = self._number("<I")
         if kind == ARRAY:
-            metadata[name] = self._array()
+            metadata[name] = self._array(name)
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
@@ -207,9 +212,14 @@ class _Reader:
         value: int | float = struct.unpack(form, self._read(struct.calcsize(form)))[0]
         return value
 
-    def _array(self) -> Array:
-        """Pass over an array's elements."""
+    def _array(self, name: str) -> Array:
+        """Pass over the elements of the array that is the value of the key `name`."""
         kind, count = self._number("<I"), self._number("<Q")
+        if kind == ARRAY:
+            raise ModelError(
+                f"{self._path} has an array of arrays as {name:.80}, which llama.cpp does not read either: convert "
+                "the model again without it"
+            )
         self._array_elements += count
         if self._array_elements > MAX_ARRAY_ELEMENTS:
             raise self._damaged(

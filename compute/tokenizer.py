@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # enum llama_token_type
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
+NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, as converters write "there is none"
 SPACE = "\u2581"  # how SentencePiece writes one
 MAX_TOKEN_CHARACTERS = 1_024  # the longest of real vocabularies are runs of some hundred spaces
 
@@ -248,6 +249,8 @@ def _token(file: GgufFile, name: str, count: int, default: int | None) -> int | 
     key = f"tokenizer.ggml.{name}_token_id"
     if not file.has_key(key):
         return default if default is None or default < count else None
+    if file.has_integer(key, NO_TOKEN):
+        return None
     return file.integer(key, count - 1, least=0)
 
 

@@ -6,6 +6,7 @@ import errno
 import struct
 import sys
 
+from cbtop.protocol.limits import reason
 from cbtop.protocol.signals import let_through
 
 # linux/fs.h, as x86-64, aarch64 and riscv64 number them; elsewhere the kernel knows no such call.
@@ -49,4 +50,6 @@ def in_words(error: OSError) -> str:
         return f"{what}; raise the limit (ulimit -n)"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
+    if error.errno == errno.EFBIG:
+        return f"{reason(error)}; raise the limit"
     return f"{what}; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"

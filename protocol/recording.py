@@ -36,6 +36,7 @@ import msgpack
 
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.limits import file_limit, reason
 from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Message
 from cbtop.protocol.open_file import OpenFile
 
@@ -243,9 +244,11 @@ class RecordingWriter:
             written = os.write(self._file, data)
             if written < len(data):
                 os.ftruncate(self._file, self.size_bytes)
-                raise RecordingError(f"{self.path}: no room for more; it ends after {self.size_bytes} bytes")
+                raise RecordingError(
+                    f"{self.path}: no room for more{file_limit()}; it ends after {self.size_bytes} bytes"
+                )
         except OSError as error:
-            raise RecordingError(f"{self.path}: {error.strerror}; it ends after {self.size_bytes} bytes") from error
+            raise RecordingError(f"{self.path}: {reason(error)}; it ends after {self.size_bytes} bytes") from error
         self.size_bytes += written
 
 

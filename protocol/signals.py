@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 _OURS = ("cbtop.profiler.", "cbtop.protocol.")
+_CO_OPTIMIZED = 1
 _CO_VARARGS = 4  # inspect's
 
 
@@ -26,7 +27,7 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames]
+        given = _locals_of(frame)
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]  # *arguments
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
@@ -35,6 +36,20 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _locals_of(frame: FrameType) -> list[object]:
+    """The values of the local variables of `frame`.
+
+    Until Python 3.13 a frame keeps the dictionary that it gives of them. One of ours holds the exception that holds
+    the frame: as a cycle it would keep all that is in the frames around, a model too, until it is collected.
+    """
+    there = frame.f_locals
+    values = [there.get(name) for name in frame.f_code.co_varnames]
+    is_copy = frame.f_code.co_flags & _CO_OPTIMIZED and type(there) is dict
+    if is_copy and frame.f_globals.get("__name__", "").startswith(_OURS):
+        there.clear()
+    return values
 
 
 def _handlers() -> set[CodeType]:

@@ -17,6 +17,7 @@ from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files, processes_of_recording
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.limits import reason
 from cbtop.protocol.recording import FrameKind, RecordingReader
 
 DESCRIPTION = (
@@ -126,13 +127,13 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
     except OSError as error:
-        raise UsageError(f"{options.output}: {error.strerror}") from error
+        raise UsageError(f"{options.output}: {reason(error)}") from error
     try:
         with open(descriptor, "wb") as file:
             yield file
         unfinished.replace(output)
     except OSError as error:
-        raise CbtopError(f"{error.filename or options.output}: {error.strerror}; nothing is exported") from error
+        raise CbtopError(f"{error.filename or options.output}: {reason(error)}; nothing is exported") from error
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -24,7 +24,6 @@ MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
 MAX_CONTEXT = 1 << 24
-MAX_FILES = 1 << 16
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
@@ -219,10 +218,6 @@ def read_model(path: Path, families: dict[str, Family]) -> Model:
     """The model in the GGUF file at `path`; ModelError where it is not one that `families` run."""
     with GgufFile.open(path) as file:
         architecture = file.text("general.architecture")
-        if (files := file.integer("split.count", MAX_FILES, default=1)) > 1:
-            raise ModelError(
-                f"{path} is one of {files} files of a split model; merge them with llama-gguf-split --merge"
-            )
         if architecture not in families:
             raise ModelError(
                 f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "

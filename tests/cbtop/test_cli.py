@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import subprocess
@@ -134,6 +135,50 @@ def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
 ) -> None:
     assert signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
     assert not signs.are_wanted(environment, is_utf8_mode=False)  # Python goes by the locale then
+
+
+def test_the_console_of_linux_gets_ascii() -> None:
+    for is_utf8_mode in (False, True):
+        assert signs.are_wanted({"TERM": "linux", "LANG": "de_DE.UTF-8"}, is_utf8_mode=is_utf8_mode)
+    assert not signs.are_wanted({"TERM": "linux", "PYTHONIOENCODING": "utf-8"}, is_utf8_mode=False)
+
+
+def test_an_error_without_a_file_name_does_not_blame_stdout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_options: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("cbtop.commands.doctor.run", fail)
+    assert main(["doctor"]) == 1
+    assert capfd.readouterr() == ("", "cbtop: Input/output error\n")
+
+
+NO_MEMORY = """
+from cbtop import cli
+from cbtop.commands import doctor
+def run(_): raise MemoryError
+doctor.run = run
+cli.main(["doctor"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "arguments", "said"),
+    [
+        ("-f 1", ["-m", "cbtop", "--help"], "standard output: File too large (ulimit -f allows 1 kB a file)"),
+        (
+            "-v 4000000",
+            ["-c", NO_MEMORY],
+            "there is not enough memory for that (ulimit -v allows 4,000,000 kB of addresses)",
+        ),
+    ],
+)
+def test_the_limit_that_was_reached_is_said(tmp_path: Path, limit: str, arguments: list[str], said: str) -> None:
+    shell = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", sys.executable, *arguments]
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(shell, stdout=out, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE_S)
+    assert done.stderr == f"cbtop: {said}\n"
 
 
 def test_the_glyphs_of_categories_are_told_apart_in_ascii_too() -> None:

@@ -237,9 +237,9 @@ def test_a_file_that_is_cut_short_while_its_header_is_read_is_refused_in_a_line(
     path.write_bytes(with_array(8, 500_000, bytes(4_000_000)))
     real = gguf_header._Reader._array
 
-    def cut(reader: Any) -> None:
+    def cut(reader: Any, name: str) -> None:
         os.truncate(path, 200)
-        real(reader)
+        real(reader, name)
 
     with mock.patch.object(gguf_header._Reader, "_array", cut):
         assert "is truncated" in message_of(path)

@@ -225,7 +225,7 @@ def test_factors_for_long_contexts_alone_are_no_whole_model(saying: Rewrite) -> 
 
 REFUSED = [
     ({"attention.causal": False}, ".attention.causal = false"),
-    ({"attention.causal": 0}, ".attention.causal; true or false is wanted"),
+    ({"attention.causal": 2}, ".attention.causal; true or false is wanted"),
     ({"router_logit_softcapping": 50.0}, ".router_logit_softcapping' = '50.0', which a"),
     ({"rope.scaling.factor": 0.0}, ".rope.scaling.factor; a finite number above zero is wanted"),
     ({"rope.scale_linear": float("inf")}, ".rope.scale_linear; a finite number above zero is wanted"),

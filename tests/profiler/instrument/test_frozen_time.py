@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from freezegun import freeze_time
 
 from cbtop.profiler.instrument.attachment import attach
 from cbtop.profiler.profiler import BrickProfiler
@@ -13,10 +12,11 @@ from tests.profiler.instrument.tiny import model_of, words
 def test_a_model_that_generates_in_frozen_time_is_timed_and_says_nothing(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], runtime: object
 ) -> None:
+    freezegun = pytest.importorskip("freezegun", reason="freezegun is not installed: make torch")
     model, profiler = model_of("llama"), BrickProfiler()
     attachment = attach(model, profiler)
     for day in ("2020-01-01", "2050-01-01"):
-        with freeze_time(day):
+        with freezegun.freeze_time(day):
             model.generate(words(1, 4), max_new_tokens=4, do_sample=False)
     attachment.detach()
     profiler.finalize()
