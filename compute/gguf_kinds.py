@@ -20,7 +20,7 @@ _KINDS = {  # of `general.type`
 
 
 def refuse_beginning(path: Path, beginning: bytes) -> None:
-    """Raise ModelError if the first bytes or the name of a file show that it is no whole GGUF file."""
+    """Raise ModelError if the first bytes or the name of a file show that it is not a whole GGUF file."""
     if beginning.startswith(LFS_POINTER):
         raise ModelError(
             f"{path} is a Git LFS pointer, not the model itself; run `git lfs pull` in its repository, or download "
@@ -36,7 +36,7 @@ def refuse_beginning(path: Path, beginning: bytes) -> None:
 
 
 def refuse_metadata(path: Path, metadata: Mapping[str, object]) -> None:
-    """Raise ModelError if the metadata of a GGUF file show that it is no whole model."""
+    """Raise ModelError if the metadata of a GGUF file show that it is not a whole model."""
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:
         raise ModelError(_split(path, metadata.get("split.no"), count))

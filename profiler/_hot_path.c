@@ -1514,8 +1514,8 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
     return Py_NewRef(function);
 }
 
-/* A builtin function of the host's whose calls are timed: the object stays the host's own, with its name, identity, hash
-   and place; what its call runs is another while it is wanted. */
+/* A timed builtin function of the host. Only its vectorcall differs while it is timed: identity, hash, name and module
+   of the object do not change. */
 typedef struct {
     PyCFunctionObject *function;
     PyObject *call; /* a FunctionCall */
@@ -1624,7 +1624,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyObject *standing, *host_attribute, *missed, *traces; /* see call_attribute.py */
 
-/* As Slot.__get__: what stands in for the call of a module. */
+/* As Slot.__get__: the replacement of a module's call. */
 static PyObject *
 slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
 {

@@ -24,7 +24,7 @@ class NotInstrumented:
 
 
 def not_instrumented(view: SourceView) -> NotInstrumented | None:
-    """Return the time that lies in no brick, or None if it is less than OUTSIDE_PERCENT or not known."""
+    """Return the time outside of bricks, or None if it is less than OUTSIDE_PERCENT or not known."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
         return None

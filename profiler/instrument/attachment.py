@@ -455,7 +455,7 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
 
 
 def _config_of(module: nn.Module) -> Any:
-    """What `module` holds as its configuration; None also if the host's code would have to run to tell."""
+    """Return the attribute `config` of `module`; None if reading it would run a property of the host."""
     config = inspect.getattr_static(module, "config", None)
     return None if hasattr(type(config), "__get__") else config
 
@@ -504,7 +504,7 @@ def attachments() -> list[Attachment]:
 
 
 def _first_call(module: nn.Module) -> Callable[..., Any]:
-    """Give what a module's call is that nobody has looked at: a model is attached, any other pays no more."""
+    """Return the replacement for the first call of `module`: it attaches a model, and ignores any other module."""
     return functools.partial(_call_first, module)
 
 
@@ -552,7 +552,7 @@ def _was_cut_short(module: nn.Module) -> None:
 
 
 def _was_set(module: nn.Module) -> None:
-    """The host has put something into the attribute of `module`, or taken it out: `Module.compile` does."""
+    """Follow a change of the attribute of `module` by the host, as `Module.compile` makes it."""
     try:
         follow_host(module)
         if _profiler is not None and module not in _attached:
@@ -562,7 +562,7 @@ def _was_set(module: nn.Module) -> None:
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """A replica of `nn.DataParallel` lives for one call: it is not looked at."""
+    """Ignore the replicas of `nn.DataParallel`, which exist for one call each."""
 
     def replicate(self: nn.Module) -> nn.Module:
         replica = original(self)

@@ -1,11 +1,11 @@
-"""Where torch asks what stands in for a module's call, and the table that answers.
+"""Replaces the calls of modules by a table, without a change to any module.
 
-`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl` and calls what it finds instead of the module.
-While anything is attached, that attribute is a `Slot` of the class: it looks the module up in a table of ours. So
-nothing of ours lies in a module: its `__dict__`, pickles, copies and hashes are those of a bare run. What the host
-puts there itself (`Module.compile`) lies in the module's own dictionary, as ever.
+`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If it is not None, torch calls it instead of the
+module. While a model is attached, the attribute is a `Slot` of the class, and the `Slot` reads a table in this file.
+A module itself never changes: its `__dict__`, pickles, copies and hashes are the same as in a bare run. If the host
+sets the attribute (`Module.compile` does), the value is stored in the module's dictionary, as torch would do.
 
-Each process that imports torch under `cbtop run` loads this, whether it calls a model or not: it imports little.
+Every process that imports torch under `cbtop run` loads this file, so it imports little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cbtop.protocol.signals import let_through
 
 ATTRIBUTE = "_compiled_call_impl"
 
-#: What stands in for the call of a module, by the module's id; None: it was looked at, and nothing of ours does.
+#: The replacement of each module's call, by the id of the module. None: the module is known and has no replacement.
 _standing: dict[int, Any] = {}
 _alive: dict[
     int, weakref.ref[Any]
@@ -32,16 +32,16 @@ _alive: dict[
 
 
 def _nobody(module: Any) -> None:
-    """Nobody asks."""
+    """Ignore a module."""
 
 
 class Meeting:
-    """Who is told of modules that nobody has looked at, and of what the host puts in their attribute."""
+    """The callbacks for first calls of modules, and for changes of their attribute by the host."""
 
     def __init__(self) -> None:
-        #: Given a module that is called for the first time, gives what to call instead; None: nobody asks.
+        #: Returns the replacement of a module that is called for the first time. None: there is no callback.
         self.first_call: Callable[[Any], Any] | None = None
-        #: Is told of a module whose attribute the host has set.
+        #: Called with a module after the host has set or deleted its attribute.
         self.was_set: Callable[[Any], None] = _nobody
 
 
@@ -49,17 +49,17 @@ meeting = Meeting()
 
 
 def standing(module: Any) -> Any:
-    """Return what of ours stands in for the call of `module`, or None."""
+    """Return our replacement of the call of `module`, or None."""
     return _standing.get(id(module))
 
 
 def is_known(module: Any) -> bool:
-    """Whether `module` has been looked at."""
+    """Return whether the table has an entry for `module`."""
     return id(module) in _standing
 
 
 def put(module: Any, call: Any) -> None:
-    """Let `call` stand in for the call of `module`; None: it is called as it is, and not looked at again."""
+    """Replace the call of `module` by `call`. None: call it unchanged, and do not report its first call."""
     key = id(module)
     if key not in _standing:
         _alive[key] = weakref.ref(module, functools.partial(_ended, key))
@@ -67,13 +67,13 @@ def put(module: Any, call: Any) -> None:
 
 
 def leave(module: Any) -> None:
-    """Look at `module` no more, unless something stands in for its call."""
+    """Do not report the first call of `module`. Keeps its replacement if it has one."""
     if id(module) not in _standing:
         put(module, None)
 
 
 def forget(module: Any) -> None:
-    """Let `module` be looked at again at its next call."""
+    """Remove `module` from the table: its next call is reported as its first."""
     _standing.pop(id(module), None)
     _alive.pop(id(module), None)
 
@@ -84,12 +84,12 @@ def _ended(key: int, _: object) -> None:
 
 
 def of_host(module: Any) -> Any:
-    """Return what the host has put into the attribute of `module`, or None."""
+    """Return the value that the host has set as the attribute of `module`, or None."""
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
 
 
 def call_now(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call what torch would if it asked for the attribute of `module` now; its class may do more in `__call__`."""
+    """Call `module` as torch does after it has read the attribute. The class's own `__call__` is already running."""
     call = _get(module)
     return module._call_impl(*args, **kwargs) if call is None else call(*args, **kwargs)
 
@@ -99,14 +99,14 @@ def _missed(module: Any) -> Any:
     return of_host(module) if first_call is None or torch._C._get_tracing_state() is not None else first_call(module)
 
 
-# Dynamo takes these three for the property that `Slot` is, and goes into them.
+# Dynamo traces these functions because `Slot` is a property.
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
-    # torch.jit.trace writes down the lines of torch's own that a call has come by.
+    # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
     return of_host(module) if there is None or torch._C._get_tracing_state() is not None else there
 
 
@@ -130,9 +130,9 @@ def _tell(module: Any) -> None:
 
 
 class Slot(property):
-    """The attribute of `torch.nn.Module` while modules are looked at. Of the class it is None, as torch's own.
+    """The attribute of `torch.nn.Module` while a model is attached. Read from the class it is None, as without us.
 
-    On a compiled hot path modules are looked up in C, which does the same.
+    If the hot path is compiled, C code reads the table in the same way.
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
@@ -143,13 +143,13 @@ _slot = Slot(_get, _set, _delete)
 
 
 def stand_by() -> None:
-    """Let modules be looked up in the table from now on."""
+    """Install the `Slot` in `torch.nn.Module`."""
     if vars(torch.nn.Module).get(ATTRIBUTE) is not _slot:
         setattr(torch.nn.Module, ATTRIBUTE, _slot)
 
 
 def end() -> None:
-    """Let the class be as torch has it, and forget all modules."""
+    """Restore the attribute of `torch.nn.Module`, and clear the table and the callbacks."""
     if vars(torch.nn.Module).get(ATTRIBUTE) is _slot:
         setattr(torch.nn.Module, ATTRIBUTE, None)
     meeting.first_call, meeting.was_set = None, _nobody
@@ -159,7 +159,7 @@ def end() -> None:
 
 @functools.cache
 def compile_lookup() -> None:
-    """Let modules be looked up in C, where the hot path is compiled."""
+    """Read the table in C if the hot path is compiled."""
     from cbtop.profiler.hot_path import HotPath, chosen
 
     if chosen() is not HotPath:

@@ -1,12 +1,13 @@
 """Bricks that are functions: attention, its masks, rotary position, the cache, sampling, what generate prepares.
 
-Each stays what it is, and where it is: its calls are timed by another code (swapping.py).
+The function objects do not change; swapping.py times their calls.
 
 Rules
-- Only what is known is timed: a plain function of a library's own file, with the parameters that are expected. What
-  has the same name in a program's own file, or is a static method, a class method or a value, is not ours.
-- A function is timed in recorded steps; what tells when a step begins and ends as long as anything is attached.
-- Where something of ours fails, it is said once, and what is wrapped is called as it is.
+- Only known functions are timed: plain functions in a file of transformers, with the expected first parameter. A name
+  in a program's own file, a static method, a class method and a value are never touched.
+- Functions are timed in recorded steps. Those that mark where a step begins or ends are timed while a model is
+  attached.
+- If our code fails, it logs one line, and the host's function runs unchanged.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
 
@@ -53,8 +54,8 @@ BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-LIBRARY = "transformers"  # whose functions are known by name
-# The functions of a model's file that apply rotary position, each with what its first parameter is called.
+LIBRARY = "transformers"  # its functions are known by name
+# Functions that apply rotary position, each with the accepted names of its first parameter.
 _ROPE = {
     "apply_rotary_pos_emb": ("q", "x", "tensor"),
     "apply_rotary_emb": ("xq",),
@@ -62,8 +63,8 @@ _ROPE = {
     "apply_rotary_pos_emb_vision": ("q",),
     "apply_multimodal_rotary_pos_emb": ("q",),
 }
-# Other functions of a model's file, and methods of its attention, with their bricks, and their first parameter (of a
-# method that behind the module).
+# Other functions of a model's file and methods of its attention: their bricks, and the accepted names of their first
+# parameter (of methods: the first after `self`).
 _FUNCTIONS = {
     "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
     "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
@@ -81,7 +82,7 @@ _METHODS = {
     "expand_kv": (classification.KV_EXPANSION, ("kv_nope",)),
 }
 _QUERY = ("query", "q")
-_ANYTHING = ()  # parameters of which nothing is expected
+_ANYTHING = ()  # no first parameter is expected
 # Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # that of transformers ends so: sdpa_attention_forward
@@ -92,14 +93,14 @@ GENERATION = "transformers.generation.utils"
 
 
 class Functions:
-    """The functions that are timed in this process. `met` is told of each model that begins to generate."""
+    """The timed functions of this process. Calls `met` with each model that starts to generate."""
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[Timed] = []  # as long as anything is attached, in the order it was done
+        self._wrapped: list[Timed] = []  # while a model is attached, in the order of their start
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
-        """Time those that these modules call, as far as they are not yet."""
+        """Time the functions that these modules call."""
         self._swap_attention_of_torch()
         kinds = {base for module in modules for base in type(module).__mro__ if _is_of_library(base)}
         for kind in kinds:
@@ -118,14 +119,14 @@ class Functions:
         self.wrap_generate()
 
     def unwrap(self) -> None:
-        """Let all be as they are without us."""
+        """Restore all functions."""
         swaps.clear()
         for function in reversed(self._wrapped):
             function.take()
         self._wrapped.clear()
 
     def _swap_attention_of_torch(self) -> None:
-        """Time torch's fused attention, a builtin function: it can be on a compiled hot path alone."""
+        """Time torch's fused attention, a builtin function. Does nothing without the compiled hot path."""
         attention = torch.nn.functional.scaled_dot_product_attention
         if _compiled is not None and type(attention) is BuiltinFunctionType and not swaps.has(attention):
             swaps.add(TimedBuiltin(attention, lambda own: _call_of_attention(own, "sdpa", 0)))
@@ -141,7 +142,7 @@ class Functions:
         self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Time what keeps a step open until its token is chosen: before `generate` first calls a model."""
+        """Time the functions that keep a step open until its token is chosen. Call it before the first `generate`."""
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
         self._wrap_known(mixin, "generate", functools.partial(generates, met=self._met))
@@ -156,14 +157,14 @@ class Functions:
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Let calls of what `owner` has as `name`, if it has one, be of what `wrapper` makes of it."""
+        """Time the entry `name` of `owner`, if there is one, while a model is attached."""
         function = None if owner is None else held(owner, name)
         if function is not None and not any([one.is_of(function) for one in self._wrapped]):
             self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
             self._wrapped[-1].put()
 
     def swap(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """The same while the calls of a model are timed."""
+        """Time the entry `name` of `owner`, if there is one, in recorded steps."""
         function = None if owner is None else held(owner, name)
         if function is not None and not swaps.has(function):
             swaps.add(_timed_as(owner, name, function, wrapper, stays=False))
@@ -186,15 +187,15 @@ class Functions:
 
 
 def _is_of_library(thing: Any) -> bool:
-    """Whether a class or a function stands in a file of the library's own."""
+    """Return whether a class or function was defined in a file of the library."""
     return str(getattr(thing, "__module__", "")).partition(".")[0] == LIBRARY
 
 
 def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool) -> bool:
-    """Whether `owner` itself has a plain function of that name, the library's own, with a parameter out of `first`.
+    """Return whether `owner` itself has a plain function of the library with an accepted first parameter.
 
-    Looked up as it is held: a static method, a class method and a property are none. What a program has put in the
-    place of the library's function is its own.
+    Reads the raw entry: static methods, class methods and properties are not plain functions. A function that a
+    program has put in place of the library's is the program's own.
     """
     function: Any = None if owner is None else held(owner, name)
     if not is_plain(function) or not _is_of_library(function):

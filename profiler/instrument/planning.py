@@ -56,7 +56,7 @@ class Section:
 
 
 class Known(Protocol):
-    """A section of the plan before, all of whose modules are alive."""
+    """A section of the previous plan with all its modules alive."""
 
     state: list[object] | None
     visited: set[int]

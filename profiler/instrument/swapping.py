@@ -1,15 +1,13 @@
-"""Which models' calls are timed now, and the functions of the host's whose calls are timed meanwhile.
+"""Times functions of the host while calls of a model are timed.
 
 Rules
-- No object of the host's is exchanged for one of ours if that can be helped: identity, names, pickles, signatures
-  and what TorchScript reads stay as they are. A plain function runs another code meanwhile (trampolines.py), a
-  builtin one another C function. Only what is neither (a cell, a method that C++ gave to a class) is replaced, where
-  it is held.
-- Functions run ours from a recorded step until the next that is not, as calls of modules are: in a plain step the
-  host's own runs.
-- Dynamo guards on the code it has seen. From when it begins to compile, and if it has before, plain functions run the
-  host's own: it compiles what it would without us, and once.
-- What others put there meanwhile is left alone.
+- The function objects do not change: identity, hash, name, pickle, signature and source stay. A plain function runs a
+  different `__code__` (trampolines.py), a builtin function a different vectorcall. Cells and methods of C++ classes
+  have neither: the value in the cell or class is replaced.
+- Functions are timed from a recorded step until the next step that is not recorded.
+- Dynamo guards on `__code__`. When Dynamo starts to compile, or if it has compiled before, plain functions keep the
+  host's code. So Dynamo compiles the same graphs as without us.
+- A value that the host has replaced in the meantime is not touched.
 """
 
 from __future__ import annotations
@@ -32,37 +30,37 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# The models whose calls are timed, and what times them; where there is none, nothing is recorded.
+# The models whose calls are timed, with what times them. Nothing is recorded while this is empty.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """Return what `owner` itself has of that name: a class not what it inherits. A cell has its contents."""
+    """Return the entry `name` of `owner` itself, without inheritance; of a cell its contents."""
     if isinstance(owner, CellType):
         return owner.cell_contents
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
 
 
 class Timed(Protocol):
-    """A function of the host's that can be timed."""
+    """A function of the host that can be timed."""
 
-    is_seen_by_dynamo: bool  # whether it finds another code where ours is in
+    is_seen_by_dynamo: bool  # whether Dynamo would see the change
 
     def is_of(self, function: Any) -> bool:
-        """Whether that is the host's function, or ours in its place."""
+        """Return whether `function` is the host's function, or our replacement."""
 
     def put(self) -> None:
-        """Let its calls be timed."""
+        """Start to time its calls."""
 
     def take(self) -> None:
-        """Let them be as they are without us."""
+        """Restore the host's."""
 
 
 class TimedFunction:
-    """A plain function of Python's: its calls run what `wrapper` makes of a copy of it.
+    """A plain Python function: a call runs the result of `wrapper`, which gets a copy of the function.
 
-    One that is `traceable` may stay in while Dynamo compiles.
+    A `traceable` one can stay while Dynamo compiles.
     """
 
     is_seen_by_dynamo = True
@@ -88,7 +86,7 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """What `owner` holds as `name`, such as the function in a cell: what `wrapper` makes of it stands there."""
+    """An entry of a cell or a class: it is replaced by the result of `wrapper`."""
 
     is_seen_by_dynamo = True
 
@@ -111,7 +109,7 @@ class TimedEntry:
 
 
 class TimedBuiltin:
-    """A builtin function that takes a tuple and a dict: its call runs a `FunctionCall`, on a compiled hot path."""
+    """A builtin function with the flags METH_VARARGS | METH_KEYWORDS. Needs the compiled hot path."""
 
     is_seen_by_dynamo = False
 
@@ -133,7 +131,7 @@ class TimedBuiltin:
 
 
 class Swaps:
-    """The functions of this process that are timed while the calls of a model are."""
+    """The functions of this process that are timed while calls of a model are timed."""
 
     def __init__(self) -> None:
         # Also of the calls of models, which may share modules. A handler of the host's may call one where a signal
@@ -145,7 +143,7 @@ class Swaps:
         self._watched: Any = None  # Dynamo's list of whom it tells that it begins to compile
 
     def add(self, function: Timed) -> None:
-        """Time this one, too."""
+        """Add a function, and start to time it if calls are timed now."""
         with self.lock:
             if not self._functions:
                 once_imported(DYNAMO, self._watch)
@@ -154,11 +152,11 @@ class Swaps:
                 function.put()
 
     def has(self, function: Any) -> bool:
-        """Whether that function of the host's is one of them."""
+        """Return whether that function is already timed."""
         return any([one.is_of(function) for one in self._functions])
 
     def clear(self) -> None:
-        """Time none of them, and forget them."""
+        """Restore all functions and remove them."""
         with self.lock:
             self._swap(False)
             self._functions.clear()

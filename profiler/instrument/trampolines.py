@@ -1,8 +1,8 @@
-"""Lets a plain function of the host's run ours, while the function itself stays what it is.
+"""Redirects calls of a plain function by a change of its `__code__`.
 
-Only `__code__` is exchanged, and given back. The function keeps its identity, place, name, module, defaults,
-attributes and closure; the code in between has the same parameters, file and first line. So `is`, pickles by name,
-`inspect.signature` and `inspect.getsource` (which TorchScript reads) answer as without us.
+The function object keeps its identity, module, name, defaults, attributes and closure. The new code has the same
+parameters, flags, file and first line. So `is`, pickle, `inspect.signature`, `inspect.getsource` and TorchScript give
+the same results as for the original.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # stands in the constants of the code until what is called takes its place
+_PLACE = 0x5CB70B  # a constant of the code that is replaced by the callable
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def is_plain(function: object) -> bool:
-    """Whether `function` is a function of Python's that returns what it computes."""
+    """Return whether `function` is a Python function, and no generator or coroutine."""
     return type(function) is FunctionType and not function.__code__.co_flags & _UNUSUAL
 
 
 def copy_of(function: FunctionType) -> FunctionType:
-    """Return a function that does what `function` does now."""
+    """Return a new function with the present code of `function`."""
     copied = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -32,21 +32,21 @@ def copy_of(function: FunctionType) -> FunctionType:
 
 
 def trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return a code for `function` that calls `called` with what it is given, and returns what that does.
+    """Return a code for `function` that calls `called` with the same arguments and returns its result.
 
-    Dynamo must not come to it: `called` is one of its constants, and Dynamo knows no functions among those.
+    Dynamo must not trace it: the callable is a constant of the code, and Dynamo does not accept that.
     """
     code = _code(function.__code__, f"{_PLACE}")
     constants = tuple(called if type(one) is int and one == _PLACE else one for one in code.co_consts)
     return code.replace(co_consts=constants)
 
 
-#: What the codes call that Dynamo may come to, by number.
+#: The callables of traceable codes, by number.
 calls: dict[int, Any] = {}
 
 
 def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return the same, but Dynamo can go through it, to what `called` calls while it compiles. It costs 0.3 us."""
+    """Return a code as `trampoline_of` does that Dynamo can trace. A call takes 0.3 µs longer."""
     number = len(calls)
     calls[number] = called
     return _code(function.__code__, f"calls[{number}]", f"        from {__name__} import calls\n")
@@ -55,7 +55,7 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""  # an empty cell stays unread
+    uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""  # does not read the cells
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
@@ -71,7 +71,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
 
 
 def _signature(own: CodeType) -> tuple[str, str]:
-    """The parameters of a function, and the arguments that pass them on, as they are written."""
+    """Return the source of the parameter list and of the arguments that pass them on."""
     names = list(own.co_varnames)
     given = names[: own.co_argcount]
     only_named = names[own.co_argcount : own.co_argcount + own.co_kwonlyargcount]
@@ -93,7 +93,7 @@ def _signature(own: CodeType) -> tuple[str, str]:
 
 
 def _free_name(own: CodeType) -> str:
-    """A name that is none of the function's, nor `calls`."""
+    """Return a variable name that the function does not use."""
     name = "call"
     while name in (*own.co_varnames, *own.co_freevars):
         name += "_"
@@ -101,7 +101,7 @@ def _free_name(own: CodeType) -> str:
 
 
 def _on_one_line(code: CodeType) -> bytes:
-    """A table that says of every instruction that it is on the first line: a traceback shows that one."""
+    """Return a line table with every instruction on the first line."""
     # Entries of PEP 626's successor (Objects/locations.md): 0x80 | kind 13 (no columns) << 3 | length - 1, then a
     # signed delta of lines, which is 0.
     units = len(code.co_code) // 2

@@ -1,12 +1,12 @@
-"""Timing the calls of a module without a hook, without touching its `forward` or anything else of it.
+"""Times the calls of a module without a hook and without a change to the module.
 
-`torch.nn.Module.__call__` calls what `_compiled_call_impl` of the module is, if it is anything. While steps are
-recorded, the table of call_attribute.py gives it a `Call`; while they are not, what the host has put there, or None.
+While steps are recorded, the table of call_attribute.py gives torch a `Call` to call instead of the module. In other
+steps it gives the value that the host has set, or None.
 
 Rules
 - A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo goes past the attribute to `forward`. If it comes to a `Call` all the same, that is the first question; a
-  frame of ours it never compiles for itself (`keep_dynamo_out`).
+- Dynamo traces `forward` without reading the attribute. A `Call` first asks whether Dynamo is compiling, in case it
+  is traced all the same. Dynamo never compiles our frames (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class Call:
-    """Stands in for a module's call; what it does beside calling it, its kinds say.
+    """Replaces the call of a module. Subclasses add what they do next to the call.
 
-    `instead` is what it calls: another model's call that stands there, too; what the host's own `module.compile()`
-    has put there; or None.
+    `instead` is called next: the replacement of another model, the callable that `module.compile()` has set, or None
+    for the module itself.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -73,7 +73,7 @@ class Call:
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
-        """Stand in from now on; not twice among several models' calls."""
+        """Start to replace the call. Does nothing if it does already."""
         module = self.module()
         if module is not None:
             there = standing(module)
@@ -87,7 +87,7 @@ class Call:
                 put(module, self)
 
     def swap_out(self) -> None:
-        """Let stand there what would without us."""
+        """Stop to replace the call."""
         module = self.module()
         if module is None:
             return
@@ -100,7 +100,7 @@ class Call:
                 other.instead = self.instead
 
     def remove(self) -> None:
-        """Stand there no more, and let the module be looked at again."""
+        """Stop to replace the call, and report the next call of the module as its first."""
         self.swap_out()
         module = self.module()
         if module is not None and standing(module) is None:
@@ -117,7 +117,7 @@ def _chain(there: object) -> list[Call]:
 
 
 def follow_host(module: nn.Module) -> None:
-    """Call what the host has put into the attribute of `module` now, where ours stands in."""
+    """Make our replacement of `module` call the value that the host has set now."""
     chain = _chain(standing(module))
     if chain:
         chain[-1].instead = of_host(module)
