@@ -6,7 +6,6 @@ import errno
 import struct
 import sys
 
-from cbtop.protocol.limits import reason
 from cbtop.protocol.signals import let_through
 
 # linux/fs.h, as x86-64, aarch64 and riscv64 number them; elsewhere the kernel knows no such call.
@@ -51,5 +50,7 @@ def in_words(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
     if error.errno == errno.EFBIG:
+        from cbtop.protocol.limits import reason  # `cbtop run` loads this module before its command begins
+
         return f"{reason(error)}; raise the limit"
     return f"{what}; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"

@@ -13,7 +13,7 @@ from cbtop.compute.gguf_header import ARRAY
 from tests.compute.test_gguf import message_of, write_gguf
 
 
-def test_the_second_file_of_a_split_model_is_named_and_the_first_one_to_merge(tmp_path: Path) -> None:
+def test_the_second_file_of_a_split_model_is_named_with_the_first_one(tmp_path: Path) -> None:
     path = tmp_path / "m-00002-of-00003.gguf"
     writer = GGUFWriter(path, "llama")
     del writer.kv_data[0]["general.architecture"]  # as llama-gguf-split writes those after the first
