@@ -70,7 +70,8 @@ def test_a_disk_that_takes_no_more_is_named_with_the_way_out(tmp_path: Path) -> 
     variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     said = subprocess.check_output([sys.executable, "-c", WITHOUT_ROOM], env=variables, text=True)
     assert said.startswith(f"ModelError {tmp_path / 'cbtop' / 'demo-'}")
-    assert "cannot be written (File too large), the demo's model of 82 MB; give another directory as" in said
+    assert "cannot be written (File too large (ulimit -f allows " in said
+    assert "the demo's model of 82 MB; give another directory as" in said
     assert list((tmp_path / "cbtop").glob("demo-*")) == []
 
 

@@ -217,7 +217,7 @@ def test_a_model_that_names_no_window_caps_or_period_has_those_of_its_family(wri
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "'gemma3.attn_logit_softcapping' = '50.0', which a gemma3"),
         (GEMMA3, {"rope.local.freq_base": 1e4}, "'gemma3.rope.local.freq_base' = '10000.0', which a gemma3"),
         (GEMMA3, {"attention.sliding_window_pattern": [True]}, "has 'an array of 1' as"),
-        (GEMMA3, {"attention.sliding_window_pattern": [1, 0]}, "one for each of 2 layers, of true or false,"),
+        (GEMMA3, {"attention.sliding_window_pattern": [1, 2]}, "one for each of 2 layers, of true or false,"),
         (GEMMA3, {"attention.sliding_window_pattern": 0}, "gemma3.attention.sliding_window_pattern; a whole number"),
         (
             GEMMA2,
