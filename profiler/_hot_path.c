@@ -1461,6 +1461,23 @@ call_of(PyObject *function)
     return timed == NULL ? found : closed_over(timed);
 }
 
+/* Pack the arguments of a vectorcall: a tuple, and a dict if any are named. -1 with an exception set. */
+static int
+pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject **in_order, PyObject **by_name)
+{
+    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    *in_order = PyTuple_New(given);
+    *by_name = named ? PyDict_New() : NULL;
+    if (*in_order == NULL || (named && *by_name == NULL))
+        return -1;
+    for (Py_ssize_t i = 0; i < given; i++)
+        PyTuple_SET_ITEM(*in_order, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; i < named; i++)
+        if (PyDict_SetItem(*by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
+            return -1;
+    return 0;
+}
+
 /* What calling a wrapper of functions.py, or the function in it, does instead of running their frames, which Dynamo
    sees. Python 3.11 runs the wrapper's all the same where a frame of Python's calls it by name. */
 static PyObject *
@@ -1478,15 +1495,9 @@ wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *
         Py_XDECREF(original);
         return result;
     }
-    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    PyObject *in_order = PyTuple_New(given), *by_name = named ? PyDict_New() : NULL;
-    if (in_order == NULL || (named && by_name == NULL))
+    PyObject *in_order = NULL, *by_name = NULL;
+    if (pack_arguments(args, count, kwnames, &in_order, &by_name) < 0)
         goto done;
-    for (Py_ssize_t i = 0; i < given; i++)
-        PyTuple_SET_ITEM(in_order, i, Py_NewRef(args[i]));
-    for (Py_ssize_t i = 0; i < named; i++)
-        if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
-            goto done;
     result = function_call(call, in_order, by_name);
 done:
     Py_XDECREF(in_order);
@@ -1551,20 +1562,15 @@ call_builtin(PyObject *function, PyObject *const *args, size_t count, PyObject *
 {
     TimedBuiltin *timed = timed_builtin_of(function);
     PyObject *call = timed == NULL ? NULL : Py_XNewRef(timed->call), *result = NULL;
-    Py_ssize_t given = PyVectorcall_NARGS(count), named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    PyObject *in_order = PyTuple_New(given), *by_name = named ? PyDict_New() : NULL;
-    if (in_order == NULL || (named && by_name == NULL))
+    PyObject *in_order = NULL, *by_name = NULL;
+    if (pack_arguments(args, count, kwnames, &in_order, &by_name) < 0)
         goto done;
-    for (Py_ssize_t i = 0; i < given; i++)
-        PyTuple_SET_ITEM(in_order, i, Py_NewRef(args[i]));
-    for (Py_ssize_t i = 0; i < named; i++)
-        if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(kwnames, i), args[given + i]) < 0)
-            goto done;
     if (call != NULL && is_run())
         result = function_call(call, in_order, by_name);
     else {
         PyMethodDef *theirs = ((PyCFunctionObject *)function)->m_ml;
-        result = ((PyCFunctionWithKeywords)(void (*)(void))theirs->ml_meth)(PyCFunction_GET_SELF(function), in_order, by_name);
+        PyCFunctionWithKeywords method = (PyCFunctionWithKeywords)(void (*)(void))theirs->ml_meth;
+        result = method(PyCFunction_GET_SELF(function), in_order, by_name);
     }
 done:
     Py_XDECREF(in_order);

@@ -28,7 +28,6 @@ import torch
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
-from cbtop.profiler.instrument.call_attribute import ATTRIBUTE
 from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
@@ -102,8 +101,7 @@ def _relative(path: str) -> str | None:
     begin = _MODULE.match(path)
     if begin is None:
         return None
-    rest = path[begin.end() :].replace(f".{ATTRIBUTE}.module()", "")  # a call of ours stands in between
-    rest = rest.replace("._modules", "")
+    rest = path[begin.end() :].replace("._modules", "")
     return re.sub(r"\['?(\w+)'?\]", r".\1", rest).removeprefix(".")
 
 
