@@ -22,8 +22,9 @@ class OpenFile:
     then: a process that becomes a daemon closes every one it finds.
     """
 
+    _descriptor = _NONE  # also if a signal handler raises before the first line of `__init__`
+
     def __init__(self, path: Path) -> None:
-        self._descriptor = _NONE
         # A pipe of that name must not hold us up.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

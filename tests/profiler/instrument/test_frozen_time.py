@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument.attachment import attach
 from cbtop.profiler.profiler import BrickProfiler
 from tests.profiler.instrument.tiny import model_of, words

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from benchmarks.beside_bare import record_when_told
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, uninstall
