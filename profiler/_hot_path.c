@@ -1087,6 +1087,13 @@ implementation_of(PyObject *module, int *is_bound)
     return PyObject_GetAttr(module, call_impl);
 }
 
+/* What a call through an object of ours costs the host of its depth: CPython 3.11 counts such a call like a frame. */
+#if PY_VERSION_HEX < 0x030C0000
+#define DEEPER(frames) (PyThreadState_GET()->recursion_remaining += (frames))
+#else
+#define DEEPER(frames) ((void)0)
+#endif
+
 enum { MOST_ON_STACK = 8 };
 
 /* Call `callable`; with `self` first where that is not NULL. */
@@ -1195,6 +1202,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *path = lent_by(&module_calls, self, MODULE_PATH), *result = NULL;
     if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType)))
         return call_with(module_calls.in_python, self, args, kwargs);
+    DEEPER(1);
     PyObject *key = lent_by(&module_calls, self, MODULE_KEY), *model = lent_by(&module_calls, self, MODULE_MODEL);
     PyObject *module = lent_by(&module_calls, self, MODULE_MODULE);
     PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD), *living_module = NULL;
@@ -1222,6 +1230,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     else
         result = call_it(called, living_module, args, kwargs);
 done:
+    DEEPER(-1);
     Py_XDECREF(living_module);
     Py_XDECREF(called);
     return result;
@@ -1628,7 +1637,26 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *standing, *host_attribute, *missed, *traces; /* see call_attribute.py */
+/* What was raised is taken, and given to `told`; -1 where it is no Exception, or `told` raised. */
+static int
+tell_of_exception(PyObject *told)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *done = PyObject_CallOneArg(told, error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
 /* As Slot.__get__: the replacement of a module's call. */
 static PyObject *
@@ -1641,9 +1669,14 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
         return NULL;
     PyObject *there = PyDict_GetItemWithError(standing, key);
     Py_DECREF(key);
-    if (there == NULL)
-        return PyErr_Occurred() ? NULL : PyObject_CallOneArg(missed, module);
-    if (there != Py_None) {
+    if (there == NULL && PyErr_Occurred())
+        return NULL;
+    if (there == NULL) {
+        there = PyObject_CallOneArg(missed, module);
+        if (there != NULL || tell_of_exception(failed_call) < 0)
+            return there;
+    }
+    else if (there != Py_None) {
         there = Py_NewRef(there); /* what is asked now may take it out */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
         if (is_traced != Py_True) {
@@ -1662,17 +1695,49 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
     return there != NULL || PyErr_Occurred() ? there : Py_NewRef(Py_None);
 }
 
+/* As _call_after in call_attribute.py. `self` is (prepared, look, module). */
+static PyObject *
+call_prepared(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *look = PyTuple_GET_ITEM(self, 1), *module = PyTuple_GET_ITEM(self, 2);
+    PyObject *call = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(self, 0), look, module, NULL);
+    if (call == NULL && tell_of_exception(failed_call) == 0)
+        call = PyObject_GetAttr(module, call_impl);
+    if (call == NULL)
+        return NULL;
+    DEEPER(1);
+    PyObject *result = PyObject_Call(call, args, kwargs);
+    DEEPER(-1);
+    Py_DECREF(call);
+    return result;
+}
+
+static PyMethodDef prepared_call = {"call_prepared", (PyCFunction)(void (*)(void))call_prepared,
+                                    METH_VARARGS | METH_KEYWORDS, NULL};
+
+static PyObject *
+call_after(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    if (PyTuple_GET_SIZE(args) != 3) {
+        PyErr_SetString(PyExc_TypeError, "expected three arguments");
+        return NULL;
+    }
+    return PyCFunction_New(&prepared_call, args);
+}
+
 static PyObject *
 compile_slot(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *stands, *name, *miss, *is_tracing;
-    if (!PyArg_ParseTuple(args, "O!O!UOO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss, &is_tracing))
+    PyObject *stands, *name, *miss, *is_tracing, *failed;
+    if (!PyArg_ParseTuple(args, "O!O!UOOO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss, &is_tracing,
+                          &failed))
         return NULL;
     Py_XSETREF(standing, Py_NewRef(stands));
     Py_XSETREF(host_attribute, Py_NewRef(name));
     Py_XSETREF(missed, Py_NewRef(miss));
     Py_XSETREF(traces, Py_NewRef(is_tracing));
+    Py_XSETREF(failed_call, Py_NewRef(failed));
     type->tp_descr_get = slot_get;
     Py_RETURN_NONE;
 }
@@ -2214,9 +2279,13 @@ static PyMethodDef functions[] = {
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
     {"compile_slot", compile_slot, METH_VARARGS,
-     "compile_slot(type, standing, name, missed, is_tracing, /)\n--\n\n"
+     "compile_slot(type, standing, name, missed, is_tracing, failed, /)\n--\n\n"
      "Let attributes of `type` be looked up in C: in `standing` by the id of their module, then as `name` in the module's\n"
-     "own dictionary; `missed(module)` gives it for a module that does not stand there."},
+     "own dictionary; `missed(module)` gives it for a module that does not stand there. `failed(error)` is called with an\n"
+     "exception of ours, and raises what the host is to have."},
+    {"call_after", call_after, METH_VARARGS,
+     "call_after(prepared, look, module, /)\n--\n\n"
+     "Make a call that calls what `prepared(look, module)` returns, from no Python frame."},
     {"copy_builtin", copy_builtin, METH_O,
      "copy_builtin(function, /)\n--\n\n"
      "Make a builtin function that always does what `function` does when it is not timed."},

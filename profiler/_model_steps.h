@@ -70,8 +70,8 @@ static struct {
 } lent;
 static uint64_t golden;
 static PyObject *model_call_in_python;
-static PyObject *asked_name, *asked_word_name, *looked_at_name, *enabled_name, *close_name, *append_name;
-static PyObject *compiling_flag_name, *governor_ended_name, *sample_every_name, *take_lane_name, *follow_name, *failed_name;
+static PyObject *asked_name, *asked_word_name, *looked_at_name, *enabled_name, *close_name, *append_name, *begin_name;
+static PyObject *compiling_flag_name, *ended_name, *sample_every_name, *take_lane_name, *follow_name, *failed_name;
 static PyObject *length_name, *layers_name, *own_cache_name, *initialized_name, *keys_name;
 
 /* What a call of a model does, see phases.py. `cached` is -1 where it is None. */
@@ -258,25 +258,6 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
         return known;
     found->phase = found->cached == 0 ? lent.prefill : length == 1 ? lent.decode : lent.extend;
     return 1;
-}
-
-/* What was raised is taken, and given to `told`; -1 where it is no Exception, or `told` raised. */
-static int
-tell_of_exception(PyObject *told)
-{
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    PyObject *done = PyObject_CallOneArg(told, error);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
 }
 
 /* What was raised is forgotten where it is ours: Python meets it again, and says so. -1 where it is the host's (an
@@ -721,7 +702,7 @@ tell_governor(PyObject *steps, PyObject *core, PyObject *step, PyObject *mark, i
         PyObject *name = PLAIN_SLOT(step, STEP, STEP_NAME), *took_ns = PyLong_FromLongLong(now_ns - begun_ns);
         PyObject *answer = NULL;
         if (took_ns != NULL)
-            answer = PyObject_CallMethodObjArgs(governor, governor_ended_name, name, PLAIN_SLOT(step, STEP, STEP_MODEL),
+            answer = PyObject_CallMethodObjArgs(governor, ended_name, name, PLAIN_SLOT(step, STEP, STEP_MODEL),
                                                 took_ns, mark, own_ns, NULL);
         Py_XDECREF(took_ns);
         Py_XDECREF(answer);
@@ -836,23 +817,30 @@ close_by_python(PyObject *open_step)
     return done == NULL ? -1 : 0;
 }
 
-/* A step has begun, and what was to follow raised an Exception, as in ModelSteps._begun: the call is in none. -1 where
+/* Tell `steps` of an Exception that was raised, as in ModelSteps.failed. -1 where it is the host's, with that set. */
+ONCE_A_STEP static int
+has_failed(PyObject *steps)
+{
+    PyObject *type, *error, *trace;
+    if (!PyErr_Occurred())
+        return 0;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *failed = PyObject_GetAttr(steps, failed_name);
+    if (failed == NULL)
+        PyErr_Clear();
+    PyErr_Restore(type, error, trace);
+    int has = failed == NULL ? -1 : tell_of_exception(failed);
+    Py_XDECREF(failed);
+    return has;
+}
+
+/* A step has begun, and what was to follow raised an Exception, as in ModelSteps.begun: the call is in none. -1 where
    it is none, with that set. */
 ONCE_A_STEP static int
 begin_has_failed(PyObject *steps, PyObject *open_step)
 {
-    PyObject *type, *error, *trace;
     close_by_python(open_step);
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = PyObject_CallMethodOneArg(steps, failed_name, error);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return has_failed(steps);
 }
 
 /* The call in a step of its own. */
@@ -878,6 +866,35 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
         Py_CLEAR(result);
         close_by_python(open_step); /* nothing, where it has ended */
     }
+    return result;
+}
+
+/* As ModelCall.__call__, which asks Python for what it calls and the step to end. */
+static PyObject *
+run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns)
+{
+    PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs), *when = PyLong_FromLongLong(called_ns);
+    PyObject *begun = NULL, *result = NULL;
+    if (named != NULL && when != NULL)
+        begun = PyObject_CallMethodObjArgs(self, begin_name, args, named, when, NULL);
+    Py_XDECREF(named);
+    Py_XDECREF(when);
+    if (begun == NULL || !PyTuple_CheckExact(begun) || PyTuple_GET_SIZE(begun) != 2) {
+        Py_XDECREF(begun);
+        return has_failed(steps) < 0 ? NULL : PyObject_Call(called, args, kwargs);
+    }
+    PyObject *step = PyTuple_GET_ITEM(begun, 1);
+    result = PyObject_Call(PyTuple_GET_ITEM(begun, 0), args, kwargs);
+    if (step != Py_None) {
+        PyObject *ended = result == NULL ? NULL : PyObject_CallMethodNoArgs(step, ended_name);
+        if (ended == NULL) {
+            close_by_python(step);
+            if (result != NULL && has_failed(steps) < 0)
+                Py_CLEAR(result);
+        }
+        Py_XDECREF(ended);
+    }
+    Py_DECREF(begun);
     return result;
 }
 
@@ -923,6 +940,7 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     called = Py_NewRef(called);
     Py_INCREF(path);
+    DEEPER(1);
     if (forget_exception() < 0)
         goto done;
     if (called == Py_None) {
@@ -961,8 +979,9 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     else if (is_called && called != NULL)
         result = PyObject_Call(called, args, kwargs);
     else
-        result = call_with(model_call_in_python, self, args, kwargs);
+        result = run_by_python(self, steps, called, args, kwargs, called_ns);
 done:
+    DEEPER(-1);
     Py_XDECREF(open_step);
     Py_XDECREF(called);
     Py_XDECREF(unit);
@@ -1012,8 +1031,9 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         {"looked_at", &looked_at_name},
         {"enabled", &enabled_name},
         {"close", &close_name},
+        {"begin", &begin_name},
         {"append", &append_name},
-        {"ended", &governor_ended_name},
+        {"ended", &ended_name},
         {"_is_compiling_flag", &compiling_flag_name},
         {"get_seq_length", &length_name},
         {"layers", &layers_name},

@@ -7,7 +7,6 @@ Rules
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import os
@@ -27,7 +26,7 @@ from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
 from cbtop.profiler.instrument.awaited import await_no_more, once_imported
 from cbtop.profiler.instrument.call_attribute import (
     ATTRIBUTE,
-    call_now,
+    after,
     compile_lookup,
     end,
     forget,
@@ -503,16 +502,14 @@ def attachments() -> list[Attachment]:
         return list(dict.fromkeys(_attached.values()))
 
 
-def _first_call(module: nn.Module) -> Callable[..., Any]:
+def _first_call(module: nn.Module) -> Any:
     """Return the replacement for the first call of `module`: it attaches a model, and ignores any other module."""
-    return functools.partial(_call_first, module)
+    return after(_look_before_call, module)
 
 
-def _call_first(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    if is_compiling() or torch.jit.is_tracing() or is_symbolic():
-        return module._call_impl(*args, **kwargs)
-    _look_first_at(module)
-    return call_now(module, args, kwargs)
+def _look_before_call(module: nn.Module) -> None:
+    if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
+        _look_first_at(module)
 
 
 def _met_generating(model: object) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.instrument.trouble import ours
 from cbtop.protocol.signals import let_through
 
 ATTRIBUTE = "_compiled_call_impl"
@@ -39,7 +40,7 @@ class Meeting:
     """The callbacks for first calls of modules, and for changes of their attribute by the host."""
 
     def __init__(self) -> None:
-        #: Returns the replacement of a module that is called for the first time. None: there is no callback.
+        #: Returns what torch calls for a module that is not in the table. None: there is no callback.
         self.first_call: Callable[[Any], Any] | None = None
         #: Called with a module after the host has set or deleted its attribute.
         self.was_set: Callable[[Any], None] = _nobody
@@ -88,10 +89,37 @@ def of_host(module: Any) -> Any:
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
 
 
-def call_now(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `module` as torch does after it has read the attribute. The class's own `__call__` is already running."""
-    call = _get(module)
-    return module._call_impl(*args, **kwargs) if call is None else call(*args, **kwargs)
+_after_in_c: Callable[..., Any] | None = None
+
+
+def prepared(look: Callable[[Any], None], module: Any) -> Any:
+    """Call `look` with `module`, and return what torch calls next: its replacement, or as without us."""
+    look(module)
+    call = _get(module) if id(module) in _standing else of_host(module)
+    return module._call_impl if call is None else call
+
+
+def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        call = prepared(look, module)
+    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        _failed(error)
+        call = module._call_impl
+    return call(*args, **kwargs)
+
+
+def _failed(error: Exception) -> None:
+    ours(error, "a model may not be shown")
+
+
+def after(look: Callable[[Any], None], module: Any) -> Any:
+    """Return a call that calls `look` with `module`, then the module.
+
+    If the hot path is compiled, the module runs in no Python frame of ours: tracebacks and depth are as without us.
+    """
+    return (
+        functools.partial(_call_after, look, module) if _after_in_c is None else _after_in_c(prepared, look, module)
+    )
 
 
 def _missed(module: Any) -> Any:
@@ -159,13 +187,15 @@ def end() -> None:
 
 @functools.cache
 def compile_lookup() -> None:
-    """Read the table in C if the hot path is compiled."""
+    """Read the table, and make first calls, in C if the hot path is compiled."""
+    global _after_in_c
     from cbtop.profiler.hot_path import HotPath, chosen
 
     if chosen() is not HotPath:
         from cbtop.profiler import _hot_path
 
-        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing)
+        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing, _failed)
+        _after_in_c = _hot_path.call_after
 
 
 @functools.cache

@@ -5,14 +5,21 @@ What has to be followed before that call is waited for, too: `generate` of trans
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.call_attribute import call_now, end, is_supported, keep_dynamo_out, meeting, stand_by
+from cbtop.profiler.instrument.call_attribute import (
+    ATTRIBUTE,
+    end,
+    is_supported,
+    keep_dynamo_out,
+    meeting,
+    of_host,
+    stand_by,
+)
 
 EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
@@ -22,13 +29,10 @@ def await_first_call(begin: Callable[[], None]) -> None:
     claims = [begin]  # popped by the first of several threads; the others do not wait for it
 
     def first_call(module: Any) -> Any:
-        return functools.partial(call, module)
-
-    def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not claims:
-            return module._call_impl(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return of_host(module)
         begin_once()
-        return call_now(module, args, kwargs)
+        return of_host(module) if meeting.first_call is first_call else getattr(module, ATTRIBUTE)
 
     def begin_once() -> None:
         is_ours = False

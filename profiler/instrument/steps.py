@@ -197,6 +197,14 @@ class OpenStep:
             steps.follow(None)
 
     @_unless_it_fails
+    def ended(self) -> None:
+        """End the step, or let it wait for its token: the model's call has returned."""
+        if self.waits:
+            self.returned()
+        else:
+            self._step.returned_ns = clock.perf_counter_ns()
+            self.close()
+
     def returned(self) -> None:
         """The model's call has, and its token is waited for."""
         self.is_running = False
@@ -416,16 +424,15 @@ class ModelSteps:
         found = [step for step in here.open if step.steps is self]
         return found[-1] if found else None
 
-    def run_in_runner(self, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model of a runner, whose warm-ups call it outside of any step."""
+    def is_called_by_runner(self) -> None:
+        """Time nothing in a warm-up of a runner, which calls its model outside of any step."""
         try:
             if self.open_in(unit()) is None:
                 self.follow(None)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             self.failed(error)
-        return call.plain(*args, **kwargs)
 
-    def noted(self, capture: Capture, call: ModelCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def noted(self, capture: Capture, call: ModelCall, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
         if not self.profiler.enabled or capture.is_in_call_of(self):
             return call.plain(*args, **kwargs)
@@ -450,21 +457,17 @@ class ModelSteps:
         """
         step: OpenStep | None = None
         try:
-            step = self._begun(call, args, kwargs, called_ns)
+            step = self.begun(call, args, kwargs, called_ns)
             result = called(*args, **kwargs)
             if step is not None:
-                if step.waits:
-                    step.returned()
-                else:
-                    step._step.returned_ns = clock.perf_counter_ns()
-                    step.close()
+                step.ended()
         except BaseException:  # of the model, or of a signal handler
             if step is not None:
                 step.close(*sys.exc_info())
             raise
         return result
 
-    def _begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
+    def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
         """The step that begins; None inside one of this model, and where it cannot."""
         step: OpenStep | None = None
         try:
@@ -589,30 +592,54 @@ class ModelCall(Call):
         self._axis = _axis_of_sequences(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        called: Callable[..., Any] = self.plain
+        step: OpenStep | None = None
+        try:
+            called, step = self.begin(args, kwargs, clock.perf_counter_ns())
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            self._steps.failed(error)
+        try:
+            result = called(*args, **kwargs)
+            if step is not None:
+                step.ended()
+        except BaseException:  # of the model, or of a signal handler
+            if step is not None:
+                step.close(*sys.exc_info())
+            raise
+        return result
+
+    def begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
+    ) -> tuple[Callable[..., Any], OpenStep | None]:
+        """Return what to call with these arguments, and the step that has begun, to be ended after it.
+
+        The caller does both, so that the model runs in no frame of ours if C code is the caller.
+        """
+        called = self.instead
+        if called is None:
+            called = self.module()._call_impl  # type: ignore[union-attr]  # it is being called: it lives
+        steps = self._steps
         if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
-            return self.plain(*args, **kwargs)
-        called_ns = clock.perf_counter_ns()
-        steps, called = self._steps, self.instead
+            return called, None
         if not steps.profiler.enabled and steps._are_in is False:
-            return self.plain(*args, **kwargs)
+            return called, None
         if captures:
             capture = capture_here()
             if capture is not None:
-                return steps.noted(capture, self, args, kwargs)
+                return functools.partial(steps.noted, capture, self), None
         if steps.is_of_runner:
-            return steps.run_in_runner(self, args, kwargs)
-        if called is None:
-            called = self.module()._call_impl  # type: ignore[union-attr]  # as in `plain`, without its frame
-        is_inside = False
-        try:  # as in `_begun`, without the frames of that: each step has such calls
+            steps.is_called_by_runner()
+            return called, None
+        try:  # as in `begun`, without the frames of that: each step has such calls
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
-            if step is not None and step.steps is steps and step.is_running:
-                is_inside = step.generation is (here.generations[-1] if here.generations else None)
-                step._step.own_ns += is_inside and clock.perf_counter_ns() - called_ns
+            generation = here.generations[-1] if here is not None and here.generations else None
+            if step is not None and step.steps is steps and step.is_running and step.generation is generation:
+                step._step.own_ns += clock.perf_counter_ns() - called_ns
+                return called, None
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             steps.failed(error)
-        return called(*args, **kwargs) if is_inside else steps.run(self, called, args, kwargs, called_ns)
+        return called, steps.begun(self, args, kwargs, called_ns)
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted

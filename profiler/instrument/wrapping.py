@@ -23,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
 from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.trouble import ours
 from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
@@ -163,10 +164,15 @@ class BrickCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.plain(*args, **kwargs)
-        step: Any = self._path.position.step
-        if step is None or step.model != self._model:
+        timer = None
+        try:
+            step: Any = self._path.position.step
+            if step is not None and step.model == self._model:
+                timer = self._start(self._key)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "some calls are not timed")
+        if timer is None:
             return self.plain(*args, **kwargs)
-        timer = self._start(self._key)
         try:
             if self.instead is None:
                 result = self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
@@ -175,8 +181,10 @@ class BrickCall(Call):
         except BaseException:
             self._stop(timer, 0, True)
             raise
-        if timer is not None:
+        try:
             self._stop(timer, elements_of(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - as above
+            ours(error, "some calls are not timed")
         return result
 
 

@@ -60,6 +60,10 @@ def missing_packages(program: Path) -> list[str]:
     return sorted(name for name in names - own - sys.stdlib_module_names if find_spec(name) is None)
 
 
+#: A frame of a traceback in which torch calls a module. It has two lines for that, and runs the other one if watched.
+_CALL_IN_TORCH = re.compile(r'  File ".*", line \d+, in _wrapped_call_impl\n    return self\._.*\n +\^+\n')
+
+
 def run(program: Path, kind: str) -> Result:
     """Run a program in an empty directory of its own."""
     with _slot(), tempfile.TemporaryDirectory(prefix="cbtop-identity-") as scratch:
@@ -75,7 +79,7 @@ def run(program: Path, kind: str) -> Result:
         seconds = time.monotonic() - began
         lines = done.stderr.splitlines(keepends=True)
         notices = [line for line in lines if line.startswith("cbtop:")]
-        others = "".join(line for line in lines if not line.startswith("cbtop:"))
+        others = _CALL_IN_TORCH.sub("", "".join(line for line in lines if not line.startswith("cbtop:")))
         files = {str(path.relative_to(saved)): path.read_bytes() for path in saved.rglob("*") if path.is_file()}
         is_recorded = Path(scratch, RECORDING).exists()
         return Result(done.returncode, done.stdout, others, files, notices, is_recorded, seconds)

@@ -13,9 +13,8 @@ from transformers.models.llama import modeling_llama
 
 def describe(function):
     print(function.__module__, function.__qualname__, type(function).__name__, inspect.signature(function))
-    print(
-        function.__code__.co_varnames[:4], function.__code__.co_flags, function.__defaults__, sorted(vars(function))
-    )
+    code = function.__code__
+    print(code.co_varnames[: code.co_argcount], code.co_flags, function.__defaults__, sorted(vars(function)))
     show(inspect.getsource(function).encode(), pickle.dumps(function))
     attempt("hints", typing.get_type_hints, function)
     print(inspect.getsourcelines(function)[1], inspect.unwrap(function) is function, inspect.isfunction(function))

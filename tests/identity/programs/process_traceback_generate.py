@@ -1,4 +1,10 @@
-"""`generate` is called with wrong arguments and with a processor that raises; the last error is not caught."""
+"""`generate` is called with wrong arguments and with a processor that raises; the last error ends the program.
+
+A traceback through `generate` has one frame of cbtop: only its last frame is compared.
+"""
+
+import sys
+import traceback
 
 import torch
 from small import IDS, attempt, llama, show
@@ -15,4 +21,7 @@ for step in range(3):
     attempt("processor", model.generate, IDS, max_new_tokens=3, logits_processor=[refuse])
     attempt("index", model.generate, IDS + 100, max_new_tokens=3)
     attempt("shape", model.generate, torch.ones(1, 2, 3, 4, dtype=torch.long), max_new_tokens=3)
-model.generate(IDS, max_new_tokens=3, unknown=1)
+try:
+    model.generate(IDS, max_new_tokens=3, unknown=1)
+except ValueError as error:
+    sys.exit(repr((error, traceback.extract_tb(error.__traceback__)[-1])))

@@ -1,0 +1,134 @@
+"""Whichever function of ours fails while a host's call runs, the host computes the same and sees no exception."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+import cbtop
+from cbtop.profiler.instrument import install, steps, trouble, uninstall
+from cbtop.profiler.profiler import BrickProfiler
+from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.memory import Memory
+
+from torch import nn  # isort: skip
+
+ROOT = str(Path(cbtop.__file__).parent)
+#: The functions that stand in for the host's and hold the guard: they call the host's own function, or guard another.
+GUARDS = {
+    "generates.<locals>.generate",
+    "_unless_it_fails.<locals>.guarded",
+    "_prepares.<locals>.prepare_inputs",
+    "timed.<locals>.call",
+    "_scores.<locals>.process_scores",
+    "_chosen.<locals>.is_done",
+    # These stand in for the host's in C, if that is compiled:
+    "ModelCall.__call__",
+    "BrickCall.__call__",
+    "FunctionCall.__call__",
+}
+EACH = 9  # of the functions, one in so many by default
+
+
+class PlantedError(Exception):
+    """Raised by a function of ours as it begins."""
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.scaled_dot_product_attention(*[self.up_proj(x)] * 3)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def program() -> list[Any]:
+    torch.manual_seed(0)
+    model, inputs = Stack(), torch.ones(1, 2, 4, 4)
+    outputs = [model(inputs) for _ in range(4)]
+    model.layers[0] = Layer()
+    outputs += [model(inputs) for _ in range(3)]
+    llama, ids = model_of("llama", num_hidden_layers=1), words(1, 3)
+    outputs += [llama.generate(ids, max_new_tokens=3, do_sample=False) for _ in range(2)]
+    return [*outputs, llama(ids).logits]
+
+
+def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]:
+    """Run the program with a profiler; give its outputs and the functions of ours that ran, in their order."""
+    ran: dict[CodeType, None] = {}
+
+    def trace(*given: Any) -> None:  # one that named its frame would look like a signal handler
+        code = given[0].f_code
+        if code.co_filename.startswith(ROOT) and not code.co_filename.startswith(f"{ROOT}/tests"):
+            ran.setdefault(code)
+            if code is planted:
+                raise PlantedError(code.co_qualname)
+
+    trouble._said.clear()
+    install(BrickProfiler(recorder=Memory()))
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        outputs = program()
+    finally:
+        sys.settrace(before)
+        uninstall()
+        here = steps.unit()
+        here.generations.clear()
+        here.open.clear()
+    return outputs, list(ran)
+
+
+@pytest.fixture
+def _quiet(caplog: pytest.LogCaptureFixture, without_gradients: None) -> Iterator[None]:
+    caplog.set_level("CRITICAL", "cbtop")
+    yield
+    trouble._said.clear()
+
+
+def _check(share: slice) -> None:
+    bare = program()
+    outputs, ran = watched()
+    assert len(ran) > 200
+    assert all(torch.equal(a, b) for a, b in zip(bare, outputs, strict=True))
+    for code in [one for one in ran if one.co_qualname not in GUARDS][share]:
+        try:
+            outputs, _ = watched(code)
+        except PlantedError:
+            pytest.fail(f"the host saw what {code.co_qualname} raised")
+        assert all(torch.equal(a, b) for a, b in zip(bare, outputs, strict=True)), code.co_qualname
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_function_of_ours_that_fails_changes_nothing_for_the_host() -> None:
+    _check(slice(None, None, EACH))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("language", ["c", "python"])
+def test_each_function_of_ours_may_fail(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if language == "python":
+        monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
+    _check(slice(None))
