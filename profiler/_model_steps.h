@@ -141,15 +141,36 @@ optional(PyObject *object, PyObject *name, PyObject **found)
 #endif
 }
 
+/* Whether to look up these names in `thing` runs no code of the host: no `__getattr__`, no property. */
+static inline int
+is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
+{
+    PyTypeObject *type = Py_TYPE(thing);
+    PyObject *length = _PyType_Lookup(type, length_name);
+    if (type->tp_getattro != PyObject_GenericGetAttr || length == NULL || !PyFunction_Check(length))
+        return 0;
+    PyObject *of_class[] = {_PyType_Lookup(type, first), _PyType_Lookup(type, second)};
+    for (int i = 0; i < 2; i++)
+        if (of_class[i] != NULL && Py_TYPE(of_class[i])->tp_descr_get != NULL)
+            return 0;
+    return 1;
+}
+
 /* The positions that the cache of a call holds; 0 where Python is to say, -1 with an exception set. As
    `cached_positions` of phases.py where its first layer says that it is in use. */
 ONCE_A_STEP static int
 positions_in(PyObject *cache, int64_t *cached)
 {
     PyObject *own = NULL, *layers = NULL, *keys = NULL, *is_used = NULL, *length = NULL;
+    if (!is_plain_to_ask(cache, own_cache_name, layers_name))
+        return 0;
     int known = optional(cache, own_cache_name, &own);
     if (known < 0)
         return -1;
+    if (own != NULL && !is_plain_to_ask(own, layers_name, layers_name)) {
+        Py_DECREF(own);
+        return 0;
+    }
     known = optional(own == NULL ? cache : own, layers_name, &layers);
     Py_XDECREF(own);
     if (known <= 0)
@@ -157,8 +178,10 @@ positions_in(PyObject *cache, int64_t *cached)
     PyObject *first = PyList_CheckExact(layers) && PyList_GET_SIZE(layers) > 0 ? Py_NewRef(PyList_GET_ITEM(layers, 0))
                                                                              : NULL;
     Py_DECREF(layers);
-    if (first == NULL)
+    if (first == NULL || !is_plain_to_ask(first, initialized_name, keys_name)) {
+        Py_XDECREF(first);
         return 0;
+    }
     /* Its keys are asked for their shape: where they are tensors of a host's own kind, Python hides that. */
     known = optional(first, initialized_name, &is_used);
     if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)

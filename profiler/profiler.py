@@ -133,6 +133,7 @@ class BrickProfiler:
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._chance = random.Random()  # of its own: the host's numbers stay the same
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
@@ -302,6 +303,7 @@ class BrickProfiler:
                 path.kept.discard()
         self._epoch_ns = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._chance = random.Random()  # of its own: the host's numbers stay the same
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
@@ -537,7 +539,7 @@ class BrickProfiler:
         if (
             key is None
         ):  # of steps whose name is not known yet, by chance: in turns, one name might always be passed over
-            return random.random() * self.sample_every < 1
+            return self._chance.random() * self.sample_every < 1
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every
         return turn == 0

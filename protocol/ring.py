@@ -64,6 +64,7 @@ import mmap
 import operator
 import os
 import platform
+import resource
 import stat
 import struct
 import sys
@@ -311,7 +312,10 @@ def _record_function(ring: RingWriter) -> Record:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Take the room of a whole file. Raises OSError where the disk is full."""
+    """Take the room of a whole file. Raises OSError where the disk is full, or the file may not be as large."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and size_bytes > most:  # to try would send SIGXFSZ, which may end the process
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     # macOS has no such call, and some file systems refuse it.
     fallocate = getattr(os, "posix_fallocate", None)
     if fallocate is not None:

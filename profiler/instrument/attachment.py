@@ -7,7 +7,7 @@ Rules
 
 from __future__ import annotations
 
-import inspect
+import enum
 import operator
 import os
 import sys
@@ -46,6 +46,7 @@ from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
+    attribute_of,
     modules_of,
     one_of_each_class,
     parameters_and_buffers,
@@ -332,10 +333,10 @@ def _said_of(part: Part) -> Hashable:
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
     with _lock:
-        there: Attachment | None = _attached.get(model)
+        there = _attached.get(model)
         if there is not None and there.root() is model:
             return there
-        why = _why_not(model)
+        why = _why_not(model) if isinstance(model, nn.Module) else f"a torch.nn.Module is wanted, not {model!r:.60}"
         if why:
             raise ValueError(why)
         profiler = BrickProfiler() if profiler is None else profiler
@@ -436,17 +437,16 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
     configs = [config for config in map(_config_of, modules) if config is not None]
     config = configs[0] if configs else None
     parameters, buffers = parameters_and_buffers(model)
-    quantization = getattr(getattr(config, "quantization_config", None), "quant_method", None)
     dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
     return Manifest(
-        model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
-        architecture=str(getattr(config, "model_type", type(model).__name__)),
+        model=_text(attribute_of(config, "_name_or_path")) or type(model).__name__,
+        architecture=_text(attribute_of(config, "model_type")) or type(model).__name__,
         backend=engine + backend_of(model, is_timed_there=timing.is_there).removeprefix("torch"),
-        quantization=str(getattr(quantization, "value", quantization) or dtype),
+        quantization=_text(attribute_of(attribute_of(config, "quantization_config"), "quant_method")) or dtype,
         threads=torch.get_num_threads(),
         layers=sum(plan.stacks.values()),
-        hidden_size=_whole(getattr(config, "hidden_size", 0)),
-        context_length=_whole(getattr(config, "max_position_embeddings", 0)),
+        hidden_size=_whole(_setting(config, "hidden_size")),
+        context_length=_whole(_setting(config, "max_position_embeddings")),
         parameters=sum(parameter.numel() for parameter in parameters),
         weights_bytes=stored_bytes_of(parameters + buffers),
         steps_of=steps_of,
@@ -454,9 +454,20 @@ def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_o
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`; None if reading it would run a property of the host."""
-    config = inspect.getattr_static(module, "config", None)
+    """Return the attribute `config` of `module`; None if it is a property, or a function."""
+    config = attribute_of(module, "config")
     return None if hasattr(type(config), "__get__") else config
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Return a number of a config. transformers keeps some under another name, which the class tells."""
+    names = attribute_of(config, "attribute_map")
+    return attribute_of(config, names.get(name, name) if type(names) is dict else name)
+
+
+def _text(value: Any) -> str:
+    value = value.value if issubclass(type(value), enum.Enum) else value
+    return str(value) if issubclass(type(value), str) else ""
 
 
 def _whole(value: Any) -> int:

@@ -145,7 +145,7 @@ def _set(module: Any, value: Any) -> None:
 
 def _delete(module: Any) -> None:
     if ATTRIBUTE not in module.__dict__:
-        raise AttributeError(ATTRIBUTE)
+        raise AttributeError(f"{type(module).__name__!r} object has no attribute {ATTRIBUTE!r}")  # as object says it
     del module.__dict__[ATTRIBUTE]
     _tell(module)
 

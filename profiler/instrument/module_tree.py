@@ -8,15 +8,15 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from types import FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.nn import Module
-
-from cbtop.protocol.signals import let_through
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,38 +118,75 @@ def _held(modules: Iterable[Module], name: str) -> Iterator[Tensor]:
                     yield tensor
 
 
-def attribute_of(module: Module, name: str) -> Any:
-    """The attribute of `module` or of its class, or None if neither has it or a property of the class raises.
+def attribute_of(thing: Any, name: str) -> Any:
+    """Return what `thing`, or its class, holds under `name`, or None.
 
-    A `__getattr__` of the host's is not asked, so parameters, buffers and children are not found.
+    No code of the host runs: no property, no `__getattr__`, no `__class__`. A property of the host's may draw random
+    numbers or print, so that to read it would change the program.
     """
-    own = module.__dict__
+    own = dictionary_of(thing)
     if name in own:
         return own[name]
-    if not hasattr(type(module), name):
-        return None
+    value = _of_class(type(thing), name)
+    if type(value) is MemberDescriptorType:  # of __slots__
+        try:
+            return value.__get__(thing)
+        except AttributeError:  # an empty slot
+            return None
+    return value if _is_plain(value) else None
+
+
+def dictionary_of(thing: Any) -> dict[str, Any]:
+    """Return the attributes of `thing` itself; empty if it keeps none."""
     try:
-        return getattr(module, name, None)
-    except Exception as error:  # noqa: BLE001 - code of the host's class
-        let_through(error)
-        return None
+        own = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
+    return own if type(own) is dict else {}
+
+
+def _can_be_asked(kind: type, *names: str) -> bool:
+    """Return whether to read these attributes of an object of this class runs no code of the host."""
+    if _of_class(kind, "__getattr__") is not None or _of_class(kind, "__getattribute__") != object.__getattribute__:
+        return False
+    return all([_is_plain(_of_class(kind, name)) for name in names])
+
+
+def _has_method(kind: type, name: str) -> bool:
+    """Return whether this class defines `name` as a function."""
+    return type(_of_class(kind, name)) is FunctionType
+
+
+can_be_asked: Callable[..., bool] = functools.lru_cache(maxsize=64)(_can_be_asked)
+has_method: Callable[[type, str], bool] = functools.lru_cache(maxsize=64)(_has_method)
+
+
+def _of_class(kind: type, name: str) -> Any:
+    for one in type.__dict__["__mro__"].__get__(kind):
+        held = type.__dict__["__dict__"].__get__(one)
+        if name in held:
+            return held[name]
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    return not hasattr(type(value), "__get__")
 
 
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """The attribute of each of `modules`, see `attribute_of`; classes are asked once."""
     values = []
-    cannot_answer: dict[int, bool] = {}
+    of_class: dict[type, Any] = {}
     for module in modules:
         own = module.__dict__
         if name in own:
             values.append(own[name])
             continue
         kind = type(module)
-        is_none = cannot_answer.get(id(kind))
-        if is_none is None:
-            is_none = not hasattr(kind, name)
-            cannot_answer[id(kind)] = is_none
-        values.append(None if is_none else attribute_of(module, name))
+        if kind not in of_class:
+            value = _of_class(kind, name)
+            of_class[kind] = value if _is_plain(value) else None
+        values.append(of_class[kind])
     return values
 
 

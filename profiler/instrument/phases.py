@@ -8,11 +8,14 @@ tokens are not known: its shape tells the phase alone, and sequences where their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import UserDict
+from collections.abc import Iterable
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from torch import Tensor
+from torch import Tensor, int32, int64
+
+from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
 ENCODE = "encode"  # the model has no cache and its attention looks both ways: an encoder
@@ -25,6 +28,8 @@ CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
 _STAND = frozenset(POSITIONS)
+_LENGTH = "get_seq_length"  # the method by which caches tell their length: what answers to any name has none
+_OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
 class Call(NamedTuple):
@@ -47,18 +52,20 @@ def describe(
     without_cache: str = FORWARD,
     is_assisted: bool = False,
     axis: int | None = None,
+    takes_ids: bool = True,
 ) -> Call:
     """What a call with these arguments does. `has_cache` says whether the model can take one at all.
 
     `without_cache` is the phase of a model that cannot.
 
-    `axis` is that of sequences in what comes without a known name; None: the model does not say.
+    `axis` is that of sequences in what comes without a known name; None: the model does not say. `takes_ids` is
+    whether whole numbers without a known name can be token ids.
     """
-    new, sequences, length, tokens = _new_tokens(args, kwargs, axis)
+    new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if new is None:  # a batch as one argument
-        batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Mapping)]
-        args, kwargs = (), dict(batches[0]) if batches else {}
-        new, sequences, length, tokens = _new_tokens(args, kwargs, axis)
+        batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
+        args, kwargs = (), batches[0] if batches else {}
+        new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if PACKED in kwargs:
         packed = _packed(kwargs, tokens)
         if packed is not None:
@@ -103,12 +110,13 @@ def describe_captured(
     has_cache: bool,
     without_cache: str = FORWARD,
     axis: int | None = None,
+    takes_ids: bool = True,
 ) -> Call:
     """What a replay of a call with these arguments does: with one new token of each sequence, it decodes.
 
     No cache is asked: what it does to answer might be captured, too.
     """
-    _, sequences, length, tokens = _new_tokens(args, kwargs, axis)
+    _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
     if length == 1:
         phase = DECODE
@@ -119,18 +127,29 @@ def describe_captured(
     return Call(phase, tokens, sequences, None)
 
 
+def _batch(value: Any) -> dict[str, Any] | None:
+    """The entries of a dictionary, or of a UserDict, as batches of transformers are. No code of the host runs."""
+    if issubclass(type(value), UserDict):
+        value = dictionary_of(value).get("data")
+    return dict(dict.items(value)) if issubclass(type(value), dict) else None
+
+
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    return issubclass(type(value), Tensor)  # `isinstance` would ask objects of the host's what class they have
+
+
 def _new_tokens(
-    args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None
+    args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
     """The tensor that is the likeliest to be the new tokens, its sequences, the length of each, and all tokens."""
     for name in (*TOKENS, *PICTURES):
-        if name in kwargs and isinstance(kwargs[name], Tensor):
+        if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]
             break
     else:
         name = ""
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor):
+            if _is_tensor(value):
                 new = value
                 break
         else:
@@ -144,7 +163,7 @@ def _new_tokens(
         return new, sequences, length, sequences * length
     if name:
         return new, sequences if dimensions == 3 else 0, length, 0
-    if dimensions < 3 and not new.is_floating_point():  # ids
+    if takes_ids and dimensions < 3 and new.dtype in (int64, int32):
         if axis == 1 and dimensions == 2:
             sequences, length = length, sequences
         return new, sequences, length, sequences * length
@@ -169,7 +188,7 @@ def of_several(sequences: Iterable[str]) -> str:
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
     """A call whose sequences of different lengths lie behind one another (Hugging Face's continuous batching)."""
     ends, longest, longest_kept = kwargs.get(PACKED), kwargs.get("max_length_q"), kwargs.get("max_length_k")
-    if not isinstance(ends, Tensor) or not isinstance(longest, int):
+    if not _is_tensor(ends) or not isinstance(longest, int):
         return None
     sequences = ends.numel() - 1
     if longest == 1:
@@ -183,30 +202,34 @@ def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
 
 def cached_positions(cache: Any) -> int | None:
     """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
-    length = getattr(cache, "get_seq_length", None)
-    if length is not None:
-        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-        first = layers[0] if type(layers) is list and layers else None
-        if getattr(first, "is_initialized", None) is True and hasattr(first, "get_seq_length"):
+    kind = type(cache)
+    if can_be_asked(kind, *_OF_CACHE) and has_method(kind, _LENGTH):
+        length = cache.get_seq_length
+        layers = _layers_of(cache)
+        first = layers[0] if layers else None
+        if (
+            can_be_asked(type(first), *_OF_CACHE)
+            and getattr(first, "is_initialized", None) is True
+            and hasattr(first, _LENGTH)
+        ):
             found = length()  # as almost always, and fewer calls
         else:
-            layers = _layers_of(cache)
             if _is_fresh(cache, layers):
                 return 0
             found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
-    if isinstance(cache, (tuple, list)):  # of before there were caches: layers of (keys, values)
+    if issubclass(type(cache), (tuple, list)):  # of before there were caches: layers of (keys, values)
         first = cache[0] if cache else None
         keys = first[0] if isinstance(first, (tuple, list)) and first else None
-        return int(keys.shape[-2]) if isinstance(keys, Tensor) and keys.dim() > 1 else None
+        return int(keys.shape[-2]) if _is_tensor(keys) and keys.dim() > 2 else None
     return None
 
 
 def _counts_on_a_device(cache: Any) -> bool:
     """Whether a device alone knows how much a cache holds: as a static one's, which may have been emptied since."""
-    length = getattr(cache, "get_seq_length", None)
-    found = length() if length is not None and _counts_positions(_layers_of(cache)) else None
-    return isinstance(found, Tensor) and not found.is_cpu
+    is_known = can_be_asked(type(cache), *_OF_CACHE) and has_method(type(cache), _LENGTH)
+    found = cache.get_seq_length() if is_known and _counts_positions(_layers_of(cache)) else None
+    return _is_tensor(found) and not found.is_cpu
 
 
 def _on_the_host(found: Any) -> int | None:
@@ -241,7 +264,8 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
 def _layers_of(cache: Any) -> list[Any]:
     """The layers of a cache of transformers, of the decoder's own one where there are two."""
     own = getattr(cache, "self_attention_cache", cache)
-    return list(getattr(own, "layers", ()))
+    layers = getattr(own, "layers", None) if can_be_asked(type(own), *_OF_CACHE) else None
+    return layers if type(layers) is list else []
 
 
 def _is_fresh(cache: Any, layers: list[Any]) -> bool:
@@ -249,7 +273,7 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
     is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
-            used = getattr(layer, name, None)
+            used = getattr(layer, name, None) if can_be_asked(type(layer), *_OF_LAYER) else None
             if used is not None:
                 is_known = True
                 if used is True or _truth(used):
@@ -271,6 +295,6 @@ def _counts_positions(layers: list[Any]) -> bool:
     if not layers:
         return True
     for layer in layers:  # noqa: SIM110 - the first says so, mostly; any() would cost more than the question
-        if hasattr(layer, "get_seq_length"):
+        if has_method(type(layer), _LENGTH):
             return True
     return False

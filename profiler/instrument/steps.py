@@ -579,7 +579,7 @@ class ModelCall(Call):
     On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
     """
 
-    __slots__ = ("_axis", "_names", "_steps", "has_cache", "without_cache")
+    __slots__ = ("_axis", "_names", "_steps", "_takes_ids", "has_cache", "without_cache")
 
     waits = False
 
@@ -590,6 +590,7 @@ class ModelCall(Call):
         self.without_cache = phases.ENCODE if _encodes(module) else phases.FORWARD
         self._names = _positional(module)
         self._axis = _axis_of_sequences(module)
+        self._takes_ids = _has_words(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         called: Callable[..., Any] = self.plain
@@ -654,6 +655,7 @@ class ModelCall(Call):
                 without_cache=self.without_cache,
                 is_assisted=is_assisted,
                 axis=self._axis,
+                takes_ids=self._takes_ids,
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
@@ -665,6 +667,7 @@ class ModelCall(Call):
             has_cache=self.has_cache,
             without_cache=self.without_cache,
             axis=self._axis,
+            takes_ids=self._takes_ids,
         )
 
     def may_wait(self, generation: Generation | None) -> bool:
@@ -675,7 +678,20 @@ def _takes_a_cache(module: nn.Module) -> bool:
     """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
     if _looks_both_ways(module):
         return False
-    return any([not set(parameters).isdisjoint(_CACHE_ARGUMENTS) for parameters in _parameters(module)])
+    known = set(_CACHE_ARGUMENTS)
+    if not type(module).__module__.startswith("transformers."):
+        known.remove("state")  # of a model written by hand it may be that of any recurrent network
+    return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
+
+
+def _has_words(module: nn.Module) -> bool:
+    """Whether `module` looks up rows of a table, or something in it is called so: its whole numbers may be ids."""
+    modules = modules_of(module)
+    if any([isinstance(rows, int) for rows in attributes_of(modules, "num_embeddings")]):
+        return True
+    # Those of a scripted module are no dictionaries.
+    names = {name for one in modules for held in (one._modules, one._parameters) for name in held.keys()}  # noqa: SIM118
+    return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
 
 
 def _looks_both_ways(module: nn.Module) -> bool:

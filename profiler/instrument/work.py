@@ -54,8 +54,7 @@ def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = F
     if sizes is None:
         return UNKNOWN_WORK
     columns, rows = sizes
-    is_computed = "parametrizations" in module._modules  # to read the weight would compute it
-    weight = None if is_computed else module._parameters.get("weight", attribute_of(module, "weight"))
+    weight = module._parameters.get("weight", attribute_of(module, "weight"))
     shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
     if type(module).__module__ == _TORCHS and len(shape) == 2 and all(shape):
         rows, columns = shape  # what it computes with, whatever its attributes say
