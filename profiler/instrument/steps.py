@@ -553,6 +553,8 @@ class ModelSteps:
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             for weight in root.parameters():
                 if weight.requires_grad:
+                    if not weight.is_leaf:
+                        return  # computed, in its place: it has no gradient, and torch warns whoever asks for one
                     before, self.weight_version = self.weight_version, weight._version
                     if weight.grad is not None or before not in (None, self.weight_version):
                         self.trains = True

@@ -25,7 +25,7 @@ from cbtop.profiler.instrument.governor import PLAIN, GovernedProfiler
 from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import Manifest, Node
+from cbtop.protocol.messages import Manifest, Node, Training
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import WORDS, model_of, torch, transformers, words
@@ -246,6 +246,18 @@ def test_a_static_cache_is_followed_too(profiler: BrickProfiler, memory: Memory)
     model(ids, past_key_values=cache)
     model(ids[:, :1], past_key_values=cache)
     assert _steps(memory) == [("prefill", 6), ("decode", 1)]
+
+
+def test_weights_that_the_host_computes_are_not_asked_for_gradients(profiler: BrickProfiler, memory: Memory) -> None:
+    model, ids = model_of("llama"), words(1, 6)
+    attach(model, profiler)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns whoever asks a tensor that is not a leaf
+        computed = {name: weight * 1 for name, weight in model.named_parameters()}
+        for _ in range(2):
+            torch.func.functional_call(model, computed, (ids,))
+    assert _steps(memory) == [("prefill", 6), ("prefill", 6)]
+    assert Training() not in memory.said
 
 
 def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
