@@ -29,6 +29,7 @@ BY_DEFAULT = {
     "inspect_vars",
     "odd_dataclass",
     "odd_metaclass_and_slots",
+    "odd_asked",
     "odd_weakref",
     "process_traceback",
 }
