@@ -1658,7 +1658,30 @@ tell_of_exception(PyObject *told)
 
 static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
-/* As Slot.__get__: the replacement of a module's call. */
+static PyObject *torch_call; /* the code of torch in which a module is called */
+/* The module for which this thread was last given a replacement. torch reads the attribute twice for a call, and another
+   thread may have taken the replacement out in between: the second answer must be callable, too. */
+static _Thread_local void *last_replaced;
+
+/* Whether torch reads the attribute to call a module. Of anybody else's question the answer is as without us. */
+static int
+is_call_of_torch(void)
+{
+    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    int is_call = 0, is_lookup = 1;
+    while (frame != NULL && !is_call && is_lookup) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        is_call = (PyObject *)code == torch_call;
+        is_lookup = !is_call && PyUnicode_Compare(code->co_name, getattribute) == 0; /* of the host's class */
+        Py_DECREF(code);
+        if (is_lookup)
+            Py_SETREF(frame, PyFrame_GetBack(frame));
+    }
+    Py_XDECREF(frame);
+    return is_call;
+}
+
+/* As _get: the replacement of a module's call. */
 static PyObject *
 slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
 {
@@ -1671,28 +1694,38 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
     Py_DECREF(key);
     if (there == NULL && PyErr_Occurred())
         return NULL;
-    if (there == NULL) {
-        there = PyObject_CallOneArg(missed, module);
-        if (there != NULL || tell_of_exception(failed_call) < 0)
-            return there;
-    }
-    else if (there != Py_None) {
-        there = Py_NewRef(there); /* what is asked now may take it out */
+    int is_call = 0;
+    if ((there != Py_None || last_replaced == module) && is_call_of_torch()) {
+        there = Py_XNewRef(there); /* what is asked now may take it out */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
-        if (is_traced != Py_True) {
-            Py_XDECREF(is_traced);
-            PyErr_Clear();
-            return there;
+        Py_XDECREF(is_traced);
+        PyErr_Clear();
+        is_call = is_traced != Py_True;
+        if (is_call) {
+            if (there == NULL) {
+                there = PyObject_CallOneArg(missed, module);
+                if (there == NULL && tell_of_exception(failed_call) < 0)
+                    return NULL;
+            }
+            if (there != NULL && there != Py_None) {
+                last_replaced = module;
+                return there;
+            }
         }
-        Py_DECREF(is_traced);
-        Py_DECREF(there);
+        Py_XDECREF(there);
     }
     PyObject *attributes = PyObject_GenericGetDict(module, NULL);
     if (attributes == NULL)
         return NULL;
     there = Py_XNewRef(PyDict_GetItemWithError(attributes, host_attribute));
     Py_DECREF(attributes);
-    return there != NULL || PyErr_Occurred() ? there : Py_NewRef(Py_None);
+    if (there == NULL && PyErr_Occurred())
+        return NULL;
+    if ((there == NULL || there == Py_None) && last_replaced == module && is_call) {
+        Py_XDECREF(there);
+        return PyObject_GetAttr(module, call_impl);
+    }
+    return there != NULL ? there : Py_NewRef(Py_None);
 }
 
 /* As _call_after in call_attribute.py. `self` is (prepared, look, module). */
@@ -1729,15 +1762,16 @@ static PyObject *
 compile_slot(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *type;
-    PyObject *stands, *name, *miss, *is_tracing, *failed;
-    if (!PyArg_ParseTuple(args, "O!O!UOOO", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss, &is_tracing,
-                          &failed))
+    PyObject *stands, *name, *miss, *is_tracing, *failed, *code;
+    if (!PyArg_ParseTuple(args, "O!O!UOOOO!", &PyType_Type, &type, &PyDict_Type, &stands, &name, &miss, &is_tracing,
+                          &failed, &PyCode_Type, &code))
         return NULL;
     Py_XSETREF(standing, Py_NewRef(stands));
     Py_XSETREF(host_attribute, Py_NewRef(name));
     Py_XSETREF(missed, Py_NewRef(miss));
     Py_XSETREF(traces, Py_NewRef(is_tracing));
     Py_XSETREF(failed_call, Py_NewRef(failed));
+    Py_XSETREF(torch_call, Py_NewRef(code));
     type->tp_descr_get = slot_get;
     Py_RETURN_NONE;
 }
@@ -2279,10 +2313,10 @@ static PyMethodDef functions[] = {
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},
     {"compile_slot", compile_slot, METH_VARARGS,
-     "compile_slot(type, standing, name, missed, is_tracing, failed, /)\n--\n\n"
+     "compile_slot(type, standing, name, missed, is_tracing, failed, code, /)\n--\n\n"
      "Let attributes of `type` be looked up in C: in `standing` by the id of their module, then as `name` in the module's\n"
      "own dictionary; `missed(module)` gives it for a module that does not stand there. `failed(error)` is called with an\n"
-     "exception of ours, and raises what the host is to have."},
+     "exception of ours, and raises what the host is to have. Only `code` is given a replacement."},
     {"call_after", call_after, METH_VARARGS,
      "call_after(prepared, look, module, /)\n--\n\n"
      "Make a call that calls what `prepared(look, module)` returns, from no Python frame."},

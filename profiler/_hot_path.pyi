@@ -1,5 +1,6 @@
 # The compiled hot path has the Python one's types.
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 from cbtop.profiler.hot_path import HotPath as HotPath
@@ -27,6 +28,7 @@ def compile_slot(
     missed: Callable[[Any], Any],
     is_tracing: Callable[[], bool],
     failed: Callable[[Exception], None],
+    code: CodeType,
     /,
 ) -> None: ...
 def call_after(prepared: Callable[[Any, Any], Any], look: Any, module: Any, /) -> Any: ...

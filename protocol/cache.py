@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tempfile
@@ -22,7 +23,7 @@ def bytes_of(path: Path, max_bytes: int) -> bytes | None:
     if not os.access(path, os.F_OK):
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
+    with io.open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no file")
         text = file.read(max_bytes + 1)
@@ -35,7 +36,7 @@ def replace_whole(path: Path, text: bytes) -> None:
     """Write beside it and rename: whoever reads finds the old or the new, whole. OSError where it cannot be."""
     descriptor, beside = file_beside(path)
     try:
-        with open(descriptor, "wb") as file:
+        with io.open(descriptor, "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(descriptor)

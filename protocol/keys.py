@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -223,7 +224,7 @@ def _write_new(path: Path, text: str) -> None:
     except OSError as error:
         raise KeysError(f"{path.parent}: {error.strerror}") from error
     try:
-        with open(descriptor, "w", encoding="ascii") as file:
+        with io.open(descriptor, "w", encoding="ascii") as file:
             file.write(text)
         os.link(temporary, path)
     except FileExistsError as error:

@@ -7,6 +7,7 @@ in its own time namespace: clocks that count from boot may be set apart there (t
 from __future__ import annotations
 
 import errno
+import io
 import os
 
 from cbtop.protocol.signals import let_through
@@ -31,7 +32,7 @@ def pid_namespace() -> int | None:
 def boot_id() -> str:
     """The kernel's id of this boot; empty where there is no /proc."""
     try:
-        with open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with io.open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError as error:
         let_through(error)
@@ -41,7 +42,7 @@ def boot_id() -> str:
 def has_mapped(pid: int, path: Path) -> bool:
     """Whether the process `pid` has the file at `path` in its memory; True where the kernel does not say."""
     try:
-        with open(f"{_PROC}/{pid}/maps", "rb") as file:
+        with io.open(f"{_PROC}/{pid}/maps", "rb") as file:
             return os.fsencode(path) in file.read()
     except OSError as error:
         let_through(error)
@@ -106,7 +107,7 @@ def _time_namespace(process: str) -> int | None:
 
 
 def _stat_from_state(pid: int) -> list[bytes]:
-    with open(f"{_PROC}/{pid}/stat", "rb") as file:
+    with io.open(f"{_PROC}/{pid}/stat", "rb") as file:
         text = file.read()
     # The command name may hold spaces and parentheses: fields are counted from the last one.
     return text[text.rindex(b")") + 2 :].split()

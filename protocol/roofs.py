@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import re
@@ -115,7 +116,7 @@ def cpu_name() -> str:
     """The processor's model, as Linux names it; elsewhere the kind of machine."""
     if not os.access(_CPUINFO, os.R_OK):
         return platform.machine()
-    with open(_CPUINFO, "rb", buffering=0) as file:
+    with io.open(_CPUINFO, "rb", buffering=0) as file:
         text = file.read(_FIRST_PROCESSOR_BYTES).decode("utf-8", "replace")
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
     arm = " ".join(f"{name.removeprefix('CPU ')} {said[name]}" for name in _ARM_NAMES if name in said)

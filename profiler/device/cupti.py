@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -183,7 +184,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 def library_path() -> str:
     """The libcupti that this process has loaded, as torch does; "" where it has none."""
-    with open(MAPS, encoding="utf-8", errors="surrogateescape") as maps:
+    with io.open(MAPS, encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             path = line.rstrip("\n").split(maxsplit=5)[5:]
             if path and os.path.basename(path[0]).startswith("libcupti.so"):

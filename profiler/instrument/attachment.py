@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
@@ -599,6 +600,8 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
 def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
+            if any([issubclass(type(one), LazyModuleMixin) for one in modules_of(module)]):
+                return  # its weights get their shapes in this call: the next one attaches it
             attachment = attach(module, _profiler)
             if not is_known(module):
                 attachment.begin()

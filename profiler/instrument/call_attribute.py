@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -34,6 +35,11 @@ _alive: dict[
 
 def _nobody(module: Any) -> None:
     """Ignore a module."""
+
+
+#: The code that reads the attribute to call a module; None in a torch that has no such function.
+_TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
+_last = threading.local()  # `replaced`: the id of the module for which a thread was last given a replacement
 
 
 class Meeting:
@@ -95,7 +101,7 @@ _after_in_c: Callable[..., Any] | None = None
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
     """Call `look` with `module`, and return what torch calls next: its replacement, or as without us."""
     look(module)
-    call = _get(module) if id(module) in _standing else of_host(module)
+    call = replacement(module) if id(module) in _standing else of_host(module)
     return module._call_impl if call is None else call
 
 
@@ -127,15 +133,32 @@ def _missed(module: Any) -> Any:
     return of_host(module) if first_call is None or torch._C._get_tracing_state() is not None else first_call(module)
 
 
-# Dynamo traces these functions because `Slot` is a property.
-def _get(module: Any) -> Any:
-    if is_dynamo_compiling():
-        return module.__dict__.get(ATTRIBUTE)
+def replacement(module: Any) -> Any:
+    """Return what torch is to call for `module`; None: the module itself."""
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
     # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
     return of_host(module) if there is None or torch._C._get_tracing_state() is not None else there
+
+
+# Dynamo traces these functions because `Slot` is a property.
+def _get(module: Any) -> Any:
+    if is_dynamo_compiling():
+        return module.__dict__.get(ATTRIBUTE)
+    # Anybody else who asks (peft asks whether a model is compiled) is told what is true without us.
+    asking: FrameType | None = sys._getframe(2)
+    while asking is not None and asking.f_code.co_name == "__getattribute__":
+        asking = asking.f_back
+    if asking is None or asking.f_code is not _TORCH_CALL:
+        return of_host(module)
+    call = replacement(module)
+    if call is not None:
+        _last.replaced = id(module)
+    elif getattr(_last, "replaced", None) == id(module):
+        # torch reads the attribute twice for a call, and another thread has taken the replacement out in between.
+        return module._call_impl
+    return call
 
 
 def _set(module: Any, value: Any) -> None:
@@ -194,7 +217,8 @@ def compile_lookup() -> None:
     if chosen() is not HotPath:
         from cbtop.profiler import _hot_path
 
-        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing, _failed)
+        code = cast(CodeType, _TORCH_CALL)
+        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing, _failed, code)
         _after_in_c = _hot_path.call_after
 
 
@@ -209,7 +233,8 @@ def is_supported() -> bool:
     Probe()()
     dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
-    return getattr(torch.nn.Module, ATTRIBUTE, True) is None and bool(called) and can_be_told
+    is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)
+    return is_asked and can_be_told
 
 
 def keep_dynamo_out() -> None:

@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import functools
+import io
 import re
 import sys
 from _thread import get_ident
@@ -287,7 +288,7 @@ class Watch:
         if capture.steps is not None:
             root = capture.steps.root()
             for file, ran in groupby(self._ran, key=lambda one: one.file):
-                with open(file, encoding="utf-8") as text:
+                with io.open(file, encoding="utf-8") as text:
                     lines = text.read().splitlines()
                 naming = Naming(_compiled[file], capture.steps.calls, root, [span.module for span in capture.open])
                 capture.add(spans_of(list(ran), lines, naming, {span.key for span in capture.open}))

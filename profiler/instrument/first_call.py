@@ -12,12 +12,12 @@ import torch
 
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.call_attribute import (
-    ATTRIBUTE,
     end,
     is_supported,
     keep_dynamo_out,
     meeting,
     of_host,
+    replacement,
     stand_by,
 )
 
@@ -32,7 +32,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         if torch.compiler.is_compiling():
             return of_host(module)
         begin_once()
-        return of_host(module) if meeting.first_call is first_call else getattr(module, ATTRIBUTE)
+        return of_host(module) if meeting.first_call is first_call else replacement(module)
 
     def begin_once() -> None:
         is_ours = False

@@ -305,6 +305,8 @@ class Governor:
         if cost is None and self._seen < LEARNING_STEPS:
             return
         steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
+        if steps <= 0:  # another thread has just looked
+            return
         self.has_looked = True
         # One look is interrupted by other programs; what they take of it is theirs.
         self._looks.append(self.look_ns)

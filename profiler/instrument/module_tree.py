@@ -176,15 +176,15 @@ def _is_plain(value: Any) -> bool:
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """The attribute of each of `modules`, see `attribute_of`; classes are asked once."""
     values = []
-    of_class: dict[type, Any] = {}
+    of_class: dict[int, Any] = {}  # by the id of the class: its metaclass may be the host's
     for module in modules:
         own = module.__dict__
         if name in own:
             values.append(own[name])
             continue
-        kind = type(module)
+        kind = id(type(module))
         if kind not in of_class:
-            value = _of_class(kind, name)
+            value = _of_class(type(module), name)
             of_class[kind] = value if _is_plain(value) else None
         values.append(of_class[kind])
     return values

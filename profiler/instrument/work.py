@@ -93,9 +93,20 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
     """Columns and rows of a module that multiplies by one matrix; None of any other."""
     columns = _first_attribute(module, _COLUMNS)
     rows = None if columns is None else _first_attribute(module, _ROWS)
-    if not isinstance(columns, int) or not isinstance(rows, int):
+    if not isinstance(columns, int) or not isinstance(rows, int) or min(columns, rows) <= 0:
         return None
-    return (columns, rows) if min(columns, rows) > 0 else None
+    return (columns, rows) if _holds_a_matrix(module, columns * rows) else None
+
+
+def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
+    """Whether the weights in `module` itself can be so many numbers. Those of a low-rank product are fewer."""
+    held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
+    tensors = [tensor for tensor in held if tensor is not None]
+    if not tensors or type(module).__module__ == _TORCHS:
+        return True  # packed out of sight, as torch's dynamic quantisation does; or torch's own, which says its size
+    if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
+        return bool(max([tensor.numel() for tensor in tensors]) >= elements)
+    return 8 * stored_bytes_of(tensors) >= elements  # packed in a bit or more each
 
 
 def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:

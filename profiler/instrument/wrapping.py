@@ -69,8 +69,9 @@ class Call:
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """The module's call, as it is without us."""
-        if self.instead is not None:
-            return self.instead(*args, **kwargs)
+        instead = self.instead  # another thread may change it
+        if instead is not None:
+            return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
@@ -174,10 +175,7 @@ class BrickCall(Call):
         if timer is None:
             return self.plain(*args, **kwargs)
         try:
-            if self.instead is None:
-                result = self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
-            else:
-                result = self.instead(*args, **kwargs)
+            result = self.plain(*args, **kwargs)
         except BaseException:
             self._stop(timer, 0, True)
             raise

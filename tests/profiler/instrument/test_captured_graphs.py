@@ -166,8 +166,8 @@ def model_of(world: World, layers: int = 4) -> Any:
             super().__init__()
             self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
 
-        def forward(self, words: Any) -> Any:
-            rows = words
+        def forward(self, input_ids: Any) -> Any:
+            rows = input_ids
             for layer in self.layers:
                 rows = layer(rows)
             world.kernel(REST_NS)

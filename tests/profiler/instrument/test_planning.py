@@ -14,8 +14,10 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.instrument.work import work_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
+from cbtop.protocol.vocabulary import BrickId
 from tests.profiler.instrument.tiny import WORDS, model_of, torch
 
 from torch import nn  # isort: skip
@@ -158,6 +160,16 @@ def test_experts_in_a_list_are_one_brick_a_layer() -> None:
     keys = [part.key for part in plan.bricks if getattr(part.key, "name", "") == "MoeExperts"]
     assert len(keys) == 8
     assert len(set(keys)) == 2
+
+
+def test_the_work_of_a_low_rank_product_is_unknown() -> None:
+    class LowRank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_features = self.out_features = 64
+            self.down, self.up = nn.Parameter(torch.ones(2, 64)), nn.Parameter(torch.ones(64, 2))
+
+    assert work_of(LowRank(), BrickId.DOWN_PROJECTION) == UNKNOWN_WORK
 
 
 def test_the_work_of_a_product_is_a_line_in_what_it_is_given() -> None:

@@ -1,0 +1,98 @@
+"""What a module answers, and to whom, while its calls are replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import attach, call_attribute, install, uninstall
+from cbtop.profiler.profiler import BrickProfiler
+from tests.profiler.instrument.tiny import torch
+from tests.profiler.memory import Memory
+
+from torch import nn  # isort: skip
+
+CALLERS = 8
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8) for _ in range(layers))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _uninstalled(without_gradients: None) -> Iterator[None]:
+    yield
+    uninstall()
+
+
+def test_who_asks_whether_a_model_is_compiled_is_told_that_it_is_not(profiler: BrickProfiler) -> None:
+    model, asked = Stack().eval(), []
+
+    class Asks(nn.Module):
+        def forward(self, x: Any) -> Any:
+            asked.append([getattr(one, "_compiled_call_impl", False) for one in model.modules()])
+            return x
+
+    model.layers.append(Asks())
+    attach(model, profiler)
+    for _ in range(3):
+        model(torch.ones(1, 3, 8))
+    assert [set(answers) for answers in asked] == [{None}] * 3
+
+
+def test_threads_that_make_the_first_call_at_once_all_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(BrickProfiler(recorder=Memory()))
+    inputs = torch.ones(1, 3, 8)
+    for _ in range(20):
+        model, begin = Stack(8).eval(), threading.Barrier(CALLERS)
+
+        def call(model: nn.Module = model, begin: threading.Barrier = begin) -> Any:
+            begin.wait()
+            return model(inputs)
+
+        with ThreadPoolExecutor(CALLERS) as threads:
+            outputs = [one.result() for one in [threads.submit(call) for _ in range(CALLERS)]]
+        assert all(torch.equal(one, outputs[0]) for one in outputs)
+
+
+def test_a_replacement_may_go_between_the_two_questions_of_a_call(profiler: BrickProfiler) -> None:
+    class Model(Stack):
+        is_asked = False
+
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "_compiled_call_impl" and found is not None and not self.is_asked:
+                type(self).is_asked = True
+                call_attribute.put(self, None)  # as another thread does
+            return found
+
+    model, inputs = Model().eval(), torch.ones(1, 3, 8)
+    expected = model(inputs)
+    attach(model, profiler)
+    assert torch.equal(model(inputs), expected)
+    assert Model.is_asked
+
+
+def test_a_model_whose_weights_get_their_shapes_in_the_first_call_is_attached_at_the_next() -> None:
+    memory = Memory()
+    install(BrickProfiler(recorder=memory))
+    model = Stack().eval()
+    for layer in model.layers:
+        layer.linear1 = nn.LazyLinear(8)
+    model(torch.ones(1, 3, 8))
+    assert not memory.records
+    model(torch.ones(1, 3, 8))
+    assert memory.records
