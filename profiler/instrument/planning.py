@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from torch.nn import Parameter
+
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
 from cbtop.profiler.instrument.module_tree import (
@@ -194,6 +196,10 @@ class _Planner:
         self._seen: set[int] = set()
         self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
+        # Layers of a stack are alike: what was found of a module in one is so of its like in the next.
+        self._layer = ("", "")  # the path of the layer that is planned now, and that of its stack
+        self._kinds: dict[tuple[object, ...], Kind | None] = {}
+        self._alike: dict[tuple[object, ...], BrickDefinition] = {}
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
         children = children_of(module)
@@ -214,7 +220,7 @@ class _Planner:
             described = Described(
                 inside, around, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
             )
-            kind = classify(described)
+            kind = self._kind_of(described)
             if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
                 kind = None
             if kind is None:
@@ -248,12 +254,24 @@ class _Planner:
             return
         self._seen.add(id(layer))
         outer, self.section, self._shares_modules = self.section, section, False
+        outer_layer, self._layer = self._layer, (f"{path}.", path.rpartition(".")[0])
         section.parts.append(Part(path, layer, key))
         self.walk(layer, path, around, in_layer=True)
         self.finish()
         if self._shares_modules:
             section.state = None
-        self.section = outer
+        self.section, self._layer = outer, outer_layer
+
+    def _place(self, path: str) -> tuple[str, str]:
+        """The path in the layer, and that of the stack: the same for modules in the same place of alike layers."""
+        layer, stack = self._layer
+        return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
+
+    def _kind_of(self, it: Described) -> Kind | None:
+        key = (self._place(it.path), it.classes, it.siblings, it.holds, it.in_layer, it.gives_vocabulary)
+        if key not in self._kinds:
+            self._kinds[key] = classify(it)
+        return self._kinds[key]
 
     def finish(self) -> None:
         """Define the bricks found since the last time; a label that two of a name share grows by one part."""
@@ -272,16 +290,21 @@ class _Planner:
             path, label = path.rpartition(".")[0], "experts"
             if path in self._experts:
                 return self._experts[path]
-        definition = BrickDefinition(
-            kind.name,
-            kind.category,
-            brick,
-            backend=self._backend_of(module),
-            work=UNKNOWN_WORK
-            if kind.shows_inside
-            else work_of(module, kind.brick, is_timed_there=self._is_timed_there),
-            label=label,
-        )
+        weights = _weights_of(module)
+        alike = (self._place(path), label, kind, type(module), weights)
+        definition = None if weights is None else self._alike.get(alike)
+        if definition is None:
+            is_timed_there = self._is_timed_there
+            definition = self._alike[alike] = BrickDefinition(
+                kind.name,
+                kind.category,
+                brick,
+                backend=self._backend_of(module),
+                work=UNKNOWN_WORK
+                if kind.shows_inside
+                else work_of(module, kind.brick, is_timed_there=is_timed_there),
+                label=label,
+            )
         self._experts[path] = definition
         return definition
 
@@ -292,6 +315,19 @@ class _Planner:
     def _is_of_vocabulary(self, module: nn.Module) -> bool:
         sizes = product_sizes(module)
         return sizes is not None and sizes[1] == self._vocabulary
+
+
+def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
+    """What the work of a module with plain parameters and nothing else follows from; None of any other."""
+    if module._modules or module._buffers or not module._parameters:
+        return None
+    held: list[object] = []
+    for weight in module._parameters.values():
+        if weight is not None:
+            if type(weight) is not Parameter:
+                return None
+            held += (weight.shape, weight.dtype, weight.device)
+    return tuple(held)
 
 
 def _label(path: str, parts: int) -> str:
