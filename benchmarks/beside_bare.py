@@ -33,6 +33,7 @@ def record_when_told(governor: Governor) -> Callable[[bool], None]:
     It decides nothing from now on.
     """
     governor._look_at_step = NEVER
+    governor.floor = 0
 
     def tell(is_recorded: bool) -> None:
         governor.every = 1 if is_recorded else NEVER

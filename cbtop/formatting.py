@@ -49,6 +49,7 @@ from cbtop.viewmodels.model import (
     StretchView,
     TroubledMember,
     Verdict,
+    WarmUpView,
 )
 from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.places import WHOLE_STEP
@@ -448,6 +449,14 @@ def sample(every: int | None) -> str:
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
+
+
+def warm_up(found: WarmUpView) -> str:
+    """The steps of the warm-up in a line."""
+    line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
+    return (
+        f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
+    )
 
 
 def overhead(sampling: Sampling) -> str:

@@ -323,15 +323,18 @@ class NodeStats:
             found[at] = Calls(*row)
         return found
 
-    def medians_ns(self, nodes: Column) -> NDArray[np.float64]:
-        """The p50 of each node's calls; not a number where it has none, or where others are counted in."""
+    def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
+        """The p50 of each node's calls, or what another `fraction` of them does not exceed.
+
+        Not a number where it has none, or where others are counted in.
+        """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
         if len(there):
             node = nodes[there]
             cells, count = self._histograms.cells_of(node), self.column("count")[node]
             ends = self._ends(node, cells)
-            (found[there],) = _spread(cells, np.arange(len(there)), count, *ends, PERCENTILES[:1], with_cv=False)
+            (found[there],) = _spread(cells, np.arange(len(there)), count, *ends, (fraction,), with_cv=False)
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:

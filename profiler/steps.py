@@ -72,6 +72,7 @@ class Steps:
         "path",
         "scopes",
         "show",
+        "warm_ups",
     )
 
     def __init__(
@@ -92,6 +93,9 @@ class Steps:
         self.forks = 0  # that led to this process
         self.is_on = True  # the profiler records
         self.governor: Any = None  # who is told of each step, where somebody is: see instrument/governor.py
+        self.warm_ups: Any = (
+            None  # who names the first steps of each kind, where somebody does: instrument/warm_up.py
+        )
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}

@@ -111,7 +111,13 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
+WARM_UP = " (warm-up)"  # ends the name of a step that came before the steps of its kind had settled
 LAUNCHES = ": launches"  # ends the backend of what runs on a device and is timed by the host
+
+
+def is_warm_up(phase: str) -> bool:
+    """Whether steps of this name came before the steps of their kind had settled."""
+    return phase.endswith(WARM_UP)
 
 
 class NodeKind(IntEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cbtop import formatting as fmt
-from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
@@ -133,20 +133,23 @@ def _head(view: SourceView) -> str:
     if view.overhead is not None:
         lines.append(fmt.overhead(view.overhead))
     lines.append(_shown_time(view))
-    for steps in view.phases:
-        chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
+    if view.warm_up is not None:
+        lines.append(fmt.warm_up(view.warm_up))
+    shown = [steps for steps in view.phases if steps.phase == view.phase or not is_warm_up(steps.phase)]
+    for steps in shown:
+        chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
             f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
             f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )
-        lines.append(f"{'' if len(view.phases) == 1 else '  '}{_in_steps(steps, view.stretch)}")
+        lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(steps, view.stretch)}")
         if steps.sequences or steps.cached:
-            lines.append(f"{'' if len(view.phases) == 1 else '  '}{_held(steps)}")
+            lines.append(f"{'' if len(shown) == 1 else '  '}{_held(steps)}")
     if any(steps.failed for steps in view.phases):
         lines.append("of failed steps tokens count, too: an exception ended them, or they were cancelled")
-    if len(view.phases) > 1:
+    if len(shown) > 1:
         lines.append(f"* what follows is {view.phase}")
     if any(row.backend.endswith(UNTIL_THERE) for row in view.bricks):
         lines.append(f"{LAUNCH_BOUND}: the device waited for the host; times are {UNTIL_THERE}, and no rate is made")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +20,15 @@ from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
 
 ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
 BETWEEN = "between bricks"
+# The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. One
+# median in 1,500 lies outside; it is that wide because the largest of many layers is looked at.
+Z = 3.0
 MIN_STEPS = 20  # recorded: medians of fewer scatter
+MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
+# The modified z-score 0.6745 (x - median) / MAD, and what is an outlier by it: Iglewicz and Hoaglin, "How to detect
+# and handle outliers" (1993).
+Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
+ODD_PART = 0.1  # of the layers: where more are slow, that is how the model is made
 MIN_PEERS = 3  # layers of the same stack and the same bricks, itself among them: the median of two tells nothing
 
 
@@ -51,11 +60,13 @@ class LayerRow:
     excess: OnDemand[tuple[str, float] | None] = OnDemand(None)
     # µs of the median call of each of LayersView.bricks, as it was measured.
     p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    low_us: float | None = None  # p50_us is at least that, for all that chance may do; None: that is not known
 
     @property
     def is_odd(self) -> bool:
-        """Whether it stands out among its like."""
-        return (self.to_median or 0.0) >= ODD
+        """Whether it stands out among its like, by the lower end of its median's interval."""
+        us = self.p50_us if self.low_us is None else self.low_us
+        return us is not None and bool(self.median_us) and us >= ODD * (self.median_us or 0.0)
 
     @property
     def to_median(self) -> float | None:
@@ -105,6 +116,26 @@ class LayersView:
         """The median over the layers in which something runs; None where it runs in none."""
         known = [value for value in us if value is not None]
         return median(known) if known else None
+
+    def stands_out(self, row: LayerRow) -> int:
+        """How many of the layers that `row` compares with stand out at least half as far; 0 where it does not.
+
+        The first layer of a stack is not counted beside another: it pays for what was not in the caches.
+        """
+        times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
+        too_few = self.steps is not None and self.steps < MIN_STEPS
+        if too_few or not row.is_odd or not row.median_us or len(times_us) < MIN_LAYERS:
+            return 0
+        usual_us = row.median_us
+        deviation_us = median(abs(us - usual_us) for us in times_us)
+        far_us = max((row.p50_us or 0.0) - usual_us, 0.0) / 2
+        least_us = usual_us + max((ODD - 1) * usual_us, far_us, OUTLIER_Z * deviation_us / Z_OF_MAD)
+        if (row.p50_us or 0.0) < least_us:
+            return 0
+        odd = [other for other in self.like(row) if (other.p50_us or 0.0) >= least_us]
+        first = self.like(row)[0]
+        many = len(odd) - (first in odd and first is not row)
+        return many if many <= max(1, ODD_PART * len(times_us)) else 0
 
     @property
     def slowest(self) -> LayerRow | None:
@@ -182,6 +213,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     per_ns = np.reshape(np.broadcast_to(times, len(layers)) * 1e3, (-1, 1))
     cells_us = _sums(own_ns[ids], place, runs_in.shape) / per_ns
     p50_us = [None if ns != ns else ns / 1e3 for ns in totals.stats.medians_ns(layer_ids).tolist()]
+    lowest = max(0.01, 0.5 - Z / (2 * math.sqrt(int(np.max(times))))) if layers else 0.5
+    low_us = [None if ns != ns else ns / 1e3 for ns in totals.stats.medians_ns(layer_ids, lowest).tolist()]
     medians = _medians(places.kinds, p50_us)
     bricks = places.bricks
     cells = _cells(cells_us, runs_in)
@@ -207,6 +240,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
             calls=float(calls[at]),
             median_us=medians[at],
             p50_cells=Later(partial(_of_layer, p50_cells, at)),
+            low_us=low_us[at],
         )
         for at, layer in enumerate(layers)
         if totals.columns["count"][layer.id]

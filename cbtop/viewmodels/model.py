@@ -247,6 +247,15 @@ class BooksView:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUpView:
+    """The steps that came before those of their kind had settled: they stand in no other figure."""
+
+    steps: int
+    took_us: float
+    has_ended: bool  # False: there are no other steps yet, and these are shown
+
+
+@dataclass(frozen=True, slots=True)
 class StretchView:
     """The wall-clock time that figures are of: wall = in steps + between steps + since the last one ended; derived.
 
@@ -690,6 +699,7 @@ class SourceView:
     window: WindowView | None = None  # None: all that was seen
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
     stretch: StretchView | None = None  # None without steps, or while none has ended
+    warm_up: WarmUpView | None = None  # None without such steps
     compiling: CompilingView | None = None  # None where no compilation was told of, and of a merge
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None

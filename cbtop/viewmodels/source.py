@@ -15,7 +15,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Ceiling, Node
-from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
@@ -44,6 +44,7 @@ from cbtop.viewmodels.steps import (
     step_us_history,
     steps_views,
     tokens_per_sec_history,
+    warm_up_view,
 )
 from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_of, stretch_view
 from cbtop.viewmodels.timeline import timeline_view
@@ -146,6 +147,7 @@ def source_view(
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         stretch=found.stretch_view,
+        warm_up=warm_up_view(record),
         compiling=compiling_view(record.compilations.values(), found.stretch),
         critical_path=Later(lambda: parts.graph[1]),
         stall=stall_view(record),
@@ -296,15 +298,17 @@ def _heard_s(record: SourceRecord) -> float | None:
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
     """`phase` or, where it has no such steps, the likeliest to be wanted; None without steps.
 
-    What decodes, then what the model that is named does, then the decode itself, then what took most time.
+    What is no warm-up, then what decodes, then what the model that is named does, then the decode itself, then what
+    took most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
     total_ns = record.stats.column("total_ns")
 
-    def liking(step: Node) -> tuple[bool, bool, bool, int]:
+    def liking(step: Node) -> tuple[bool, bool, bool, bool, int]:
         taken_ns = int(total_ns[step.id]) if step.id < len(total_ns) else 0
-        return bool(_DECODES.fullmatch(step.name)), step.label == named, step.name == "decode", taken_ns
+        is_steady = bool(taken_ns) and not is_warm_up(step.name)
+        return is_steady, bool(_DECODES.fullmatch(step.name)), step.label == named, step.name == "decode", taken_ns
 
     if any(display_name(step) == phase for step in steps):
         return phase

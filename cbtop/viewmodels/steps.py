@@ -13,9 +13,9 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.viewmodels.durations import duration_bars
-from cbtop.viewmodels.model import PaceView, SpanView, StepsView
+from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
 from cbtop.viewmodels.on_demand import Later
 
 UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
@@ -24,10 +24,11 @@ BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
 
 def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
     """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`, which are
-    those of `stretch`."""
+    those of `stretch`. Warm-ups come last."""
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
     ended = [step for step in steps if step.id < len(counts) and counts[step.id]]
+    ended.sort(key=lambda step: is_warm_up(step.name))
     in_others = _names_in_others(record.nodes) if record.leaves_steps_out else set()
 
     def is_sample(step: Node) -> bool:
@@ -36,6 +37,17 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         return record.leaves_steps_out and not is_known
 
     return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ended)
+
+
+def warm_up_view(record: SourceRecord) -> WarmUpView | None:
+    """What the warm-ups took, of all that was seen; None without any."""
+    counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
+    steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
+    warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
+    if not warm:
+        return None
+    has_ended = any(counts[step.id] for step in steps if not is_warm_up(step.name))
+    return WarmUpView(int(sum(counts[warm])), int(sum(times_ns[warm])) / 1e3, has_ended)
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from cbtop.client.window import Stretch
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import ANY_STEP, NodeStats
 from cbtop.protocol.messages import Compilation, Node
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.viewmodels.model import CompilingView, NamedTime, StretchView
 
 # A process says hello as it writes its first record, and no record ends later than now. Whose records lie outside of
@@ -21,13 +21,15 @@ OF_HOST_WITHIN_NS = 10_000_000_000
 def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     """The time that the `window`, or else all that was seen, is of; None where no step has been seen.
 
-    It begins with the first step, if the window does not begin later, and ends now, or with the last step of what has
-    ended: what a process does before its first step is no time between steps. A range is the time that was chosen.
+    It begins with the first step behind the warm-up, if the window does not begin later, and ends now, or with the
+    last step of what has ended: what a process does before its first step is no time between steps. A range is the
+    time that was chosen.
     """
     steps = _steps(record)
     if not steps:
         return None
-    first_ns, last_ns = _first_ns(record, steps), _last_ns(record, steps)
+    steady = _steady(steps)
+    first_ns, last_ns = _first_ns(record, steady), _last_ns(record, steps)
     if window is not None:
         is_late = window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns)
         if is_late and not record.window.is_range:
@@ -36,7 +38,8 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
             return window
         return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
     is_ended = record.has_ended or not _is_of_host(record, last_ns)
-    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), {})
+    before_ns = _warm_up_before(record, steps, first_ns) if len(steady) < len(steps) else {}
+    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
 
 
 def heard_ns(record: SourceRecord) -> int:
@@ -96,7 +99,7 @@ def since_s(record: SourceRecord) -> float | None:
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.rare_value("first_ns", ANY_STEP)
     if steps:
-        first_ns = _first_ns(record, steps)
+        first_ns = _first_ns(record, _steady(steps))
     if first_ns is None or hello is None or not _is_of_host(record, first_ns):
         return None
     return (hello.realtime_ns + first_ns - hello.monotonic_ns) / 1e9
@@ -106,6 +109,19 @@ def _steps(record: SourceRecord) -> list[Node]:
     """The phases of which any step has ended."""
     known = record.stats.nodes_with("first_ns")
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
+
+
+def _steady(steps: list[Node]) -> list[Node]:
+    """The phases behind the warm-up; all where there are only steps of that."""
+    return [step for step in steps if not is_warm_up(step.name)] or steps
+
+
+def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
+    """The time of warm-ups that had ended by then, by step node, and of all of them together."""
+    warm = [step.id for step in steps if is_warm_up(step.name)]
+    before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
+    times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
+    return times_ns | {ANY_STEP: sum(times_ns.values())}
 
 
 def _first_ns(record: SourceRecord, steps: Sequence[Node]) -> int:

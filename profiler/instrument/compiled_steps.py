@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import captures
-from cbtop.profiler.instrument.governor import GOLDEN, PLAIN, WARM_UP, Governor, Kind, Mark, Model
+from cbtop.profiler.instrument.governor import GOLDEN, PASSED_OVER, PLAIN, Governor, Kind, Mark, Model
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelCall, ModelSteps, OpenStep, Unit
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, Step, Steps
@@ -54,7 +54,7 @@ def compile_steps() -> None:
             "dispatch_stack": _len_torch_dispatch_stack,
             "is_sampled": Governor.is_sampled,
             "golden": GOLDEN,
-            "warm_up": WARM_UP,
+            "warm_up": PASSED_OVER,
             "every": BrickProfiler._is_sampled,
             "look_every": LOOK_EVERY,
             "let_through": let_through,

@@ -19,6 +19,8 @@ Rules
   the rest is for what cannot be seen in process (a captured graph's plain replays took 5 us of 4.9 ms more than they
   knew of, on an H200). Where plain steps alone use that up, a fifth of the share is for recording all the same: to
   record nothing would save little more, and show nothing.
+- Of a kind of step one in FIRST_EVERY is recorded, whatever that costs, until FLOOR are: fewer show nothing for
+  certain. Of a warm-up (see warm_up.py) the first WARM_UP_RECORDED are recorded, and none counts for the cost.
 - Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
   beyond the share is paid back: until then half as many are.
 """
@@ -35,10 +37,13 @@ from weakref import ref
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
+from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # until the cost is known
+FIRST_EVERY = 4  # until the cost is known, and until FLOOR steps are recorded
+FLOOR = 20  # recorded steps of a kind, at least, behind every figure
+WARM_UP_RECORDED = 2  # steps of a kind
 MOST_EVERY = 10_000
-WARM_UP = 8  # steps of a kind, which fill caches and compile
+PASSED_OVER = 8  # steps of a kind, which may still fill caches: the cost is not measured by them
 SAMPLES = 121  # differences, the newest
 ENOUGH = 11
 MAX_WAITING = 16  # steps that wait for a plain one; behind more of them the last plain step is too far away
@@ -173,6 +178,8 @@ class Governor:
         "_allowed_percent",
         "_announce",
         "_begun",
+        "_early",
+        "_has_announced",
         "_kinds",
         "_lived_ns",
         "_look_at_ns",
@@ -186,6 +193,7 @@ class Governor:
         "_seen",
         "allowed_share",
         "every",
+        "floor",
         "has_looked",
         "look_ns",
         "told_ns",
@@ -195,12 +203,15 @@ class Governor:
         self._allowed_percent = allowed_percent
         self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
+        self.floor = FLOOR  # a benchmark that tells which steps are recorded sets it to 0
         self.forget()
 
     def forget(self) -> None:
         """Begin anew: what was measured was so in another process."""
         self.every = FIRST_EVERY
-        self._begun: dict[object, int] = {}  # the number of each kind's next step
+        self._begun: dict[object, int] = {}  # the number of each kind's next step; only such steps begin in C
+        self._early: dict[object, list[int]] = {}  # of kinds below the floor: that number, and how many are recorded
+        self._has_announced = False
         self._kinds: dict[object, Kind] = {}
         self._models: dict[object, Model] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
@@ -215,19 +226,36 @@ class Governor:
     def is_sampled(self, key: object) -> bool:
         """Whether the step of kind `key` that begins now is recorded."""
         number = self._begun.get(key)
-        if number is None and len(self._begun) >= MAX_KINDS:
+        if number is None:
+            early = self._early.get(key)
+            if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
+                # Each kind counts from elsewhere: those that take turns are not all recorded at once.
+                early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
+            if early is not None:
+                return self._is_sampled_early(key, early)
             key = None  # all others are one kind, or each would have its first recorded
-            number = self._begun.get(key)
-        is_first = number is None
-        if number is None:  # each kind counts from elsewhere: those that take turns are not all recorded at once
-            number = len(self._begun) << 32
+            number = self._begun.get(key, 0)
         self._begun[key] = number + 1
-        if is_first:
-            return True
+        return self._is_next(number, self.every)
+
+    def _is_sampled_early(self, key: object, early: list[int]) -> bool:
+        number, recorded = early
+        early[0] += 1
+        if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], str) and key[1].endswith(WARM_UP):
+            found = recorded < WARM_UP_RECORDED
+        else:
+            found = not recorded or self._is_next(number, min(self.every, FIRST_EVERY) if self.floor else self.every)
+            if recorded + found >= self.floor:
+                self._begun[key] = number + 1
+                self._early.pop(key, None)
+        early[1] += found
+        return found
+
+    def _is_next(self, number: int, every: int) -> bool:
         fraction = number * GOLDEN % ONE
-        if fraction * self.every >= ONE:
+        if fraction * every >= ONE:
             return False
-        return self.every >= FIRST_EVERY or not (
+        return every >= FIRST_EVERY or not (
             0 <= fraction - PLAIN_FROM < PLAIN_WIDTH or 0 <= fraction - PLAIN_AFTER < PLAIN_WIDTH
         )
 
@@ -252,6 +280,12 @@ class Governor:
 
     def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
         """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
+        if not self._has_announced:
+            self._has_announced = True
+            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+        self.has_looked = False
+        if name.endswith(WARM_UP):
+            return
         sort = mark.sort
         if sort is PLAIN and mark.model.recorded != mark.recorded_before:
             sort = BESIDE
@@ -268,7 +302,7 @@ class Governor:
         kind.seen += 1
         kind.recent += 1
         kind.counts[sort] += 1
-        if kind.seen > WARM_UP:
+        if kind.seen > PASSED_OVER:
             if sort is PLAIN:
                 before, kind.plain_ns = kind.plain_ns, duration_ns
                 if kind.waiting:
@@ -280,9 +314,6 @@ class Governor:
                 kind.waiting.append((sort, duration_ns))
                 if len(kind.waiting) > MAX_WAITING + 1:
                     del kind.waiting[0]
-        if self._seen == 1:
-            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
-        self.has_looked = False
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
 

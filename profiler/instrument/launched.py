@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cbtop.profiler import instrument as instrumentation
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
+from cbtop.profiler.instrument.warm_up import WarmUps
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.codec import EncodedNode
@@ -45,10 +46,12 @@ class LaunchedRecorder(RingRecorder):
 def instrument(overhead_percent: float, nothing_yet: str) -> None:
     """Let every model of this process that is called be instrumented, for `overhead_percent` of its time."""
     recorder = LaunchedRecorder(nothing_yet)
-    if overhead_percent < EVERY_STEP_PERCENT:
-        instrumentation.install(GovernedProfiler(overhead_percent, recorder=recorder))
-    else:
-        instrumentation.install(BrickProfiler(recorder=recorder))
+    is_governed = overhead_percent < EVERY_STEP_PERCENT
+    profiler = (
+        GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
+    )
+    profiler._steps.warm_ups = WarmUps()
+    instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
 
 

@@ -43,7 +43,7 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Training
 from cbtop.protocol.signals import let_through
-from cbtop.protocol.vocabulary import BrickId
+from cbtop.protocol.vocabulary import WARM_UP, BrickId
 
 if TYPE_CHECKING:
     from torch import nn
@@ -168,7 +168,9 @@ class OpenStep:
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
         phase, tokens, sequences, cached = self.call
-        step = self._step = Step(steps._steps, phase, tokens, steps.model)
+        warm_ups = steps._steps.warm_ups
+        name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
+        step = self._step = Step(steps._steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
         self._in_burst: Recording | None = None
         self._noting: Noting | None = None
@@ -258,6 +260,10 @@ class OpenStep:
                 except BaseException:  # of a signal handler: what has ended by then ends no more
                     self._step.__exit__(kind, error, trace)
                     raise
+                begun_ns = getattr(self._step, "_begun_ns", None)  # none while nothing is recorded
+                if kind is None and begun_ns is not None and (self._step._name or "").endswith(WARM_UP):
+                    took_ns = clock.perf_counter_ns() - begun_ns
+                    self.steps._steps.warm_ups.took(self.call.phase, self.steps.model, took_ns)
                 for generation in self._unit.generations:
                     generation.prepared = None
             finally:

@@ -15,7 +15,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.layers import BETWEEN, MIN_STEPS, ODD, LayerRow, LayersView
+from cbtop.viewmodels.layers import BETWEEN, MIN_LAYERS, MIN_STEPS, ODD, LayerRow, LayersView
 from cbtop.viewmodels.noise import Change
 
 _NAME_WIDTH = 18
@@ -52,6 +52,12 @@ def slowest_line(layers: LayersView, width: int) -> Line:
     if layers.steps is not None and layers.steps < MIN_STEPS:
         text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like in"
         return fit_line(((f"{text} {formatting.counted(layers.steps, 'step')}: too few to tell", "dim"),), width)
+    many = layers.stands_out(row)
+    if not many:
+        like = len(layers.like(row))
+        why = f"too few like it to tell ({like})" if like < MIN_LAYERS else "others do so, too"
+        text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like: {why}"
+        return fit_line(((text, "dim"),), width)
     name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),
@@ -59,7 +65,7 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
     )
     medians = f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})"
-    others = sum(other.is_odd for other in layers.rows) - 1
+    others = many - 1
     more = f"; {others} more ▼" if others else ""
     more = next((text for text in (medians + more, more, medians) if width_of(line) + cell_len(text) <= width), "")
     return fit_line((*line, (more, "dim")) if more else line, width)

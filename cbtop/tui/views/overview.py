@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual.app import ComposeResult
 
 from cbtop import formatting
-from cbtop.protocol.vocabulary import DeviceKind
+from cbtop.protocol.vocabulary import DeviceKind, is_warm_up
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
@@ -160,7 +160,8 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """A line for each phase, the one shown first."""
     placed = place(PHASE_COLUMNS, width - 2)
-    rows = sorted(source.phases, key=lambda steps: steps.phase != source.phase)
+    shown = [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
+    rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
@@ -286,6 +287,8 @@ def _cost(source: SourceView, width: int, height: int) -> list[Line]:
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
+    if source.warm_up is not None:
+        parts.append(((formatting.warm_up(source.warm_up), "dim"),))
     if source.overhead is not None:
         parts.append(((formatting.overhead(source.overhead), ""),))
     for cost in source.listed.costs if source.listed else ():

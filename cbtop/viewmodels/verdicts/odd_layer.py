@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from cbtop.units import counted, duration
-from cbtop.viewmodels.layers import MIN_STEPS, ODD, LayerRow, LayersView
+from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, ODD_PART, OUTLIER_Z
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
-
-MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
-# The modified z-score 0.6745 (x - median) / MAD, and what is an outlier by it: Iglewicz and Hoaglin, "How to detect
-# and handle outliers" (1993).
-Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # of the layers: where more are slow, that is how the model is made
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,7 +13,7 @@ def _find(view: SourceView) -> Finding | None:
     if layers is None or steps is None or steps.recorded < MIN_STEPS or books is None or not books.close:
         return None
     row = layers.slowest
-    many = _odd_like(layers, row) if row else 0
+    many = layers.stands_out(row) if row else 0
     if row is None or row.p50_us is None or not row.median_us or not row.to_median or not row.excess or not many:
         return None
     name, more_us = row.excess
@@ -44,27 +36,14 @@ def _find(view: SourceView) -> Finding | None:
     )
 
 
-def _odd_like(layers: LayersView, row: LayerRow) -> int:
-    """How many of the layers that `row` compares with stand out at least half as far; 0 where it does not."""
-    times_us = [other.p50_us for other in layers.like(row) if other.p50_us is not None]
-    if len(times_us) < MIN_LAYERS or not row.median_us:
-        return 0
-    usual_us = row.median_us
-    deviation_us = median(abs(us - usual_us) for us in times_us)
-    far_us = max((row.p50_us or 0.0) - usual_us, 0.0) / 2
-    least_us = usual_us + max((ODD - 1) * usual_us, far_us, OUTLIER_Z * deviation_us / Z_OF_MAD)
-    odd = [us for us in times_us if us >= least_us]
-    return len(odd) if len(odd) <= max(1, ODD_PART * len(times_us)) else 0
-
-
 ODD_LAYER = Rule(
     id="odd-layer",
     severity=Severity.WARNING,
     means="One layer takes longer than the others that do the same: its weights lie elsewhere or in another format, "
     "or its kernel took another path.",
     fires=f"Of {MIN_LAYERS} or more layers with the same bricks, in {MIN_STEPS} recorded steps or more, its median "
-    f"is {100 * ODD - 100:.0f} % above the median layer and an outlier (modified z-score above {OUTLIER_Z:g}); at "
-    f"most {100 * ODD_PART:.0f} % of the layers stand out half as far or more.",
+    f"is {100 * ODD - 100:.0f} % above the median layer, by the lower end of its interval, and an outlier (modified "
+    f"z-score above {OUTLIER_Z:g}); at most {100 * ODD_PART:.0f} % of the layers (not the first) do so half as far.",
     advice="Compare its bricks with those of its neighbours in the graph: device, format and shape of its weights.",
     find=_find,
 )

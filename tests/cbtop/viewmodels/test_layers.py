@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -181,11 +182,41 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
     assert layers.slowest.excess == ("between bricks", pytest.approx(100, rel=0.02))
 
 
+@pytest.mark.parametrize("steps", [20, 60, 200])
+def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: int, runtime: Path) -> None:
+    """Each call waits for a processor with a probability of a half, for as long as it runs twice over."""
+    chance, found = random.Random(steps), 0
+    for trial in range(20):
+        clock = Clock()
+        (directory := runtime / str(trial)).mkdir(mode=0o700)
+        profiler = profiler_in(directory, clock)
+        for _ in range(steps):
+            with profiler.step("decode", tokens=1):
+                for layer in range(12):
+                    with profiler.layer(layer), profiler.brick("Attention"):
+                        clock.sleep_us(chance.choice((20, 60)) * chance.gauss(1, 0.05))
+        layers = layers_of(record_of(source_of(directory)))
+        found += any(layers.stands_out(row) for row in layers.rows)
+    assert found <= 1
+
+
+def test_a_slow_layer_stands_out_beside_a_first_one_that_pays_for_cold_caches(runtime: Path) -> None:
+    chance, clock = random.Random(7), Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(25):
+        with profiler.step("decode", tokens=1):
+            for layer in range(6):
+                with profiler.layer(layer), profiler.brick("Attention"):
+                    clock.sleep_us({0: 124, 4: 146}.get(layer, 100) * chance.gauss(1, 0.05))
+    layers = layers_of(record_of(source_of(runtime)))
+    assert [row.name for row in layers.rows if layers.stands_out(row)] == ["Layer 4"]
+
+
 def test_where_now_one_brick_is_slow_and_now_another_nothing_is_said_to_lie_between_them(runtime: Path) -> None:
     """Their medians are as usual and that of the layer is not: what is left over is no time that anybody measured."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    for odd_us in ((20, 30), (80, 30), (80, 30), (20, 100), (20, 100)):
+    for odd_us in ((20, 30), (80, 30), (80, 30), (20, 100), (20, 100)) * 8:
         with profiler.step("decode", tokens=1):
             for layer in range(6):
                 attention_us, down_us = odd_us if layer == 4 else (20, 30)

@@ -39,6 +39,7 @@ class Governed(GovernedProfiler):
 
     def __init__(self, recorder: Recorder, every: int) -> None:
         self.governor = Governor(1, self.announce)
+        self.governor.floor = 0
         BrickProfiler.__init__(self, clock_ns=count(0, 10).__next__, sample_every=4, recorder=recorder)
         self._steps.governor, self._steps.is_sampled = self.governor, self.governor.is_sampled
         self.governor.every = every

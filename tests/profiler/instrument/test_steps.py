@@ -136,6 +136,7 @@ def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(run
     profiler = GovernedProfiler(1, recorder=RingRecorder(runtime))
     turns = iter([True])
     profiler._steps.is_sampled = lambda key: next(turns, False)
+    profiler.governor.floor = 0
     profiler.governor._look_at_step = 1000  # steps: until then it does not decide
     ran = _functions_of_ours(profiler)
     assert ran["Governor.ended"] == 1

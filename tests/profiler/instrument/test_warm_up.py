@@ -1,0 +1,62 @@
+"""The first steps of a kind have a name of their own until steps become no faster."""
+
+from __future__ import annotations
+
+import pytest
+
+from cbtop.profiler.instrument.governor import FIRST_EVERY, FLOOR, Governor
+from cbtop.profiler.instrument.warm_up import LEAST, MOST, WarmUps
+from cbtop.protocol.vocabulary import WARM_UP, NodeKind
+
+MS = 1_000_000
+
+
+def warm_up_of(durations_ms: list[float]) -> int:
+    """How many of the steps belong to the warm-up."""
+    warm_ups = WarmUps()
+    names = []
+    for duration_ms in durations_ms:
+        names.append(warm_ups.named("decode", ""))
+        if names[-1].endswith(WARM_UP):
+            warm_ups.took("decode", "", round(duration_ms * MS))
+    assert names == sorted(names, reverse=True)  # no step of a warm-up comes after another
+    return sum(name == f"decode{WARM_UP}" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("durations_ms", "steps"),
+    [
+        ([10.0] * 50, LEAST),
+        ([67_000.0, *[10.0] * 50], LEAST),
+        ([67_000.0, 30_000.0, *[10.0] * 50], 5),
+        ([900, 800, 600, 400, 200, 100, 50, *[20.0] * 50], 10),
+        ([20.0, 10.0] * 20, LEAST),  # two kinds of steps that take turns
+    ],
+)
+def test_a_warm_up_ends_when_steps_become_no_faster(durations_ms: list[float], steps: int) -> None:
+    assert warm_up_of(durations_ms) == steps
+
+
+def test_a_warm_up_of_steps_that_never_settle_ends_all_the_same() -> None:
+    assert warm_up_of([1000 * 0.8**number for number in range(100)]) == MOST
+
+
+def test_each_phase_and_model_has_a_warm_up_of_its_own() -> None:
+    warm_ups = WarmUps()
+    for _ in range(LEAST):
+        assert warm_ups.named("decode", "").endswith(WARM_UP)
+        warm_ups.took("decode", "", MS)
+    assert warm_ups.named("decode", "") == "decode"
+    assert warm_ups.named("prefill", "").endswith(WARM_UP)
+    assert warm_ups.named("decode", "draft").endswith(WARM_UP)
+
+
+def test_two_steps_of_a_warm_up_are_recorded_and_then_one_in_four_up_to_a_floor() -> None:
+    governor = Governor(3, lambda said: None)
+    warm = [governor.is_sampled((NodeKind.STEP, f"decode{WARM_UP}")) for _ in range(10)]
+    assert warm == [True, True, *[False] * 8]
+    governor.every = 10_000
+    recorded = [governor.is_sampled((NodeKind.STEP, "decode")) for _ in range(2 * FLOOR * FIRST_EVERY)]
+    assert recorded[0]
+    assert FLOOR <= sum(recorded) <= FLOOR + 1
+    assert sum(recorded[: FLOOR * FIRST_EVERY + FIRST_EVERY]) >= FLOOR - 1
