@@ -32,6 +32,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.lanes import Lane, Span
+from cbtop.viewmodels.layers import MIN_STEPS
 from cbtop.viewmodels.model import (
     BesideView,
     BooksView,
@@ -449,6 +450,17 @@ def sample(every: int | None) -> str:
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
+
+
+def inside_of_all(source: SourceView) -> str:
+    """Of how many steps the figures inside them are, where that is not of the window, or of few; else ""."""
+    steps = source.steps
+    if steps is None or not steps.recorded:
+        return ""
+    few = f"{counted(steps.recorded, 'recorded step')}"
+    if source.is_inside_of_all:
+        return f"bricks and layers: of {few} since the warm-up, for these seconds have fewer than {MIN_STEPS}"
+    return f"bricks and layers: of {few} only" if steps.recorded < min(MIN_STEPS, steps.count) else ""
 
 
 def warm_up(found: WarmUpView) -> str:

@@ -164,6 +164,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "range_s": view.window.range_s if view.window else None,
         "since_s": view.since_s,
         "stretch": _stretch(view.stretch),
+        "inside_of_all": view.is_inside_of_all,
         "warm_up": asdict(view.warm_up) if view.warm_up else None,
         "moved_gb_per_sec": view.moved_gb_per_sec,
         "phase": view.phase,

@@ -135,6 +135,8 @@ def _head(view: SourceView) -> str:
     lines.append(_shown_time(view))
     if view.warm_up is not None:
         lines.append(fmt.warm_up(view.warm_up))
+    if few := fmt.inside_of_all(view):
+        lines.append(few)
     shown = [steps for steps in view.phases if steps.phase == view.phase or not is_warm_up(steps.phase)]
     for steps in shown:
         chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")

@@ -700,6 +700,9 @@ class SourceView:
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
     stretch: StretchView | None = None  # None without steps, or while none has ended
     warm_up: WarmUpView | None = None  # None without such steps
+    is_inside_of_all: bool = (
+        False  # what lies in steps is of all that was seen: the window has too few recorded steps
+    )
     compiling: CompilingView | None = None  # None where no compilation was told of, and of a merge
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None

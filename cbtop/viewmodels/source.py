@@ -21,7 +21,7 @@ from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import GraphRows, graph_rows
 from cbtop.viewmodels.kernels import BrickKernels, kernels_of
-from cbtop.viewmodels.layers import layers_view
+from cbtop.viewmodels.layers import MIN_STEPS, layers_view
 from cbtop.viewmodels.model import (
     BesideView,
     CeilingRow,
@@ -103,6 +103,9 @@ def source_view(
     parts = _Parts(record, found, name, ceilings)
     checks = parts.checks
     steps = parts.steps
+    if steps is not None and parts.is_inside_of_all:
+        steps = parts.with_recorded(steps)
+        phases = tuple(steps if one.phase == steps.phase else one for one in phases)
     hello, manifest, state = record.hello, record.manifest, record.state
     return SourceView(
         key=record.key,
@@ -148,6 +151,7 @@ def source_view(
         since_s=since_s(record),
         stretch=found.stretch_view,
         warm_up=warm_up_view(record),
+        is_inside_of_all=parts.is_inside_of_all,
         compiling=compiling_view(record.compilations.values(), found.stretch),
         critical_path=Later(lambda: parts.graph[1]),
         stall=stall_view(record),
@@ -174,9 +178,36 @@ class _Parts:
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
+    def all_steps(self) -> StepsView | None:
+        """The steps of all that was seen."""
+        return next(
+            (one for one in steps_views(self._record, self._record.stats, None) if one.phase == self._phase), None
+        )
+
+    @cached_property
+    def is_inside_of_all(self) -> bool:
+        """Whether the window has so few recorded steps that what lies in steps is shown of all that was seen."""
+        if self._found.window is None or self._record.window.is_range or self.steps is None or not self.steps.count:
+            return False
+        return (
+            self.steps.recorded < MIN_STEPS
+            and self.all_steps is not None
+            and self.all_steps.recorded > self.steps.recorded
+        )
+
+    def with_recorded(self, steps: StepsView) -> StepsView:
+        """`steps` with the recorded ones of all that was seen."""
+        every = self.all_steps
+        return (
+            steps
+            if every is None
+            else replace(steps, recorded=every.recorded, recorded_mean_us=every.recorded_mean_us)
+        )
+
+    @cached_property
     def totals(self) -> PhaseTotals:
         """Those that are shown."""
-        if self._found.window is None:
+        if self._found.window is None or self.is_inside_of_all:
             return self.whole
         return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
 
@@ -199,7 +230,7 @@ class _Parts:
     @cached_property
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
-        if self._found.window and self.totals.step is not None:
+        if self._found.window and self.totals is not self.whole and self.totals.step is not None:
             # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
             bricks = [
                 replace(

@@ -287,6 +287,8 @@ def _cost(source: SourceView, width: int, height: int) -> list[Line]:
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
+    if few := formatting.inside_of_all(source):
+        parts.append(((few, "warn"),))
     if source.warm_up is not None:
         parts.append(((formatting.warm_up(source.warm_up), "dim"),))
     if source.overhead is not None:
