@@ -18,7 +18,7 @@
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
 enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE };
 enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_RUNNER, OF_ARE_IN, OF_STEPS, OF_KEYS,
-       OF_RECORDED, OF_LOOKS };
+       OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
 enum {
     OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
@@ -49,7 +49,7 @@ typedef struct {
 static Slots plain[PLAIN_TYPES] = {
     [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache"}},
     [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "_are_in", "_steps", "_keys",
-                     "_recorded", "_looks"}},
+                     "_recorded", "_looks", "kernels_due_ns"}},
     [UNIT] = {{"open", "generations"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
                     "call", "_step", "_in_burst", "_noting"}},
@@ -438,6 +438,9 @@ ONCE_A_STEP static int
 begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
            PyObject *kwargs, int64_t called_ns, PyObject **begun)
 {
+    int64_t due_ns;
+    if (number_in(PLAIN_SLOT(steps, MODEL_STEPS, OF_KERNELS_DUE_NS), &due_ns) && due_ns > 0 && called_ns >= due_ns)
+        return IN_PYTHON;
     int sort = sort_of_step(steps, path, position, unit);
     if (sort == IN_PYTHON)
         return IN_PYTHON;

@@ -69,6 +69,19 @@ class Durations:
         self.sum_of_squares += duration_ns * duration_ns
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
+    def merge(self, other: Durations) -> None:
+        """Add all launches of `other`."""
+        self.count += other.count
+        self.sum_ns += other.sum_ns
+        self.sum_of_squares += other.sum_of_squares
+        self.min_ns, self.max_ns = min(self.min_ns, other.min_ns), max(self.max_ns, other.max_ns)
+
+    def copy(self) -> Durations:
+        """Return another one with the same launches."""
+        found = Durations()
+        found.merge(self)
+        return found
+
     @property
     def mean_ns(self) -> float:
         return min(max(self.sum_ns / self.count, self.min_ns), self.max_ns)

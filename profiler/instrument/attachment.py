@@ -45,6 +45,7 @@ from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions
+from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     attribute_of,
@@ -127,6 +128,7 @@ class Attachment:
         self.stacks = plan.stacks
         self.timing = timing_of(self.profiler, root) if plan.parts else Timing(self.profiler._host_path)
         self.steps.time_on(self.timing)
+        self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
         self._sections = {section.place: self._timed(section) for section in plan.sections}
         self.steps.calls = [call for section in self._sections.values() for call in section.calls]

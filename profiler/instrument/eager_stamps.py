@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.kernel_bursts import records_by_kernels
 from cbtop.profiler.instrument.module_tree import devices_of
 from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
 from cbtop.profiler.instrument.trouble import in_words, say
@@ -39,7 +40,8 @@ class Timing:
 
     path: Path
     backend: str = ""  # of what runs on a device
-    is_there: bool = False  # by stamps on its device
+    is_there: bool = False  # on its device
+    by_kernels: bool = False  # as CUPTI records them, see kernel_steps.py; else by stamps
 
     @property
     def position(self) -> Position:
@@ -84,6 +86,8 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     if not kinds:
         return Timing(profiler._host_path)
     device = _only_cuda_device(model)
+    if device is not None and records_by_kernels(profiler):
+        return Timing(profiler._host_path, "torch on cuda", is_there=True, by_kernels=True)
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)

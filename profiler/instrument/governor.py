@@ -196,6 +196,7 @@ class Governor:
         "floor",
         "has_looked",
         "look_ns",
+        "models_by_kernels",
         "told_ns",
     )
 
@@ -203,6 +204,7 @@ class Governor:
         self._allowed_percent = allowed_percent
         self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
+        self.models_by_kernels: set[str] = set()  # whose steps are all plain, or recorded by kernel_steps.py
         self.floor = FLOOR  # a benchmark that tells which steps are recorded sets it to 0
         self.forget()
 
@@ -226,6 +228,9 @@ class Governor:
     def is_sampled(self, key: object) -> bool:
         """Whether the step of kind `key` that begins now is recorded."""
         number = self._begun.get(key)
+        if self.models_by_kernels and _model_in(key) in self.models_by_kernels:
+            self._begun[key] = (number or 0) + 1
+            return False
         if number is None:
             early = self._early.get(key)
             if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
@@ -280,7 +285,7 @@ class Governor:
 
     def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
         """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
-        if not self._has_announced:
+        if not self._has_announced and not self.models_by_kernels:
             self._has_announced = True
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
         self.has_looked = False
@@ -348,6 +353,8 @@ class Governor:
         self._recent_ns /= 2
         for kind in kinds:
             kind.recent /= 2
+        if cost is None and self.models_by_kernels:
+            return  # what those cost, kernel_steps.py says
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
@@ -364,6 +371,11 @@ class Governor:
         # Noise may make recorded steps seem faster than plain ones: a cost is never below zero.
         low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
         self._announce(Sampling(every, middle, low, high, self._allowed_percent))
+
+
+def _model_in(key: object) -> str:
+    """The model in the key of a kind of step, see `Step`."""
+    return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 
 def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:

@@ -15,8 +15,9 @@ import contextlib
 import threading
 import weakref
 from _thread import get_ident
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -52,10 +53,26 @@ _here: dict[int, Recording] = {}  # the step of a burst that each thread is in
 _is_left_on = False
 
 
+class Owner(Protocol):
+    """Whose steps are recorded by their kernels."""
+
+    burst: KernelBurst
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the step is still to be recorded."""
+
+    def recorded(self, step: Hashable) -> None:
+        """A step of that key was."""
+
+    def refuse(self, error: Exception) -> None:
+        """It cannot be, for `error`."""
+
+
 class Recording:
     """One step of a burst, in the thread that runs it."""
 
-    def __init__(self, bursts: Bursts, window: Window, step: Hashable, stream: int) -> None:
+    def __init__(self, bursts: Owner, window: Window, step: Hashable, stream: int) -> None:
         self.bursts = bursts
         self.window = window
         self.step = step  # its key
@@ -162,7 +179,7 @@ class Bursts:
             window = Window(new_cupti(), new_driver(), has_calls=has_calls)
             recording = Recording(self, window, step, _stream())
             window.begin()
-            _here[get_ident()] = recording
+            enter_here(recording)
             around: Any = steps.path.position.step
             if around is not None:  # it would be longer than others
                 around.cancel()
@@ -185,8 +202,9 @@ class Bursts:
             self._answer(Answer(request.number, State.RUNNING, done))
             return
         self._request, self.looked_at = None, request.word()
+        burst, self.burst = self.burst, KernelBurst()
         try:
-            self._announce(request)
+            self.announce(burst, request.number)
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, _FAILED)
             self._answer(Answer(request.number, State.FAILED))
@@ -202,12 +220,15 @@ class Bursts:
             self._answer(Answer(request.number, state))
         ours(error, _FAILED)
 
-    def _announce(self, request: Request) -> None:
-        """Let every kernel be a node under its brick, and say what was measured of it."""
+    def announce(self, burst: KernelBurst, number: int = 0) -> None:
+        """Let every kernel be a node under its brick, and say what was measured of it.
+
+        `number` is that of the request; 0: nobody asked.
+        """
         profiler = self._profiler()
         if profiler is None:
             return
-        burst, found = self.burst, []
+        found = []
         root: Any = profiler._path.position.scope
         while root.parent is not None:
             root = root.parent
@@ -239,8 +260,7 @@ class Bursts:
                 )
             )
         steps = sum(burst.steps.values())
-        profiler.announce(Found(request.number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
-        self.burst = KernelBurst()
+        profiler.announce(Found(number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
 
     def _answer(self, answer: Answer) -> None:
         if self._recorder is not None:
@@ -250,12 +270,26 @@ class Bursts:
 _bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
 
 
+#: Profilers that record steps of eager models by their kernels (kernel_steps.py), until CUPTI is refused.
+by_kernels: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
+
+
+def records_by_kernels(profiler: BrickProfiler) -> bool:
+    """Whether steps of eager models of `profiler` are recorded by their kernels."""
+    return profiler in by_kernels
+
+
 def bursts_of(profiler: BrickProfiler) -> Bursts:
     """Those of the process as `profiler` records it."""
     found = _bursts.get(profiler)
     if found is None:
         found = _bursts[profiler] = Bursts(profiler)
     return found
+
+
+def enter_here(recording: Recording) -> None:
+    """The calling thread is in that step from now on, until `Recording.end`."""
+    _here[get_ident()] = recording
 
 
 def recording_here() -> Recording | None:
@@ -270,10 +304,13 @@ def _stream() -> int:
 class PlacedCalls(Capture):
     """Calls in a step of a burst: what is launched in each, is launched there."""
 
-    def __init__(self, recording: Recording, labelled: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, recording: Recording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
+    ) -> None:
         super().__init__(lambda: None)
-        self._recording = recording
+        self.recording = recording
         self._labelled = labelled
+        self._elements = elements  # of all calls by their place, without the step; None: nobody asks for them
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
@@ -281,21 +318,23 @@ class PlacedCalls(Capture):
         if span is not None:
             keys = self._around[-1] if key is None else (*self._around[-1], key)
             self._around.append(keys)
-            self._recording.window.enter(_place(keys))
+            self.recording.window.enter(_place(keys))
         return span
 
     def end(self, span: Span | None, elements: int = 0) -> None:
         before = len(self.open)
+        if self._elements is not None and span is not None and span.key is not None and span in self.open:
+            self._elements[self._around[-1][1:]] += elements
         super().end(span, elements)
         for _ in range(before - len(self.open)):
             self._around.pop()
-            self._recording.window.leave()
+            self.recording.window.leave()
 
     def start_brick(self, brick: Hashable, /) -> Span | None:
         return self.begin(self._labelled(brick), None)
 
     def failed(self, error: Exception) -> None:
-        self._recording.bursts.refuse(error)
+        self.recording.bursts.refuse(error)
 
 
 # --- captured graphs ------------------------------------------------------------------------------------------------

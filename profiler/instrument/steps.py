@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.instrument.kernel_steps import KernelSteps
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -177,6 +178,9 @@ class OpenStep:
 
     def begin(self) -> None:
         self._unit.open.append(self)
+        by_kernels = self.steps.kernel_steps
+        if by_kernels is not None and self._begin_by_kernels(by_kernels):
+            return
         bursts = self.steps.bursts
         is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
         if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
@@ -282,15 +286,31 @@ class OpenStep:
         except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
             self.steps.failed(trouble)
 
+    def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
+        """Let this step be recorded by its kernels; gives whether it is."""
+        is_due = by_kernels.is_due(clock.perf_counter_ns())
+        if not is_due or len(self._unit.open) > 1 or (self._step._name or "").endswith(WARM_UP):
+            return False
+        self.steps.follow(None)
+        placed = by_kernels.begin(self._step._key, self.call)
+        if placed is None:
+            return False
+        self._note_in(placed)
+        return True
+
+    def _note_in(self, placed: PlacedCalls) -> None:
+        self._in_burst = placed.recording
+        noting = self._noting = Noting(self.steps, placed)
+        captures[get_ident()] = noting.capture
+        noting.begin(self.call)
+
     def _begin_in_burst(self) -> bool:
         """Let its kernels be recorded instead of its times; gives whether they are."""
         self.steps.follow(None)
-        recording = self._in_burst = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
+        recording = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
         if recording is None:
             return False
-        noting = self._noting = Noting(self.steps, PlacedCalls(recording, self.steps.labelled))
-        captures[get_ident()] = noting.capture
-        noting.begin(self.call)
+        self._note_in(PlacedCalls(recording, self.steps.labelled))
         return True
 
     def _end_in_burst(self) -> None:
@@ -356,6 +376,8 @@ class ModelSteps:
         "changed",
         "give_up",
         "is_of_runner",
+        "kernel_steps",
+        "kernels_due_ns",
         "labelled",
         "look_every",
         "measured",
@@ -385,6 +407,8 @@ class ModelSteps:
         self.changed = changed  # plans anew where the model is no longer what it was
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
+        self.kernel_steps: KernelSteps | None = None  # who records steps by their kernels, where that is done
+        self.kernels_due_ns = 0  # when the next one is to be, on the host's clock; 0: never; read in C
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
         self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
@@ -403,7 +427,7 @@ class ModelSteps:
         self.timing, self.labelled = timing.path, timing.labelled
         #: What times calls of modules, and of functions: the hot path itself where it can be, which is called in C.
         self.path: HotPath | Path = getattr(timing.path, "_hot_path", timing.path)
-        self.times = timing if timing.backend else self.path
+        self.times = timing if timing.backend and not timing.by_kernels else self.path
         self._steps = self.profiler._steps_on(timing.path)
 
     def after_fork(self) -> None:
@@ -480,7 +504,9 @@ class ModelSteps:
             if not self.profiler.enabled:
                 self.follow(None)
                 return None
-            if self.timing.is_over:
+            by_kernels = self.kernel_steps
+            if self.timing.is_over or (by_kernels is not None and by_kernels.has_failed):
+                self.kernel_steps, self.kernels_due_ns = None, 0
                 self.changed()
             position = self.path.position
             here = position.unit

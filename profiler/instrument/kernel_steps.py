@@ -1,0 +1,187 @@
+"""Records steps of an eager model on a CUDA device by their kernels, one every so often.
+
+Stamps between modules make a step of small kernels wait for the host, so that their times are those of launches. So a
+step is recorded as CUPTI sees it: a brick takes as long as its kernels together, and the step takes as long as the
+plain step before it, or as its kernels if these take longer. What is left is time in which the device waited.
+
+Rules
+- All other steps are plain. The step that CUPTI records is in no statistics: its record stands for it.
+- A window costs the host the opening, the wait for the device and the closing, about 25 ms. The next one is due when
+  that is within the share allowed.
+- Steps of a warm-up are not recorded.
+- If CUPTI is refused or held by another tool, one line says so, and stamps time the model (eager_stamps.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window
+from cbtop.profiler.instrument import kernel_bursts
+from cbtop.profiler.instrument.governor import USED
+from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
+from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.protocol import clock
+from cbtop.protocol.messages import Sampling
+
+LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
+KEPT = 3  # windows whose kernels are shown in the graph
+TOLD_EVERY = 8  # windows
+
+
+class KernelSteps:
+    """Decides which steps of one model are recorded by kernels, and records them."""
+
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps  # the ModelSteps of the model
+        self._bursts = bursts_of(steps.profiler)
+        self.due_ns = 0  # on the host's clock; C code reads what `steps.kernels_due_ns` says
+        self.has_failed = False
+        self.is_running = False
+        self.burst = KernelBurst()
+        self._kept: deque[KernelBurst] = deque(maxlen=KEPT)
+        self._elements: Counter[Keys] = Counter()
+        self._windows = 0
+        self._began_ns = self._first_ns = self._paid_ns = 0
+        self._plain_ns = 0
+        self._call: Any = None
+        profiler: Any = steps.profiler
+        self._governor = profiler.governor
+        self._governor.models_by_kernels.add(steps.model)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether the step that begins now is to be recorded."""
+        return now_ns >= self.due_ns and not self.has_failed
+
+    def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
+        """Record the step of that key, which begins; None if it cannot be."""
+        self._began_ns = clock.perf_counter_ns()
+        self._pause(LEAST_PAUSE_NS)
+        kind = self._governor._kinds.get((call.phase, self._steps.model))
+        plain_ns = None if kind is None else kind.plain_ns
+        if plain_ns is None or torch.cuda._is_in_bad_fork() or not kernel_bursts.is_on_cuda():
+            return None
+        if not kernel_bursts._one_at_a_time.acquire(blocking=False):
+            return None
+        try:
+            window = Window(kernel_bursts.new_cupti(), kernel_bursts.new_driver(), has_calls=True)
+            recording = Recording(self, window, key, kernel_bursts._stream())
+            window.begin()
+            kernel_bursts.enter_here(recording)
+        except BaseException as error:
+            kernel_bursts._one_at_a_time.release()
+            if not isinstance(error, Exception):
+                raise
+            self.refuse(error)
+            return None
+        self.is_running, self._plain_ns, self._call = True, plain_ns, call
+        self._elements.clear()
+        return PlacedCalls(recording, self._steps.labelled, self._elements)
+
+    def recorded(self, step: Hashable) -> None:
+        """The step has ended on the device: record what its kernels took."""
+        burst, self.burst = self.burst, KernelBurst()
+        self.is_running = False
+        burst.steps[step] += 1
+        try:
+            if burst.kernels:
+                self._record(step, burst)
+        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            ours(error, "a step is not recorded by its kernels")
+        self._count(clock.perf_counter_ns())
+
+    def refuse(self, error: Exception) -> None:
+        """CUPTI is not to be had: the model is timed by stamps from its next step on."""
+        self.is_running, self.has_failed = False, True
+        self.burst = KernelBurst()
+        kernel_bursts.by_kernels.discard(self._steps.profiler)
+        self._governor.models_by_kernels.discard(self._steps.model)
+        ours_of = in_words(error)
+        say(f"kernels are not recorded ({ours_of}): the device is timed by stamps, which slow the steps they are in")
+
+    def _pause(self, pause_ns: int) -> None:
+        self.due_ns = self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
+
+    def _count(self, ended_ns: int) -> None:
+        """Take what the window cost, and let the next one be due when that is within the share."""
+        governor = self._governor
+        paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
+        self._first_ns = self._first_ns or self._began_ns
+        self._paid_ns += paid_ns
+        self._windows += 1
+        pause_ns = round(paid_ns / (USED * governor.allowed_share))
+        self._pause(min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns)))
+        lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
+        percent = 100 * self._paid_ns / lived_ns
+        every = max(1, round(pause_ns / max(1, self._plain_ns)))
+        profiler = self._steps.profiler
+        profiler.announce(Sampling(every, percent, percent, percent, governor._allowed_percent))
+        if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
+            try:
+                self._bursts.announce(_together(self._kept))
+            except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+                ours(error, "kernels are not in the graph")
+
+    def _record(self, step: Hashable, burst: KernelBurst) -> None:
+        self._kept.append(burst)
+        took_ns: dict[Keys, int] = {}
+        for (keys, _), durations in burst.kernels.items():
+            took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
+        duration_ns = max(sum(took_ns.values()), self._plain_ns)
+        now_ns = clock.perf_counter_ns()
+        parts = _parts(took_ns, now_ns - duration_ns, self._elements)
+        call, steps = self._call, self._steps
+        steps.profiler._steps.record(
+            call.phase,
+            call.tokens,
+            now_ns - duration_ns,
+            now_ns,
+            parts,
+            model=steps.model,
+            sequences=call.sequences or None,
+        )
+
+
+def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
+    """One part for each place, one behind the other in the order in which they first ran, each around those in it."""
+    inside: dict[Keys, list[Keys]] = {}
+    for keys in took_ns:
+        for length in range(1, len(keys) + 1):
+            around, one = keys[: length - 1], keys[:length]
+            siblings = inside.setdefault(around, [])
+            if one not in siblings:
+                siblings.append(one)
+    parts: list[tuple[Keys, int, int, int]] = []
+
+    def place(keys: Keys, at_ns: int) -> int:
+        begun_ns = at_ns
+        at_ns += took_ns.get(keys, 0)
+        for one in inside.get(keys, ()):
+            at_ns = place(one, at_ns)
+        if keys:
+            parts.append((keys, begun_ns, at_ns, elements.get(keys, 0)))
+        return at_ns
+
+    place((), begin_ns)
+    return parts
+
+
+def _together(bursts: deque[KernelBurst]) -> KernelBurst:
+    """The sum of several bursts."""
+    found = KernelBurst()
+    for burst in bursts:
+        found.steps.update(burst.steps)
+        found.unplaced += burst.unplaced
+        found.lost += burst.lost
+        found.left_out += burst.left_out
+        for place, durations in burst.kernels.items():
+            there = found.kernels.get(place)
+            if there is None:
+                found.kernels[place] = durations.copy()
+            else:
+                there.merge(durations)
+    return found
