@@ -376,7 +376,7 @@ class Attachment:
 
 
 def _devices_in(state: list[object]) -> set[object]:
-    return {entry for entry in state if type(entry) is torch.device}
+    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
 def _said_of(part: Part) -> Hashable:
