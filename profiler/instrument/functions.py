@@ -451,7 +451,10 @@ def _pairs(
     new, columns = queries[-2:]
     kept, value_columns = values[-2:]
     pairs = new * kept
-    if is_causal and new > 1:
+    if is_causal and new > 1 and label == "sdpa":  # torch aligns the first query with the first key
+        seen = min(new, kept)
+        pairs = seen * (seen + 1) // 2 + (new - seen) * kept
+    elif is_causal and new > 1:  # others the last with the last
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any], Hashable]  # (mode, size of the image) -> brick
-MAX_SIZES = 64  # of images of one convolution; the work is unknown for further sizes
+MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of further sizes
 
 
 def is_symbolic() -> bool:
@@ -151,7 +151,6 @@ class BrickCall(Call):
         "_key",
         "_key_in",
         "_keys",
-        "_mode",
         "_model",
         "_path",
         "_start",
@@ -165,8 +164,8 @@ class BrickCall(Call):
         super().__init__(module)
         self._key = key
         self._key_in = key_in
-        self._keys: dict[Hashable, Hashable] = {}  # by mode and size, all kept: C borrows them
-        self._mode: Hashable = None
+        # By mode and size. C borrows them: `key_in` keeps each that it has given.
+        self._keys: dict[Hashable, Hashable] = {}
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # of the products in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
@@ -184,14 +183,14 @@ class BrickCall(Call):
     def follow(self, mode: Hashable) -> None:
         """Record the module as the brick that it is in steps of `mode`."""
         if self._key_in is not None:
-            self._mode = mode
+            if len(self._keys) >= MAX_KEYS:
+                self._keys.clear()
             self._key = self._known_key(mode, None)
 
     def _known_key(self, mode: Hashable, size: Hashable) -> Hashable:
         found = self._keys.get((mode, size))
         if found is None:
             assert self._key_in is not None
-            self._keys.setdefault((None, None), self._key)
             found = self._keys[mode, size] = self._key_in(mode, size)
         return found
 
@@ -233,11 +232,15 @@ class BrickCall(Call):
 class SizedCall(BrickCall):
     """Times each call of a convolution whose work depends on the size of its image."""
 
-    __slots__ = ("_axes",)
+    __slots__ = ("_axes", "_mode")
 
     def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn, axes: int) -> None:
         super().__init__(module, key, steps, key_in)
         self._axes = axes
+        self._mode: Hashable = None
+
+    def follow(self, mode: Hashable) -> None:
+        self._mode = mode  # without a size its work is not known, whatever the mode
 
     __call__ = BrickCall.__call__  # in Python, also on a compiled hot path
 
@@ -248,7 +251,7 @@ class SizedCall(BrickCall):
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             size = tuple(image.shape[-self._axes :])
         is_new = (self._mode, size) not in self._keys
-        return self._key if is_new and len(self._keys) >= MAX_SIZES else self._known_key(self._mode, size)
+        return self._key if is_new and len(self._keys) >= MAX_KEYS else self._known_key(self._mode, size)
 
 
 class NotedCall(Call):
