@@ -891,7 +891,7 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
    calling one does is their `__call__`, in Python; Dynamo looks into that. Here is the same in C, for steps that the
    compiled hot path records; whatever is other than that is left to Python. */
 
-enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD };
+enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
 enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
@@ -907,7 +907,7 @@ typedef struct {
 
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
 static PyObject *function_call(PyObject *self, PyObject *args, PyObject *kwargs);
-static Calls module_calls = {{"_path", "_key", "_model", "module", "instead"}, module_call};
+static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "asks"}, module_call};
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
@@ -1194,8 +1194,8 @@ living(PyObject *reference)
 #endif
 }
 
-/* As BrickCall.__call__. Whoever calls holds `self`, and this what never changes once it is made: it is borrowed, for to
-   count a reference is to touch the line of its object. */
+/* As BrickCall.__call__. Whoever calls holds `self`, and this what it has had since it was made, each of its keys too: it
+   is borrowed, for to count a reference is to touch the line of its object. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1203,13 +1203,23 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (UNLIKELY(path == NULL || !Py_IS_TYPE(path, HotPathType)))
         return call_with(module_calls.in_python, self, args, kwargs);
     DEEPER(1);
-    PyObject *key = lent_by(&module_calls, self, MODULE_KEY), *model = lent_by(&module_calls, self, MODULE_MODEL);
+    PyObject *key = NULL, *model = lent_by(&module_calls, self, MODULE_MODEL);
     PyObject *module = lent_by(&module_calls, self, MODULE_MODULE);
     PyObject *called = slot_of(&module_calls, self, MODULE_INSTEAD), *living_module = NULL;
     Position *position;
     int is_timed = is_in_step((HotPath *)path, model, &position);
     if (is_timed < 0)
         goto done;
+    PyObject *asks = is_timed ? lent_by(&module_calls, self, MODULE_ASKS) : NULL;
+    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* of what runs first: about once a step */
+        Py_INCREF(asks);
+        PyObject *asked = PyObject_CallNoArgs(asks);
+        Py_DECREF(asks);
+        if (asked == NULL)
+            goto done;
+        Py_DECREF(asked);
+    }
+    key = lent_by(&module_calls, self, MODULE_KEY); /* asking may have changed it */
     if (is_timed && position->left != NULL && position->left->call_after != self) {
         position->left->call_after = self;
         position->left->module_after = module;
@@ -1265,7 +1275,7 @@ is_inside(Position *position, PyObject *name)
     return is_same;
 }
 
-enum { QUERY_SHAPE, KEY_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
+enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
 /* What decides what `brick_of` makes of the arguments, where that is shapes: of attention that hides no key, of one query
    in each sequence. A tuple; NULL where they are others, with an exception set where asking raised one. */
@@ -1274,18 +1284,20 @@ shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
     if (queries < 0 || PyTuple_GET_SIZE(args) <= queries + 3 || PyTuple_GET_ITEM(args, queries + 3) != Py_None)
         return NULL;
-    PyObject *query = PyTuple_GET_ITEM(args, queries), *key = PyTuple_GET_ITEM(args, queries + 1), *name, *value;
-    if ((PyObject *)Py_TYPE(query) != tensor_type || (PyObject *)Py_TYPE(key) != tensor_type)
+    PyObject *query = PyTuple_GET_ITEM(args, queries), *key = PyTuple_GET_ITEM(args, queries + 1);
+    PyObject *value = PyTuple_GET_ITEM(args, queries + 2), *name, *argument;
+    if ((PyObject *)Py_TYPE(query) != tensor_type || (PyObject *)Py_TYPE(key) != tensor_type ||
+        (PyObject *)Py_TYPE(value) != tensor_type)
         return NULL;
-    for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
-        if (value != Py_None && PySet_Contains(hiding, name) != 0)
+    for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &argument);)
+        if (argument != Py_None && PySet_Contains(hiding, name) != 0)
             return NULL;
     PyObject *asked = ask_whether_overridden(query);
     Py_XDECREF(asked);
     if (asked != Py_False)
         return NULL;
-    PyObject *const whose[] = {query, key, key, query};
-    PyObject *const names[] = {shape_of_tensor, shape_of_tensor, dtype_of_tensor, is_cpu_of_tensor};
+    PyObject *const whose[] = {query, key, value, key, query};
+    PyObject *const names[] = {shape_of_tensor, shape_of_tensor, shape_of_tensor, dtype_of_tensor, is_cpu_of_tensor};
     PyObject *found = PyTuple_New(LAST_PARTS);
     for (int i = 0; found != NULL && i < FOUND; i++) {
         PyObject *part = PyObject_GetAttr(whose[i], names[i]);
@@ -1320,7 +1332,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
         PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
         int is_alike = last != NULL && PyTuple_GET_ITEM(last, KEY_TYPE) == PyTuple_GET_ITEM(shapes, KEY_TYPE) &&
                        PyTuple_GET_ITEM(last, IS_CPU) == PyTuple_GET_ITEM(shapes, IS_CPU);
-        for (int i = QUERY_SHAPE; is_alike == 1 && i <= KEY_SHAPE; i++)
+        for (int i = QUERY_SHAPE; is_alike == 1 && i <= VALUE_SHAPE; i++)
             is_alike = PyObject_RichCompareBool(PyTuple_GET_ITEM(last, i), PyTuple_GET_ITEM(shapes, i), Py_EQ);
         if (is_alike == 1)
             found = Py_NewRef(PyTuple_GET_ITEM(last, FOUND));

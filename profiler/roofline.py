@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cbtop.protocol.attributes import UNKNOWN_TYPE
+
 UNSURE_PERCENT = 10  # of a roof: rounds further apart than that say little of what is possible
 LIMITING_PERCENT = 60  # of a roof: what is below that of every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
@@ -49,7 +51,9 @@ def is_integer(dtype: str) -> bool:
 
 def stands_under(dtype: str, roof_dtype: str) -> bool:
     """Whether work on numbers of `dtype` has a compute roof for `roof_dtype` above it: its own, or where one of both
-    is not told, any of floats."""
+    is not told, any of floats. No roof is above an unknown type."""
+    if dtype == UNKNOWN_TYPE:
+        return False
     if dtype and roof_dtype:
         return dtype == roof_dtype
     return not is_integer(dtype or roof_dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
+UNKNOWN_TYPE = "unknown type"  # as `Work.dtype`
 MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
 
 Grid = tuple[int, int, int]
@@ -30,7 +31,8 @@ class Work:
     A collective's elements are those of all it is about, `size_bytes_per_element` the bytes of one of them; its bytes
     are bus bytes: what each link must carry at least.
     `dtype` is that of the numbers that are multiplied (`float32`, `bfloat16`, `int8`), whose roof it stands under; ""
-    says floats of a kind that is not told. An operation of integers counts as one FLOP.
+    says floats of a kind that is not told, and `UNKNOWN_TYPE` that it cannot be known: no roof is above that. An
+    operation of integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None

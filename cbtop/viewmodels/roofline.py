@@ -12,6 +12,8 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, RooflineView, StepsView
 from cbtop.viewmodels.on_demand import with_parts
 
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # than float32
+
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
     """The ceilings, as old as they are `now_s` (Unix time)."""
@@ -45,6 +47,21 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if stands_under(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
     return [peak for peak in peaks if any(peak in own for own in over)] if all(over) else []
+
+
+def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
+    """Return what to do about a brick that computes as fast as the machine can.
+
+    A lower precision is advised if it multiplies float32 and the machine was measured to be faster in one.
+    """
+    ceilings = list(ceilings)
+    here = max((peak.value for peak in peaks_over(brick, ceilings)), default=None)
+    faster = [one for one in ceilings if one.kind == "compute" and one.dtype in LOWER_PRECISIONS]
+    best = max(faster, key=_value, default=None)
+    if brick.dtypes != ("float32",) or best is None or here is None or best.value <= here:
+        return "Compute less."
+    rate = f"{number(best.value)} {best.unit}"
+    return f"Compute less, or in a lower precision: {best.dtype} was measured to reach {rate} here."
 
 
 def shared_note(steps: StepsView | None) -> str:

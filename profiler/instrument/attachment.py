@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import os
 import sys
@@ -43,8 +44,9 @@ from cbtop.profiler.instrument.call_attribute import (
 from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
+from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
-from cbtop.profiler.instrument.functions import GENERATION, Functions
+from cbtop.profiler.instrument.functions import GENERATION, Functions, forget_types
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
@@ -53,17 +55,19 @@ from cbtop.profiler.instrument.module_tree import (
     one_of_each_class,
     parameters_and_buffers,
 )
-from cbtop.profiler.instrument.planning import Part, Plan, Section, holds_a_stack, plan_of, state_of
+from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
+from cbtop.profiler.instrument.planning import Part, Plan, Product, Section, holds_a_stack, plan_of, state_of
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
-from cbtop.profiler.instrument.work import backend_of, stored_bytes_of
-from cbtop.profiler.instrument.wrapping import BrickCall, follow_host, is_compiled, is_symbolic
+from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
+from cbtop.profiler.instrument.wrapping import BrickCall, SizedCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+MAX_ASKING = 2  # products before the layers, and first layers: each asks for 0.2 us a step
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
@@ -119,6 +123,7 @@ class Attachment:
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
         self.steps.root = self.root
+        self.steps.follow_mode = self._follow_mode
         self._engine = engine
         self._how_measured = ""  # the times of captured graphs, once that is known
         self.is_attached = True
@@ -130,16 +135,53 @@ class Attachment:
         self.steps.time_on(self.timing)
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
+        self._look_at_mode(root)
         self._sections = {section.place: self._timed(section) for section in plan.sections}
-        self.steps.calls = [call for section in self._sections.values() for call in section.calls]
+        self._ask_first()
         self.steps.look_through(len(self._others))
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
 
     def _timed(self, section: Section) -> _TimedSection:
         keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in section.parts]
-        calls = [BrickCall(part.module, key, self.steps) for part, key in zip(section.parts, keys, strict=True)]
+        calls = [self._call(part, key) for part, key in zip(section.parts, keys, strict=True)]
         others = [weakref.ref(module) for module in (*section.others, *(part.module for part in section.parts))]
         return _TimedSection(section.state, section.visited, calls, others)
+
+    def _ask_first(self) -> None:
+        """Let the first layers, and the first products before them, ask for the mode of each step."""
+        calls = [call for section in self._sections.values() for call in section.calls]
+        layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
+        for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
+            call.asks = self.steps.ask
+        self.steps.calls = calls
+
+    def _call(self, part: Part, key: Hashable) -> BrickCall:
+        if part.product is None:
+            return BrickCall(part.module, key, self.steps)
+        definitions, module, is_there = self._said.definitions, weakref.ref(part.module), self.timing.is_there
+        key_in = functools.partial(_key_in, definitions, module, part.product, key, is_there)
+        if depends_on_size(part.module):
+            sized = SizedCall(part.module, key, self.steps, key_in, dimensions(part.module))
+            sized.follow(self._mode)
+            sized.may_be_first = part.product.may_be_first
+            return sized
+        call = BrickCall(part.module, key, self.steps, key_in)
+        call.may_be_first = part.product.may_be_first
+        return call
+
+    def _look_at_mode(self, root: nn.Module) -> bool:
+        """Note the mode in which `root` is called here. Returns whether it has changed."""
+        before = getattr(self, "_mode", None)
+        self._mode = mode_of(root)
+        self.steps.ask_of(device_of(root), adapted_in(root), self._mode)
+        return self._mode != before
+
+    def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
+        """Update the bricks for the mode of the step that runs now."""
+        self._mode = self._mode._replace(autocast=autocast, adapters=adapters)
+        for call in self.steps.calls:
+            call.follow(self._mode)
+        forget_types()
 
     def _follow_changes(self, root: nn.Module, plan: Plan, state: list[object]) -> None:
         """Time the sections of `plan` that are new, and those that are unchanged as before."""
@@ -158,7 +200,10 @@ class Attachment:
                 section.place: former[section.place] if section.is_unchanged else self._timed(section)
                 for section in plan.sections
             }
-            self.steps.calls = [call for section in self._sections.values() for call in section.calls]
+            self._ask_first()
+            if self._look_at_mode(root):
+                for call in self.steps.calls:
+                    call.follow(self._mode)
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
@@ -272,6 +317,7 @@ class Attachment:
             return
         compilations.tell(self.profiler)
         state = state_of(root)
+        self._look_at_float32(root)
         may_lie_elsewhere = bool(self.timing.backend) or _devices_in(state) != _devices_in(self._state)
         is_as_it_was = is_as_it_was and state == self._state
         timing = self.timing
@@ -285,14 +331,14 @@ class Attachment:
             return
         with _lock:
             known = self._known() if timing == self.timing else {}
-            plan = plan_of(root, is_timed_there=timing.is_there, known=known)
+            plan = plan_of(root, is_timed_there=timing.is_there, known=known, mode=mode_of(root))
             if plan is not None and known:
                 trunk = [call.module() for call in self._trunk]
                 has_same_trunk = len(trunk) == len(plan.trunk) and all(map(operator.is_, trunk, plan.trunk))
                 if has_same_trunk and self.is_attached:
                     self._follow_changes(root, plan, state)
                     return
-                plan = plan_of(root, is_timed_there=timing.is_there)
+                plan = plan_of(root, is_timed_there=timing.is_there, mode=mode_of(root))
             if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
                 self._state = state
                 return
@@ -302,6 +348,15 @@ class Attachment:
                 _attached.setdefault(module, self)
             self.announce(root, plan)
             self.begin()
+
+    def _look_at_float32(self, root: nn.Module) -> None:
+        """Follow torch's settings for products of float32."""
+        types = types_of_float32(device_of(root))
+        if types != (self._mode.products, self._mode.convolutions):
+            self._mode = self._mode._replace(products=types[0], convolutions=types[1])
+            for call in self.steps.calls:
+                call.follow(self._mode)
+            forget_types()
 
     def _known(self) -> dict[Hashable, _TimedSection]:
         """The sections that can stay if their state is the same: an id may be that of a newer module otherwise."""
@@ -323,14 +378,36 @@ class Attachment:
 
 
 def _devices_in(state: list[object]) -> set[object]:
-    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype)}
+    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
 def _said_of(part: Part) -> Hashable:
     key = part.key
     if isinstance(key, BrickDefinition):
-        return part.path, key.name, key.label, key.backend, key.work
+        return _said_at(part.path if part.product is None else part.product.place, key)
     return key
+
+
+def _said_at(path: str, brick: BrickDefinition) -> Hashable:
+    return path, brick.name, brick.label, brick.backend, brick.work
+
+
+def _key_in(
+    definitions: dict[Hashable, Hashable],
+    reference: weakref.ref[nn.Module],
+    product: Product,
+    key: Hashable,
+    is_timed_there: bool,
+    mode: Mode,
+    size: Any,
+) -> Hashable:
+    """Return the brick of a module in a mode, for an image of `size`. `key` is the brick of the plan."""
+    module = reference()
+    if module is None or not isinstance(key, BrickDefinition):
+        return key
+    work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=product.top_k, size=size)
+    brick = key if work == key.work else replace(key, work=work)
+    return definitions.setdefault(_said_at(product.place, brick), brick)
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
@@ -344,7 +421,7 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
             raise ValueError(why)
         profiler = BrickProfiler() if profiler is None else profiler
         is_there = holds_a_stack(model) and timing_of(profiler, model).is_there
-        plan = plan_of(model, is_timed_there=is_there)
+        plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
         if plan is None:
             kind = type(model).__name__
             raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
@@ -356,7 +433,8 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
     with _lock:
         attachment: Attachment | None = _attached.get(model)
         if attachment is None or attachment.root() is not model:
-            plan = plan_of(model, is_timed_there=timing_of(profiler, model).is_there) or Plan()
+            is_there = timing_of(profiler, model).is_there
+            plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model)) or Plan()
             if not shows_bricks or _why_not(model):
                 plan = Plan(plan.stacks)
             attachment = _begin(model, plan, profiler, engine)

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
+from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
 from cbtop.profiler.instrument.steps import Generation, recorded_here, unit
 from cbtop.profiler.instrument.swapping import (
     Timed,
@@ -221,7 +224,7 @@ class FunctionCall:
     there what `brick_of` made of the last call of attention whose query is the argument numbered `queries`.
     """
 
-    __slots__ = ("brick", "brick_of", "first", "last", "name", "original", "queries")
+    __slots__ = ("__weakref__", "brick", "brick_of", "first", "last", "name", "original", "queries")
 
     def __init__(
         self,
@@ -265,6 +268,7 @@ class FunctionCall:
         return result
 
 
+_attentions: weakref.WeakSet[FunctionCall] = weakref.WeakSet()
 _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
@@ -295,7 +299,18 @@ def _call_of(
     brick_of: BrickOf | None,
     queries: int | None,
 ) -> FunctionCall:
-    return FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
+    call = FunctionCall(original, name, brick, first, brick_of and _unless_it_is_odd(brick_of, name), queries)
+    if queries is not None:
+        _attentions.add(call)
+    return call
+
+
+def forget_types() -> None:
+    """Inspect the next call of each attention again: it may multiply a different type now."""
+    multiplied_type.cache_clear()
+    for call in list(_attentions):
+        if hasattr(call, "last"):
+            del call.last
 
 
 def timed(
@@ -346,12 +361,12 @@ def brick_of_function(function: str) -> BrickDefinition | None:
     if function == _CACHE_UPDATE:
         return brick_of_name(classification.KV_WRITE)
     if name == "scaled_dot_product_attention":
-        return _attention_brick(classification.ATTENTION_FUSED, "sdpa", 0, 0, 0)
+        return _attention_brick(classification.ATTENTION_FUSED, "sdpa", 0, 0, "")
     label = name.removesuffix(_ATTENTION)
     if not file or label == name:
         return None
     kind = classification.ATTENTION_EAGER if label == "eager" else classification.ATTENTION_FUSED
-    return _attention_brick(kind, label.strip("_"), 0, 0, 0)
+    return _attention_brick(kind, label.strip("_"), 0, 0, "")
 
 
 def _rope(original: Function) -> Function:
@@ -376,9 +391,10 @@ def _fused(label: str, queries: int) -> BrickOf:
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
         if len(args) > queries + 3:
-            query, key, _, mask = args[queries : queries + 4]
+            query, key, value, mask = args[queries : queries + 4]
         else:
             query, key = named(args, kwargs, queries, "query"), named(args, kwargs, queries + 1, "key")
+            value = named(args, kwargs, queries + 2, "value")
             mask = named(args, kwargs, queries + 3, "attention_mask" if queries else "attn_mask")
         is_causal = kwargs.get("is_causal")
         if is_causal is None:
@@ -386,7 +402,7 @@ def _fused(label: str, queries: int) -> BrickOf:
         hides = mask is not None or (
             not _HIDE.isdisjoint(kwargs) and any([kwargs.get(word) is not None for word in _HIDE])
         )
-        return _attended(name, label, query, key, hides, bool(is_causal))
+        return _attended(name, label, (query, key, value), hides, bool(is_causal))
 
     return brick_of
 
@@ -396,7 +412,8 @@ def _eager(original: Function) -> Function:
     name = classification.ATTENTION_EAGER
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
-        return _attended(name, "eager", named(args, kwargs, 1, "query"), named(args, kwargs, 2, "key"), False, False)
+        given = [named(args, kwargs, at, word) for at, word in enumerate(("query", "key", "value"), 1)]
+        return _attended(name, "eager", given, False, False)
 
     return timed(original, name, brick_of=brick_of)
 
@@ -406,37 +423,55 @@ def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
     return args[at] if len(args) > at else kwargs.get(name)
 
 
-def _attended(name: str, label: str, query: Any, key: Any, has_mask: bool, is_causal: bool) -> tuple[Any, int]:
-    """The brick, and the pairs of a query and a key over all heads; what a mask hides only a device knows."""
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
-        return _attention_brick(name, label, 0, 0, 0), 0
-    return _pairs(name, label, query.shape, key.shape, key.element_size(), not has_mask, is_causal and not has_mask)
+def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
+    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows what a mask hides.
+
+    `given` are the queries, keys and values.
+    """
+    query, key, value = given
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return _attention_brick(name, label, 0, 0, ""), 0
+    device = query.device.type
+    autocast = get_autocast_dtype(device) if device in AUTOCAST_DEVICES and is_autocast_enabled(device) else None
+    dtype = multiplied_type(query.dtype, device, autocast)
+    shapes = query.shape, key.shape, value.shape
+    return _pairs(name, label, shapes, key.element_size(), dtype, not has_mask, is_causal and not has_mask)
 
 
 @functools.lru_cache(maxsize=256)  # all layers of a step are alike
 def _pairs(
-    name: str, label: str, queries: Any, keys: Any, itemsize: int, is_known: bool, is_causal: bool
+    name: str, label: str, shapes: Any, itemsize: int, dtype: str, is_known: bool, is_causal: bool
 ) -> tuple[Any, int]:
-    if len(queries) != 4 or len(keys) != 4 or queries[3] != keys[3]:  # the last: keys on their side
-        return _attention_brick(name, label, 0, 0, 0), 0
-    sequences, heads, new, columns = queries
-    _, key_heads, kept, _ = keys
+    queries, keys, values = shapes
+    axes = len(queries)
+    # The axes may be in a different order: keys on their side.
+    is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
+    if is_odd:
+        return _attention_brick(name, label, 0, 0, ""), 0
+    new, columns = queries[-2:]
+    kept, value_columns = values[-2:]
     pairs = new * kept
-    if is_causal and new > 1:
+    if is_causal and new > 1 and label == "sdpa":  # torch aligns the first query with the first key
+        seen = min(new, kept)
+        pairs = seen * (seen + 1) // 2 + (new - seen) * kept
+    elif is_causal and new > 1:  # others the last with the last
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
+    elements = math.prod(queries[:-2]) * pairs
     if not is_known:
-        return _attention_brick(name, label, 0, 0, 0), sequences * heads * pairs
-    shared = max(1, heads // max(1, key_heads))
-    return _attention_brick(name, label, columns, shared, itemsize if new == 1 else 0), sequences * heads * pairs
+        return _attention_brick(name, label, 0, 0, ""), elements
+    read = 0.0  # bytes for each pair; known if a single query reads all keys and values once
+    if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
+        heads = max(1, queries[-3])
+        read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads
+    return _attention_brick(name, label, columns + value_columns, read, dtype), elements
 
 
 @functools.lru_cache(maxsize=256)
-def _attention_brick(name: str, label: str, columns: int, shared: int, itemsize: int) -> BrickDefinition:
-    """`shared` heads of queries read one head of keys; bytes are known where one query reads them all once."""
+def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
+    """`columns` of a key and its value together, and `read_bytes` for each pair; 0: unknown."""
     work = None
     if columns:
-        read = 2 * columns * itemsize / shared if itemsize else None
-        work = Work(flops_per_element=4 * columns, bytes_per_element=read)
+        work = Work(flops_per_element=2 * columns, bytes_per_element=read_bytes or None, dtype=dtype)
     return BrickDefinition(name, BrickCategory.ATTENTION, backend="torch", work=work, label=label)
 
 

@@ -6,8 +6,8 @@ plain step before it, or as its kernels if these take longer. What is left is ti
 
 Rules
 - All other steps are plain. The step that CUPTI records is in no statistics: its record stands for it.
-- A window costs the host the opening, the wait for the device and the closing, about 25 ms. The next one is due when
-  that is within the share allowed.
+- A window costs the host the opening, the wait for the device and the closing, 25 to 40 ms. The next one is due when
+  that is within the share allowed, or within 5 % until FLOOR steps are recorded.
 - Steps of a warm-up are not recorded.
 - If CUPTI is refused or held by another tool, one line says so, and stamps time the model (eager_stamps.py).
 """
@@ -22,13 +22,14 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import USED
+from cbtop.profiler.instrument.governor import FLOOR, USED
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
+FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
 KEPT = 3  # windows whose kernels are shown in the graph
 TOLD_EVERY = 8  # windows
 
@@ -113,7 +114,8 @@ class KernelSteps:
         self._first_ns = self._first_ns or self._began_ns
         self._paid_ns += paid_ns
         self._windows += 1
-        pause_ns = round(paid_ns / (USED * governor.allowed_share))
+        share = governor.allowed_share if self._windows >= FLOOR else max(governor.allowed_share, FLOOR_SHARE)
+        pause_ns = round(paid_ns / (USED * share))
         self._pause(min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns)))
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns

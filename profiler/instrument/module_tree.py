@@ -157,6 +157,13 @@ def _has_method(kind: type, name: str) -> bool:
     return type(_of_class(kind, name)) is FunctionType
 
 
+def _home_of(kind: type, name: str) -> str:
+    """Return the module that defines the method `name` of this class; "" if it is not a function."""
+    method = _of_class(kind, name)
+    return method.__module__ if type(method) is FunctionType else ""
+
+
+home_of: Callable[[type, str], str] = functools.lru_cache(maxsize=256)(_home_of)
 can_be_asked: Callable[..., bool] = functools.lru_cache(maxsize=64)(_can_be_asked)
 has_method: Callable[[type, str], bool] = functools.lru_cache(maxsize=64)(_has_method)
 

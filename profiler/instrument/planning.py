@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch.nn import Parameter
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.adapters import has_adapters, state_of_adapters
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
+from cbtop.profiler.instrument.convolutions import is_convolution
+from cbtop.profiler.instrument.experts import chosen_experts
 from cbtop.profiler.instrument.module_tree import (
     attributes_of,
     children_of,
@@ -21,6 +24,7 @@ from cbtop.profiler.instrument.module_tree import (
     modules_of,
     parameters_of,
 )
+from cbtop.profiler.instrument.multiplied import PLAIN, Mode
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -29,7 +33,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
+_NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
 LEAST_BLOCK_WEIGHTS = 1 << 17  # some 20 us: to time a block takes 1 us
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The facts that decide the work of a brick, besides its module and the mode. See `work_of`."""
+
+    brick: BrickId | str
+    top_k: int | None = None
+    place: str = ""  # the path that its definition has: all experts of a list share one
+    may_be_first: bool = False  # it multiplies, and comes before the first layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class Part:
     path: str
     module: nn.Module
     key: Hashable
+    product: Product | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +105,11 @@ def holds_a_stack(root: nn.Module) -> bool:
 
 
 def plan_of(
-    root: nn.Module, *, is_timed_there: bool = False, known: Mapping[Hashable, Known] | None = None
+    root: nn.Module,
+    *,
+    is_timed_there: bool = False,
+    known: Mapping[Hashable, Known] | None = None,
+    mode: Mode = PLAIN,
 ) -> Plan | None:
     """The plan of `root`, timed by the host or on its device; None if it holds no stack of layers.
 
@@ -101,6 +121,7 @@ def plan_of(
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
+    planner.mode = mode
     planner.known = known or {}
     planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
     planner.plan.trunk = stacks.trunk
@@ -123,6 +144,8 @@ def state_of(root: nn.Module) -> list[object]:
                 if weight is not None:
                     state += (weight.dtype, weight.device, weight.shape)
                     break
+        elif has_adapters(module):
+            state.append(state_of_adapters(module))
     return state
 
 
@@ -181,11 +204,23 @@ def _is_large(block: nn.Module) -> bool:
     return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
+class _Found(NamedTuple):
+    """A brick before it has its definition."""
+
+    path: str
+    module: nn.Module
+    kind: Kind
+    top_k: int | None  # of grouped experts
+    may_be_first: bool
+
+
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
         self.section = Section(None)  # that is planned now
         self.known: Mapping[Hashable, Known] = {}
+        self.mode = PLAIN
+        self._has_met_layers = False
         self._shares_modules = False  # the section that is planned now leaves out modules of others
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
@@ -194,7 +229,7 @@ class _Planner:
         self._vocabulary = _vocabulary(root)
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
-        self._found: list[tuple[str, nn.Module, Kind]] = []  # bricks of the layer, or of what lies outside of layers
+        self._found: list[_Found] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
         # Layers of a stack are alike: what was found of a module in one is so of its like in the next.
         self._layer = ("", "")  # the path of the layer that is planned now, and that of its stack
@@ -226,13 +261,19 @@ class _Planner:
             if kind is None:
                 self.section.others.append(child)
             else:
-                self._found.append((inside, child, kind))
+                top_k = None
+                if kind.brick == MOE_EXPERTS:
+                    beside = [one for _, one in children if one is not child]
+                    top_k = chosen_experts(child, module, beside)
+                may_be_first = not in_layer and not self._has_met_layers and kind.brick not in _NO_PRODUCTS
+                self._found.append(_Found(inside, child, kind, top_k, may_be_first))
             if kind is None or kind.shows_inside:
                 self.walk(child, inside, around, in_layer=in_layer)
             else:
                 self.section.others += modules_of(child)[1:]
 
     def _walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
+        self._has_met_layers = True
         self.section.others.append(stack)
         outside, self._found = self._found, []
         for at, (index, layer) in enumerate(children_of(stack)):
@@ -276,22 +317,27 @@ class _Planner:
     def finish(self) -> None:
         """Define the bricks found since the last time; a label that two of a name share grows by one part."""
         count: dict[tuple[str, str], int] = {}
-        for path, _, kind in self._found:
+        for path, _, kind, *_ in self._found:
             place = (kind.name, _label(path, 1))
             count[place] = count.get(place, 0) + 1
-        for path, module, kind in self._found:
+        for found in self._found:
+            path, kind = found.path, found.kind
             label = _label(path, 1 if count[(kind.name, _label(path, 1))] == 1 else 2)
-            self.section.parts.append(Part(path, module, self._definition(path, module, kind, label)))
+            is_one_of_experts = kind.brick == MOE_EXPERTS and path.rpartition(".")[2].isdigit()
+            if is_one_of_experts:
+                path, label = path.rpartition(".")[0], "experts"
+            definition = self._experts.get(path) if is_one_of_experts else None
+            if definition is None:
+                definition = self._definition(path, found, label)
+            product = None if kind.shows_inside else Product(kind.brick, found.top_k, path, found.may_be_first)
+            self.section.parts.append(Part(found.path, found.module, definition, product))
         self._found = []
 
-    def _definition(self, path: str, module: nn.Module, kind: Kind, label: str) -> BrickDefinition:
+    def _definition(self, path: str, found: _Found, label: str) -> BrickDefinition:
+        _, module, kind, top_k, _ = found
         brick = kind.brick if isinstance(kind.brick, BrickId) else None
-        if kind.brick == MOE_EXPERTS and path.rpartition(".")[2].isdigit():
-            path, label = path.rpartition(".")[0], "experts"
-            if path in self._experts:
-                return self._experts[path]
         weights = _weights_of(module)
-        alike = (self._place(path), label, kind, type(module), weights)
+        alike = (self._place(path), label, kind, type(module), weights, top_k)
         definition = None if weights is None else self._alike.get(alike)
         if definition is None:
             is_timed_there = self._is_timed_there
@@ -302,7 +348,7 @@ class _Planner:
                 backend=self._backend_of(module),
                 work=UNKNOWN_WORK
                 if kind.shows_inside
-                else work_of(module, kind.brick, is_timed_there=is_timed_there),
+                else work_of(module, kind.brick, is_timed_there=is_timed_there, mode=self.mode, top_k=top_k),
                 label=label,
             )
         self._experts[path] = definition
@@ -319,8 +365,8 @@ class _Planner:
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """What the work of a module with plain parameters and nothing else follows from; None of any other."""
-    if module._modules or module._buffers or not module._parameters:
-        return None
+    if module._modules or module._buffers or not module._parameters or is_convolution(module):
+        return None  # of convolutions that also follows from their settings
     held: list[object] = []
     for weight in module._parameters.values():
         if weight is not None:

@@ -2,19 +2,22 @@
 
 Rules
 - Nothing is measured here: one small file is read as the model is attached, and where its weights were changed.
-- A compute roof is one of the type that most of the weights have. Of a type that none was measured for, such as
-  weights in four bits, the bandwidths alone are given, and that is said.
+- A compute roof has a type, and applies to bricks that multiply that type. All are announced: autocast may multiply
+  a type other than that of the weights, and a verdict recommends a faster type that the machine has.
+- If no roof was measured for the type of most weights, the manifest says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cbtop.profiler.instrument.module_tree import parameters_of
+from cbtop.profiler.instrument.module_tree import modules_of, parameters_of
+from cbtop.profiler.instrument.multiplied import PACKED
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
@@ -23,24 +26,28 @@ from cbtop.protocol.signals import let_through
 if TYPE_CHECKING:
     from torch import nn
 
-# By the type of weights. Of float32 on a GPU the program chooses whether its products use TF32, call by call.
+# The multiplied type of each compute roof. Older files hold no type.
 _COMPUTE = {
-    "float32": ("fma_float32", "matmul_float32", "matmul_tf32"),
-    "bfloat16": ("matmul_bfloat16",),
-    "float16": ("matmul_float16",),
+    "fma_float32": "float32",
+    "matmul_float32": "float32",
+    "matmul_tf32": "tf32",
+    "matmul_bfloat16": "bfloat16",
+    "matmul_float16": "float16",
 }
+_INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisation
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
     """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
     try:
-        return _roofs_over(parameters_of(model))
+        packed = any([type(module).__module__ in PACKED for module in modules_of(model)])
+        return _roofs_over(parameters_of(model), multiplies_int8=packed)
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         let_through(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"
 
 
-def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
+def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Sequence[Ceiling], str]:
     devices = {parameter.device for parameter in parameters}
     if len(devices) != 1:
         return (), f"its weights lie on {len(devices)} devices" if devices else "the model has no weights"
@@ -51,11 +58,17 @@ def _roofs_over(parameters: Sequence[Any]) -> tuple[Sequence[Ceiling], str]:
     for parameter in parameters:
         sizes[parameter.dtype] += parameter.numel()
     dtype = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
-    wanted = _COMPUTE.get(dtype, ())
-    over = [one for one in roofs.ceilings if one.kind in ("bandwidth", "cache") or one.name in wanted]
-    if all([one.kind != "compute" for one in over]):
+    types = _COMPUTE if not multiplies_int8 else _COMPUTE | {_INT8: "int8"}
+    over = [
+        _with_type(one, types) for one in roofs.ceilings if one.kind in ("bandwidth", "cache") or one.name in types
+    ]
+    if all([one.dtype != dtype for one in over]):
         return over, f"none was measured for weights in {dtype}"
     return over, ""
+
+
+def _with_type(ceiling: Ceiling, types: Mapping[str, str]) -> Ceiling:
+    return replace(ceiling, dtype=types.get(ceiling.name, ""))
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:

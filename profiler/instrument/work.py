@@ -3,7 +3,8 @@
 Rules
 - The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
 - Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
-- What is not known stays unknown: a class of its own, experts of which the router takes some, a mask's contents.
+- What is not known stays unknown: a class of its own, the experts that the router chooses, a mask's contents.
+- The multiplied type is part of the work. Under autocast it differs from the type of the weights: see multiplied.py.
 - Of a module on another device than the CPU nothing is counted where the host alone times it: that sees when it was
   launched, and no rate is made of that.
 """
@@ -12,13 +13,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cbtop.profiler.instrument.module_tree import attribute_of, first_tensor, tensors_of
-from cbtop.protocol.attributes import UNKNOWN_WORK, Work
+from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, state_of_adapters
+from cbtop.profiler.instrument.convolutions import convolved, is_convolution
+from cbtop.profiler.instrument.experts import flops_per_element
+from cbtop.profiler.instrument.module_tree import (
+    attribute_of,
+    children_of,
+    first_tensor,
+    home_of,
+    modules_of,
+    tensors_of,
+)
+from cbtop.profiler.instrument.multiplied import (
+    CONVOLUTION,
+    PACKED,
+    PLAIN,
+    PRODUCT,
+    Mode,
+    autocast_type,
+    computed_type,
+    type_name,
+    types_of_float32,
+)
+from cbtop.protocol.attributes import UNKNOWN_TYPE, UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
@@ -30,39 +54,202 @@ _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 
+# Modules whose products multiply in the type of their weights, or in the type of autocast.
+_KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
 _TORCHS = "torch.nn.modules.linear"  # the linear layers of torch itself: others pack their weights
 
 
-def work_of(module: nn.Module, brick: BrickId | str, *, is_timed_there: bool = False) -> Work:
-    """What a call of `module` does, as far as it is known; `is_timed_there`: on its device, whichever that is."""
+def work_of(
+    module: nn.Module,
+    brick: BrickId | str,
+    *,
+    is_timed_there: bool = False,
+    mode: Mode = PLAIN,
+    top_k: int | None = None,
+    size: Sequence[int] | None = None,
+) -> Work:
+    """Return what a call of `module` does, as far as it is known.
+
+    `is_timed_there`: it is timed on its device. `top_k`: a token runs through this number of grouped experts. `size`:
+    the size of the image for a convolution.
+    """
     if device_of(module) != "cpu" and not is_timed_there:
         return UNKNOWN_WORK
-    weights = stored_bytes(module)
     itemsize = _itemsize(module)
-    kind: Any = type(module)
-    if brick in _NORMS and _may_add(kind):
-        return UNKNOWN_WORK
     if brick in _NORMS:
-        return Work(flops_per_element=_NORMS[brick], bytes_per_call=weights, bytes_per_element=2 * itemsize)  # type: ignore[index]
+        return _work_of_norm(module, _NORMS[brick], itemsize, mode)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
         columns = attribute_of(module, "embedding_dim")
         # A row is read and written for each token.
-        return Work() if columns is None else Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize)
+        return (
+            Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize) if columns and itemsize else UNKNOWN_WORK
+        )
     if brick == BrickId.ACTIVATION:
         return Work(bytes_per_element=2 * itemsize) if itemsize else UNKNOWN_WORK
+    if has_adapters(module):
+        return _work_of_adapted(module, mode)
+    if is_convolution(module):
+        return _work_of_convolution(module, mode, size)
+    flops = flops_per_element(module, top_k)
+    if flops is not None:  # the contents of the tokens decide which experts are read
+        return Work(flops_per_element=flops, dtype=_type_of_experts(module, mode))
+    return _work_of_product(module, mode)
+
+
+def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> Work:
+    kind: Any = type(module)
+    if _may_add(kind):
+        return UNKNOWN_WORK
+    is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
+    dtype = "float64" if is_double else "float32"  # half-precision inputs are converted, too
+    if not itemsize or mode.autocast is not None:  # it may be given another type than it has
+        return Work(flops_per_element=flops, dtype=dtype)
+    return Work(
+        flops_per_element=flops, bytes_per_call=stored_bytes(module), bytes_per_element=2 * itemsize, dtype=dtype
+    )
+
+
+def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     sizes = product_sizes(module)
     if sizes is None:
         return UNKNOWN_WORK
     columns, rows = sizes
+    packed = _packed_weights(module)
+    if packed is not None:
+        return _work_of_packed(packed, columns, rows)
+    if any([first_tensor(child) is not None for _, child in children_of(module)]):
+        return UNKNOWN_WORK  # it computes its weights, or multiplies by more
+    if all([one is None for one in (*module._parameters.values(), *module._buffers.values())]):
+        return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # its weights are stored elsewhere
     weight = module._parameters.get("weight", attribute_of(module, "weight"))
     shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
+    if len(shape) > 2:
+        return _work_of_matrices(module, rows, mode)
     if type(module).__module__ == _TORCHS and len(shape) == 2 and all(shape):
         rows, columns = shape  # what it computes with, whatever its attributes say
+    itemsize, dtype = _types(module, mode)
     return Work(
         flops_per_element=2 * rows,
-        bytes_per_call=weights,
+        bytes_per_call=_read_bytes(module, mode),
         bytes_per_element=itemsize * (1 + rows / columns) if itemsize else None,
+        dtype=dtype,
     )
+
+
+def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
+    """Return the work of a module with a matrix for each expert, where each row meets one expert."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
+        return UNKNOWN_WORK
+    return Work(flops_per_element=2 * rows, dtype=_types(module, mode)[1])
+
+
+def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | None) -> Work:
+    found = convolved(module, size)
+    if found is None:
+        return UNKNOWN_WORK
+    itemsize, dtype = _types(module, mode, CONVOLUTION)
+    return Work(
+        flops_per_element=found.flops,
+        bytes_per_call=_read_bytes(module, mode),
+        bytes_per_element=itemsize * (1 + found.outputs) if itemsize else None,
+        dtype=dtype,
+    )
+
+
+def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
+    """Return the work of a product and the low-rank products that are added to it."""
+    found = low_rank_products(module)
+    base = UNKNOWN_WORK if found is None else _work_of_product(found[0], mode)
+    sizes = None if found is None else product_sizes(found[0])
+    if found is None or sizes is None or base.flops_per_element is None:
+        return UNKNOWN_WORK
+    columns, flops, moved, dtypes = sizes[0], base.flops_per_element, base.bytes_per_call, {base.dtype}
+    for product in found[1]:
+        weight = product._parameters.get("weight")
+        if type(product).__module__ != _TORCHS or weight is None:
+            return UNKNOWN_WORK
+        flops += 2 * weight.numel() / columns
+        moved = None if moved is None else moved + _read_bytes(product, mode)
+        dtypes.add(_types(product, mode)[1])
+    dtype = dtypes.pop() if len(dtypes) == 1 else UNKNOWN_TYPE
+    return Work(None, flops, moved, base.bytes_per_element, dtype=dtype)
+
+
+class _Packed(NamedTuple):
+    """Weights that torch's eager quantisation holds outside of parameters and buffers."""
+
+    itemsize: int  # bytes of a weight
+    bias_bytes: int
+    is_whole: bool  # whole numbers are multiplied
+    activation_bytes: int
+
+
+def _packed_weights(module: nn.Module) -> _Packed | None:
+    activation_bytes = PACKED.get(type(module).__module__)
+    holder = module._modules.get("_packed_params")
+    if activation_bytes is None or holder is None:
+        return None
+    dtype, packed = attribute_of(holder, "dtype"), attribute_of(holder, "_packed_params")
+    if dtype not in (torch.qint8, torch.float16) or type(packed) is not torch.ScriptObject:
+        return None
+    bias = packed.bias()
+    is_whole = dtype is torch.qint8
+    return _Packed(1 if is_whole else 2, 0 if bias is None else int(bias.nbytes), is_whole, activation_bytes)
+
+
+def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
+    """Return the work with these weights. Scales are not counted: 8 bytes a row at most."""
+    return Work(
+        flops_per_element=2 * rows,
+        bytes_per_call=columns * rows * packed.itemsize + packed.bias_bytes,
+        bytes_per_element=packed.activation_bytes * (1 + rows / columns),
+        dtype="int8" if packed.is_whole else "float32",  # weights in float16 are converted
+    )
+
+
+def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
+    """Return the bytes of an activation, 0 if unknown, and the type that the product multiplies."""
+    held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
+    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
+    if not tensors:
+        return 0, UNKNOWN_TYPE
+    largest = max(tensors, key=lambda tensor: tensor.numel())
+    if type(largest) not in (Parameter, Tensor) or not largest.is_floating_point() or largest.element_size() == 1:
+        return _itemsize(module), UNKNOWN_TYPE
+    kind: Any = type(module)
+    if not home_of(kind, "forward").startswith(_KNOWN):
+        return largest.element_size(), UNKNOWN_TYPE  # it may convert its weights to the type of what it is given
+    computed = computed_type(largest.dtype, mode)
+    return computed.itemsize, type_name(computed, mode, operator)
+
+
+def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
+    """Return the type that grouped experts multiply. Their kernels may ignore autocast."""
+    weights = first_tensor(experts)
+    return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
+
+
+def _read_bytes(module: nn.Module, mode: Mode) -> int:
+    """Return the bytes of weights that a call reads at least. Autocast may keep converted weights."""
+    stored = stored_bytes(module)
+    if mode.autocast is None:
+        return stored
+    plain = [tensor for tensor in tensors_of(module) if type(tensor) is Parameter]
+    smaller = [tensor.element_size() - computed_type(tensor.dtype, mode).itemsize for tensor in plain]
+    return stored - int(sum(tensor.numel() * max(0, size) for tensor, size in zip(plain, smaller, strict=True)))
+
+
+def mode_of(root: nn.Module) -> Mode:
+    """Return the mode in which `root` is called here and now."""
+    device, adapted = device_of(root), adapted_in(root)
+    adapters = None if adapted is None else state_of_adapters(adapted)
+    return Mode(autocast_type(device), adapters, *types_of_float32(device))
+
+
+def adapted_in(root: nn.Module) -> nn.Module | None:
+    """Return the first layer of `root` that has adapters."""
+    return next(filter(has_adapters, modules_of(root)), None)
 
 
 def device_of(*modules: nn.Module) -> str:

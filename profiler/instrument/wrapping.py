@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cbtop.profiler.path import Path
+
+
+KeyIn = Callable[[Any, Any], Hashable]  # (mode, size of the image) -> brick
+MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of further sizes
 
 
 def is_symbolic() -> bool:
@@ -135,16 +139,35 @@ class Timed(Protocol):
 class BrickCall(Call):
     """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given.
 
+    `asks` is called before, if it is set. `key_in` gives the brick by the mode, because the multiplied type is a part
+    of its work. Without it the brick is always the same.
+
     Only in steps of its model: another's, which shares the module, are timed by that one's call, and what runs in no
     step (a layer by itself, what a backward pass computes again) is part of no sample.
     On a compiled hot path calls are made in C, which does the same.
     """
 
-    __slots__ = ("_key", "_model", "_path", "_start", "_steps", "_stop")
+    __slots__ = (
+        "_key",
+        "_key_in",
+        "_keys",
+        "_model",
+        "_path",
+        "_start",
+        "_steps",
+        "_stop",
+        "asks",
+        "may_be_first",
+    )
 
-    def __init__(self, module: nn.Module, key: Hashable, steps: Timed) -> None:
+    def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None) -> None:
         super().__init__(module)
         self._key = key
+        self._key_in = key_in
+        # By mode and size. C borrows them: `key_in` keeps each that it has given.
+        self._keys: dict[Hashable, Hashable] = {}
+        self.asks: Callable[[], None] | None = None
+        self.may_be_first = False  # of the products in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
         self._start, self._stop = steps.path.start_brick, steps.path.stop_brick
 
@@ -155,6 +178,24 @@ class BrickCall(Call):
     @property
     def key(self) -> Hashable:
         """Its brick, or layer."""
+        return self._key
+
+    def follow(self, mode: Hashable) -> None:
+        """Record the module as the brick that it is in steps of `mode`."""
+        if self._key_in is not None:
+            if len(self._keys) >= MAX_KEYS:
+                self._keys.clear()
+            self._key = self._known_key(mode, None)
+
+    def _known_key(self, mode: Hashable, size: Hashable) -> Hashable:
+        found = self._keys.get((mode, size))
+        if found is None:
+            assert self._key_in is not None
+            found = self._keys[mode, size] = self._key_in(mode, size)
+        return found
+
+    def _key_of(self, args: Any, kwargs: Any) -> Hashable:
+        """Return the brick of a call with these arguments."""
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
@@ -169,7 +210,9 @@ class BrickCall(Call):
         try:
             step: Any = self._path.position.step
             if step is not None and step.model == self._model:
-                timer = self._start(self._key)
+                if self.asks is not None:
+                    self.asks()
+                timer = self._start(self._key_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "some calls are not timed")
         if timer is None:
@@ -184,6 +227,31 @@ class BrickCall(Call):
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some calls are not timed")
         return result
+
+
+class SizedCall(BrickCall):
+    """Times each call of a convolution whose work depends on the size of its image."""
+
+    __slots__ = ("_axes", "_mode")
+
+    def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn, axes: int) -> None:
+        super().__init__(module, key, steps, key_in)
+        self._axes = axes
+        self._mode: Hashable = None
+
+    def follow(self, mode: Hashable) -> None:
+        self._mode = mode  # without a size its work is not known, whatever the mode
+
+    __call__ = BrickCall.__call__  # in Python, also on a compiled hot path
+
+    def _key_of(self, args: Any, kwargs: Any) -> Hashable:
+        image = args[0] if args else kwargs.get("input")
+        if not issubclass(type(image), Tensor) or is_symbolic():
+            return self._key
+        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            size = tuple(image.shape[-self._axes :])
+        is_new = (self._mode, size) not in self._keys
+        return self._key if is_new and len(self._keys) >= MAX_KEYS else self._known_key(self._mode, size)
 
 
 class NotedCall(Call):

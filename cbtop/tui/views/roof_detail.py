@@ -17,13 +17,12 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, wi
 from cbtop.tui.widgets.parts import Part, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
-from cbtop.viewmodels.roofline import peaks_over
+from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # of the pane: fewer are of no use
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
-    COMPUTE: "Compute less, or in a lower precision that the processor does faster.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
     "as unpacking weights.",
     SHARED: "Steps ran at once and share the roofs: together they may be at one, each far below it.",
@@ -57,7 +56,7 @@ class RoofDetail(Drawing):
         if source is None or brick is None:
             return []
         ceilings, savings = _over(brick, source.roofline.ceilings), _savings(source)
-        said = _said(brick, ceilings, width)
+        said = _said(brick, ceilings, source.roofline.ceilings, width)
         roofs = Part(partial(_roofs, brick, ceilings, said), 3, 3 + max(1, len(ceilings)) + len(said))
         if savings:
             saved = Part(partial(_saved, savings), 3, 2 + len(savings))
@@ -87,9 +86,9 @@ def _roofs(
     return [*[*lines, *said][: height - 1], BLANK]
 
 
-def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], width: int) -> list[Line]:
-    """What its place under the roofs says, and what to do."""
-    said = _ADVICE.get(brick.bound or "", "")
+def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
+    """What its place under the roofs says, and what to do. `every` are also those of what it does not multiply."""
+    said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
     if near is not None:
         said = f"Limited by {clean(near.name)}, a lower roof than that of its % of roof. {said}"

@@ -7,7 +7,7 @@ from functools import partial
 from cbtop.units import number, percent
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.roofline import peaks_over
+from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
@@ -43,6 +43,7 @@ def _find(view: SourceView, bound: str) -> Finding | None:
         Subject(About.BRICK, brick.name),
         gain_inside(view, share * (1 - at_percent / 100)),
         "it reached the roof",
+        advice=advice_at_a_peak(brick, view.roofline.ceilings) if bound == "compute" else "",
         is_inside=True,
     )
 
@@ -79,6 +80,6 @@ COMPUTE_BOUND = Rule(
     severity=Severity.NOTE,
     means="The brick computes about as fast as the processor can: more bandwidth or a larger batch changes nothing.",
     fires=_fires("peak FLOP/s"),
-    advice="Compute less, or in a lower precision that the processor does faster.",
+    advice="Compute less, or what multiplies float32 in a lower precision that was measured to be faster here.",
     find=partial(_find, bound="compute"),
 )

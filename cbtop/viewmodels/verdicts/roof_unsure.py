@@ -5,11 +5,15 @@ from __future__ import annotations
 from cbtop.profiler.roofline import UNSURE_PERCENT
 from cbtop.units import number, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.roofline import peaks_over
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
 def _find(view: SourceView) -> Finding | None:
-    unsure = [ceiling for ceiling in view.roofline.ceilings if ceiling.is_unsure and ceiling.kind != "cache"]
+    roofs = view.roofline
+    peaks = [peak for brick in roofs.points for peak in peaks_over(brick, roofs.ceilings)]
+    used = [one for one in roofs.ceilings if one.kind == "bandwidth" or one in peaks or not roofs.points]
+    unsure = [one for one in used if one.is_unsure and one.kind != "cache"]
     if not unsure:
         return None
     worst = max(unsure, key=lambda ceiling: ceiling.spread_percent or 0.0)
@@ -33,7 +37,7 @@ ROOF_UNSURE = Rule(
     severity=Severity.NOTE,
     means="The machine did something else while its roof was measured: shares of that roof are not to be trusted, "
     "and no brick is said to be bound by it.",
-    fires=f"The median round of a roof is more than {UNSURE_PERCENT:g} % below the best one.",
+    fires=f"The median round of a roof over any brick is more than {UNSURE_PERCENT:g} % below the best one.",
     advice="Run `cbtop calibrate` on a machine that does nothing else.",
     find=_find,
 )

@@ -19,7 +19,7 @@ from cbtop.profiler import stats
 from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.roofline import NO_ROOF
-from cbtop.protocol.attributes import Work
+from cbtop.protocol.attributes import UNKNOWN_TYPE, Work
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
@@ -519,3 +519,51 @@ def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert source["roofline"]["points"][0]["dtypes"] == sorted(dtypes)
     assert [one["dtype"] for one in source["roofline"]["ridges"]] == [roof.dtype for roof in roofs]
+
+
+@pytest.mark.parametrize(
+    ("roofs", "dtype", "advice"),
+    [
+        ((FMA, MATMUL), "float32", "Compute less, or in a lower precision: bfloat16 was measured to reach 1,000 "),
+        ((FMA,), "float32", "Compute less."),
+        ((FMA, DOT), "float32", "Compute less."),  # integers are another program
+        ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),  # slower here
+        ((FMA, replace(MATMUL, value=100.0)), "bfloat16", "Compute less."),
+        ((FMA, MATMUL), UNKNOWN_TYPE, ""),
+        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # roofs of an older file
+    ],
+)
+def test_a_lower_precision_is_advised_if_the_machine_has_a_faster_one(
+    runtime: Path, roofs: tuple[Ceiling, ...], dtype: str, advice: str
+) -> None:
+    view = _computing(runtime, roofs, dtype)
+    found = [one.advice for one in judged(view).verdicts if one.id == "compute-bound"]
+    assert [one.startswith(advice) for one in found] == ([True] if advice else [])
+    if advice == "Compute less.":
+        assert found == [advice]
+
+
+def test_work_of_an_unknown_type_is_under_no_peak(runtime: Path) -> None:
+    view = _computing(runtime, (FMA, MATMUL), UNKNOWN_TYPE)
+    (row,) = view.roofline.points
+    assert row.gflops == pytest.approx(87.0)
+    assert (row.bound, row.percent_of_roof) == (None, None)
+    text = REPORTS["text"]([view], ["roofline"])
+    assert "unknown type compute ceiling n/a" in text
+
+
+def test_a_roof_over_no_brick_is_not_called_unsure(runtime: Path) -> None:
+    view = _computing(runtime, (FMA, replace(MATMUL, median=500.0)), "float32")
+    assert "roof-unsure" not in [one.id for one in judged(view).verdicts]
+
+
+def _computing(runtime: Path, roofs: tuple[Ceiling, ...], dtype: str) -> SourceView:
+    """A brick that does 87 GFLOP/s on numbers of `dtype`."""
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for roof in (WIDE, *roofs):
+        profiler.announce(roof)
+    work = Work(flops_per_element=870.0, bytes_per_element=1.0, dtype=dtype)
+    with profiler.step("decode", 1), profiler.brick(BrickDefinition("product", BrickCategory.FFN, work=work), 100):
+        clock.sleep_us(1)
+    return source_view(record_of(source_of(runtime)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from torch import nn  # isort: skip
 
 
 def roof(name: str, kind: str = "compute") -> Ceiling:
-    return Ceiling(
-        name, kind, 100.0, "GFLOP/s" if kind == "compute" else "GB/s", Provenance.MEASURED, 90.0, 80.0, "2026-11-22"
-    )
+    unit, dtype = ("GFLOP/s", name.partition("_")[2]) if kind == "compute" else ("GB/s", "")
+    return Ceiling(name, kind, 100.0, unit, Provenance.MEASURED, 90.0, 80.0, "2026-11-22", dtype=dtype)
 
 
 READ, FMA, PRODUCT = roof("dram_read", "bandwidth"), roof("fma_float32"), roof("matmul_bfloat16")
+DOT = roof("dot_int8")
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,8 @@ def test_roofs_for_the_weights_of_a_certain_model_are_not_those_of_another() -> 
 
 
 def test_what_was_measured_with_as_many_threads_is_announced_with_its_spread_and_day() -> None:
-    keep(READ, FMA, PRODUCT)
-    assert announced(model()) == ([READ, FMA], "")
+    keep(READ, FMA, PRODUCT, DOT)
+    assert announced(model()) == ([READ, FMA, PRODUCT], "")
 
 
 @pytest.mark.parametrize("other", ["nothing", "threads", "processor"])
@@ -87,26 +88,18 @@ def test_what_was_measured_of_another_processor_or_with_other_threads_is_not_use
     assert announced(model()) == ([], f"run `cbtop calibrate --threads {threads}`, then start this again")
 
 
-def test_the_compute_roof_is_of_the_type_of_the_weights() -> None:
-    keep(READ, FMA, PRODUCT)
-    assert announced(model(torch.bfloat16)) == ([READ, PRODUCT], "")
-    mixed = model(torch.bfloat16)
-    mixed.layers[0].float()  # two of three are in bfloat16
-    assert announced(mixed) == ([READ, PRODUCT], "")
+def test_a_roof_has_the_type_that_is_multiplied_under_it() -> None:
+    keep(READ, replace(FMA, dtype=""), replace(PRODUCT, dtype=""))  # as older files have them
+    assert announced(model(torch.bfloat16)) == ([READ, FMA, PRODUCT], "")
 
 
-def test_a_model_that_is_converted_is_shown_under_the_roofs_of_its_new_type_and_no_longer_under_the_others(
-    runtime: Path,
-) -> None:
-    keep(READ, FMA, PRODUCT)
-    profiler = profiler_in(runtime, Clock())
-    root = model()
-    attachment = attach(root, profiler)
-    assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", "fma_float32"}
-    for dtype, compute in ((torch.bfloat16, "matmul_bfloat16"), (torch.float32, "fma_float32")):
-        root.to(dtype)
-        attachment._look_again()
-        assert set(record_of(source_of(runtime)).ceilings) == {"dram_read", compute}
+def test_integers_have_a_roof_if_eager_quantisation_multiplies_them() -> None:
+    keep(READ, FMA, DOT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        quantised = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear})
+    quantised.scale = nn.Parameter(torch.ones(1))  # a model of packed weights alone has none
+    assert roofs.roofs_over(quantised) == ([READ, FMA, DOT], "")
 
 
 def test_where_torch_is_given_other_threads_they_and_their_roofs_are_announced(runtime: Path) -> None:
@@ -126,10 +119,10 @@ def test_where_torch_is_given_other_threads_they_and_their_roofs_are_announced(r
         torch.set_num_threads(before)
 
 
-def test_of_a_type_that_none_was_measured_for_the_bandwidth_alone_is_announced_and_that_is_said() -> None:
+def test_a_type_that_no_roof_was_measured_for_is_named() -> None:
     keep(READ, FMA)
-    assert announced(model(torch.bfloat16)) == ([READ], "none was measured for weights in bfloat16")
-    assert announced(model(torch.float64)) == ([READ], "none was measured for weights in float64")
+    assert announced(model(torch.bfloat16)) == ([READ, FMA], "none was measured for weights in bfloat16")
+    assert announced(model(torch.float64)) == ([READ, FMA], "none was measured for weights in float64")
 
 
 def test_a_file_that_is_damaged_keeps_no_model_from_being_shown() -> None:
@@ -168,17 +161,8 @@ class _OnGpu:
         return self._weights.dtype
 
 
-@pytest.mark.parametrize(
-    ("dtype", "names"),
-    [
-        (torch.bfloat16, ["memory_read", "matmul_bfloat16"]),
-        (torch.float32, ["memory_read", "matmul_tf32", "matmul_float32"]),
-        (torch.int8, ["memory_read"]),
-    ],
-)
-def test_of_a_gpu_the_roofs_are_found_by_its_uuid(
-    dtype: Any, names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+def test_of_a_gpu_the_roofs_are_found_by_its_uuid(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         uuid, multi_processor_count = "18a9-c4", 132
 
@@ -189,7 +173,9 @@ def test_of_a_gpu_the_roofs_are_found_by_its_uuid(
     over: Any = _OnGpu(dtype)
     assert roofs.roofs_over(over) == ((), "run `cbtop calibrate`, then start this again")
     keep_roofs([gpu])
-    assert [one.name for one in roofs.roofs_over(over)[0]] == names
+    found, missing = roofs.roofs_over(over)
+    assert [one.dtype for one in found] == ["", "bfloat16", "tf32", "float32"]
+    assert missing == ("none was measured for weights in int8" if dtype is torch.int8 else "")
     monkeypatch.setattr(Properties, "uuid", "18a9-c5")
     assert roofs.roofs_over(over) == ((), "run `cbtop calibrate`, then start this again")
 

@@ -1,0 +1,62 @@
+"""Low-rank adapters of PEFT: the active ones of a layer, read without a call of PEFT.
+
+They may change between two steps: a preference loss runs the same model with its adapter and without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cbtop.profiler.instrument.module_tree import attribute_of, dictionary_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LIBRARY = "peft.tuners."
+_LORA = "peft.tuners.lora."
+_STATE = "_active_adapter"
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Return whether `module` is a layer of PEFT that wraps another."""
+    return _STATE in module.__dict__ and type(module).__module__.startswith(_LIBRARY)
+
+
+def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
+    """Return the state of `module`, a layer with adapters, that decides which of them run."""
+    own = module.__dict__
+    active = own[_STATE]
+    if type(active) is list:
+        active = tuple(active)
+    # PEFT hands the adapters of each sequence of a mixed batch to a layer by a hook.
+    return active, own.get("_disable_adapters"), len(own.get("merged_adapters") or ()), len(own["_forward_pre_hooks"])
+
+
+def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:
+    """Return the wrapped layer of `module`, and the products that its active adapters add.
+
+    Returns None if that is not known: for methods other than LoRA, its variants, and mixed batches.
+    """
+    own, children = dictionary_of(module), module._modules
+    base = children.get("base_layer")
+    kind = type(module)
+    if base is None or not kind.__module__.startswith(_LORA) or not kind.__name__.startswith("Linear"):
+        return None
+    active, is_disabled, merged, hooks = state_of_adapters(module)
+    if hooks:
+        return None
+    if is_disabled or merged:
+        return base, []
+    found: list[nn.Module] = []
+    for name in (active,) if isinstance(active, str) else active:
+        pair = [getattr(children.get(part), "_modules", {}).get(name) for part in ("lora_A", "lora_B")]
+        if pair == [None, None]:
+            continue  # this layer has none of that name
+        if (
+            None in pair
+            or name in (own.get("lora_variant") or ())
+            or (attribute_of(module, "use_dora") or {}).get(name)
+        ):
+            return None
+        found += [one for one in pair if one is not None]
+    return base, found

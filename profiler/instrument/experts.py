@@ -1,0 +1,72 @@
+"""FLOP of grouped experts: modules of transformers that hold the weights of all experts of a layer in few tensors.
+
+A token runs through `top_k` experts that the router chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Parameter
+
+from cbtop.profiler.instrument.module_tree import attribute_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LIBRARY = "transformers."
+_LAYOUT = ("has_gate", "is_transposed", "_is_expert_parallel")  # the decorator of transformers sets these
+_TOP_K = ("top_k", "num_experts_per_tok")
+
+
+def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Module]) -> int | None:
+    """Return how many of `experts` each token runs through, or None.
+
+    `around` is the block that holds them, `beside` are its other modules, with the router. Returns None if they
+    disagree, or if the router chooses among more than these experts, such as experts that do nothing.
+    """
+    held = _matrices(experts)
+    if held is None:
+        return None
+    count = next(iter(held.values())).shape[0]
+    told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
+    routed: set[int] = set()  # among how many experts a router chooses
+    for module in beside:
+        of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
+        weight = module._parameters.get("weight")
+        if weight is not None and (of_router or weight.shape[0] == count):
+            routed.add(weight.shape[0])
+        told |= of_router
+    told.discard(None)
+    if len(told) != 1 or routed != {count}:
+        return None
+    (top_k,) = told
+    return top_k if type(top_k) is int and 0 < top_k <= count else None
+
+
+def flops_per_element(experts: nn.Module, top_k: int | None) -> float | None:
+    """Return the FLOP for each element of the tokens given, or None."""
+    held = None if top_k is None else _matrices(experts)
+    if held is None or top_k is None:
+        return None
+    first = held.get("gate_up_proj", held.get("up_proj"))
+    if first is None:
+        return None
+    columns = first.shape[1] if attribute_of(experts, "is_transposed") else first.shape[2]
+    per_expert = sum(matrix.shape[1] * matrix.shape[2] for matrix in held.values())
+    return float(2 * top_k * per_expert / columns)
+
+
+def _matrices(experts: nn.Module) -> dict[str, Parameter] | None:
+    """Return the matrices of all experts by name, (experts, rows, columns) each; None for any other module."""
+    own = experts.__dict__
+    if not type(experts).__module__.startswith(_LIBRARY) or not all([name in own for name in _LAYOUT]):
+        return None
+    expected = {"gate_up_proj" if own["has_gate"] else "up_proj", "down_proj"}
+    held = {name: weights for name, weights in experts._parameters.items() if weights is not None}
+    plain = {name: weights for name, weights in held.items() if type(weights) is Parameter and weights.ndim == 3}
+    others = [name for name in held if name not in plain and not name.endswith("_bias")]
+    if own["_is_expert_parallel"] or set(plain) != expected or others:
+        return None
+    return plain if len({weights.shape[0] for weights in plain.values()}) == 1 else None

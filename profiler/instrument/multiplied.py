@@ -1,0 +1,91 @@
+"""The type of the numbers that a product multiplies: the type of its weights, or the type of autocast.
+
+Rules
+- A type that cannot be known is `UNKNOWN_TYPE`, which has no roof.
+- A step asks once, when its first layer begins: a program may enter autocast around the model or inside it.
+- Autocast that is switched for a part of a model only is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from cbtop.protocol.attributes import UNKNOWN_TYPE
+
+# Types that autocast converts. It leaves float64 and whole numbers as they are.
+_CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_FULL = ("none", "ieee")  # a float32 product multiplies float32
+_BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
+AUTOCAST_DEVICES = frozenset(_BACKENDS)  # for which autocast is asked for
+PRODUCT, CONVOLUTION = "matmul", "conv"
+
+
+class Mode(NamedTuple):
+    """The state of a program that decides what products multiply, besides their weights."""
+
+    autocast: torch.dtype | None = None  # None: it is off
+    adapters: Any = None  # of the first layer that has any: see adapters.py
+    products: str = "float32"  # the type that a product of float32 multiplies
+    convolutions: str = "float32"
+
+
+PLAIN = Mode()
+# Linear layers of torch's eager quantisation by the file of their class, with the bytes of an activation.
+PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quantized.modules.linear": 1}
+
+
+def autocast_type(device: str) -> torch.dtype | None:
+    """Return the type to which autocast converts on `device` here and now; None if it is off."""
+    if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def type_of_float32(device: str, operator: str) -> str:
+    """Return the type that products of float32 multiply on `device`, by torch's settings."""
+    setting = _setting(device, operator)
+    if setting in _FULL:
+        return "float32"
+    if device == "cuda" and setting == "tf32":
+        return "tf32"
+    return UNKNOWN_TYPE  # a CPU that cannot do it in a lower precision ignores the setting
+
+
+def types_of_float32(device: str) -> tuple[str, str]:
+    """Return the types that products and convolutions of float32 multiply."""
+    return type_of_float32(device, PRODUCT), type_of_float32(device, CONVOLUTION)
+
+
+def _setting(device: str, operator: str) -> str:
+    backend = _BACKENDS.get(device)
+    if backend is None:
+        return ""
+    get = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if get is not None:
+        settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
+        return next((setting for setting in settings if setting != "none"), "none")
+    if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+@functools.lru_cache(maxsize=64)
+def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
+    """Return the multiplied type of tensors of type `stored`. Clear the cache when torch's settings change."""
+    mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
+    return type_name(computed_type(stored, mode), mode)
+
+
+def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
+    """Return the type in which a product with weights of type `stored` computes."""
+    return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
+
+
+def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
+    """Return the name of the type that a product in `computed` multiplies."""
+    if computed is torch.float32:
+        return mode.convolutions if operator == CONVOLUTION else mode.products
+    return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE
