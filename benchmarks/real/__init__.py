@@ -1,4 +1,4 @@
-"""Real programs beside themselves without cbtop, and beside times that torch's own hooks and profiler give.
+"""Compare real programs with and without cbtop, and with times that torch alone gives.
 
 python -m benchmarks real [NAME ...] [--seconds S] [--rounds N]
 """

@@ -44,7 +44,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Milliseconds of a bare step, and ratios to it: with cbtop, and of one bare run to the one before."""
+    """Milliseconds of a bare step, the ratio of a step with cbtop to it, and that of a bare run to the one before."""
 
     bare_ms: float
     ratio: Ratio
@@ -53,7 +53,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All that was found of a program; a part that could not be measured is a sentence instead."""
+    """The figures of a program; a sentence replaces a part that could not be measured."""
 
     name: str
     overhead: Overhead | str
@@ -140,7 +140,7 @@ def _verdicts(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """Return the lines beneath a program: each share beside the oracle's, and why a part is missing."""
+    """Return each share by cbtop and by the oracle, and why a part is missing, as lines."""
     missing = [part for part in (row.overhead, row.compared, row.verdicts) if isinstance(part, str)]
     lines = [f"  {part}" for part in dict.fromkeys(missing)]
     if not isinstance(row.compared, str):
@@ -167,8 +167,8 @@ def beyond(row: Row) -> list[str]:
         found.append(f"{row.name}: overhead {_ratio(ratio)}, at most {MAX_RATIO} expected{sure}")
     if not isinstance(row.compared, str):
         found += [
-            f"{row.name}: {title} {one.name} {one.ours:.1f} % beside the oracle's {one.oracle:.1f} %, "
-            f"whose runs differ by {one.spread:.1f} points"
+            f"{row.name}: {title} {one.name} is {one.ours:.1f} %, by the oracle {one.oracle:.1f} % "
+            f"(its runs differ by {one.spread:.1f} points)"
             for title, of in _sides(row.compared)
             for one in of
             if abs(one.difference) > MAX_POINTS

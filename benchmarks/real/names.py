@@ -1,4 +1,4 @@
-"""Name the brick of a module by its path and class, by rules of this file alone: none of cbtop's code is used."""
+"""Name the brick of a module by its path and class. The rules are of this file alone and use none of cbtop's code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLASSES = (
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
 )
-# Bricks of cbtop that are functions, and the module in which the oracle finds their time.
+# These bricks of cbtop are functions. The oracle finds their time in this module.
 INSIDE = {
     "RopeEmbedding": ATTENTION_REST,
     "KvWrite": ATTENTION_REST,
@@ -34,12 +34,12 @@ INSIDE = {
     "MergeHeads": ATTENTION_REST,
     "Attention (eager)": FUSED_ATTENTION,
 }
-# Bricks of cbtop that are no part of a module that is named here: they are compared with nothing.
+# These bricks of cbtop are in no module that has a name here, so they are not compared.
 BETWEEN_MODULES = frozenset({"AttentionMask", "GenerateInputs", "ResidualAdd", "Sampling"})
 
 
 def brick_of(path: str, class_name: str, is_leaf: bool) -> tuple[str, str] | None:
-    """Return brick and category of a module, or None if its own time is no brick's."""
+    """Return brick and category of a module, or None if its own time belongs to none."""
     parts = path.split(".")
     if is_leaf:
         for pattern, brick, category in CLASSES:

@@ -135,7 +135,7 @@ def hook_modules(enter: Enter) -> None:
 
 
 def positions(args: Any, keywords: Any) -> str:
-    """Return how many positions a call is of, which tells a decode step from a prefill; of other inputs nothing."""
+    """Return the number of positions of a call, which tells decode from prefill, or `input` if it has no words."""
     words = next((keywords[name] for name in POSITIONS if keywords.get(name) is not None), None)
     if words is None:
         words = next((one for one in [*args, *keywords.values()] if isinstance(one, torch.Tensor)), None)
