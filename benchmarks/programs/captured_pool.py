@@ -6,7 +6,7 @@ import torch
 from blocks import GPT
 from steady import DTYPE, run
 
-LENGTH, SIZES, WARM_UP = 256, (8, 6, 4, 2), 3
+LENGTH, SIZES, WARM_UP = 512, (8, 6, 4, 2), 3
 model = GPT(1024, 24).eval().to("cuda", DTYPE)
 words = torch.randint(0, 2000, (max(SIZES), LENGTH), device="cuda")
 pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()

@@ -11,6 +11,8 @@ from steady import DEVICE, DTYPE, run
 models = [GPT(WIDTH, LAYERS).eval().to(DEVICE, DTYPE), GPT(WIDTH // 2, LAYERS).eval().to(DEVICE, DTYPE)]
 words = torch.randint(0, 2000, (BATCH, LENGTH), device=DEVICE)
 streams = [torch.cuda.Stream() for _ in models] if DEVICE == "cuda" else [None, None]
+if DEVICE == "cuda":
+    torch.cuda.synchronize()  # the streams do not wait for what made the models
 threads = ThreadPoolExecutor(len(models))
 
 

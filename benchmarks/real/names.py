@@ -24,6 +24,7 @@ CLASSES = (
     (r"Rotary", "RotaryTables", ATTENTION),
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
+    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # vLLM's, which is one kernel
 )
 # These bricks of cbtop are functions. The oracle finds their time in this module.
 INSIDE = {

@@ -139,9 +139,9 @@ def positions(args: Any, keywords: Any) -> str:
     words = next((keywords[name] for name in POSITIONS if keywords.get(name) is not None), None)
     if words is None:
         words = next((one for one in [*args, *keywords.values()] if isinstance(one, torch.Tensor)), None)
-    if words is None or words.is_floating_point() or words.dim() != 2:
+    if words is None or words.is_floating_point() or words.dim() not in (1, 2):
         return "input"
-    return f"{words.shape[1]} positions"
+    return f"{words.shape[-1]} positions"
 
 
 def by_profiler(program: str) -> tuple[Kinds, Counter[str]]:
@@ -177,7 +177,7 @@ def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
         category, name = event.get("cat"), event.get("name", "")
         if category == "user_annotation" and name.startswith((ROOT, BRICK)):
             ranges[event["tid"]].append((event["ts"], event["ts"] + event["dur"], name))
-        elif category in ("cuda_runtime", "cuda_driver"):
+        elif category in ("cuda_runtime", "cuda_driver") and "correlation" in event["args"]:
             launches[event["args"]["correlation"]] = event["tid"], event["ts"], name
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
             kernels[event["args"]["correlation"]].append((event["ts"], event["dur"], name))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 CBTOP = [sys.executable, "-m", "cbtop"]
 STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+)$", re.MULTILINE)
 ORACLE_RUNS = 2  # their difference is the noise
+TRACED_SECONDS = 1.0  # on a GPU, at most: a second of eager steps is half a million events of a trace
 MORE_SECONDS = 420  # that a program may take to start, compile and warm up
 
 
@@ -37,6 +38,7 @@ class Options:
     names: Sequence[str]
     seconds: float
     rounds: int
+    has_cuda: bool = False
 
 
 def options_of(arguments: Sequence[str]) -> Options:
@@ -49,25 +51,24 @@ def options_of(arguments: Sequence[str]) -> Options:
         parser.error(f"no program is called {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
     if found.seconds <= 0 or found.rounds < 1:
         parser.error("--seconds must be above 0, --rounds at least 1")
-    return Options(found.names or list(PROGRAMS), found.seconds, found.rounds)
+    return Options(found.names or list(PROGRAMS), found.seconds, found.rounds, _has_cuda())
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print each program's figures as they come, then the table. Returns 1 if a program failed."""
     options = options_of(arguments)
     rows: list[Row] = []
-    has_cuda = _has_cuda()
     print(f"{options.rounds} rounds of {options.seconds:g} s; load of the machine {os.getloadavg()[0]:.1f}")
     for name in options.names:
         program = PROGRAMS[name]
-        if reason := skipped(program, has_cuda):
+        if reason := skipped(program, options.has_cuda):
             print(f"{name}: skipped, {reason}", flush=True)
             continue
         print(f"{name} …", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="cbtop-real-") as folder:
-            rows.append(measured(program, options, Path(folder), has_cuda))
-        print(name, *details(rows[-1]), sep="\n", flush=True)
-    print("", HEADER, *(line(row) for row in rows), sep="\n")
+            rows.append(measured(program, options, Path(folder)))
+        print(name, *details(rows[-1]), HEADER, line(rows[-1]), "", sep="\n", flush=True)
+    print(HEADER, *(line(row) for row in rows), sep="\n")
     print("", "Beyond the limits:", *([f"  {one}" for row in rows for one in beyond(row)] or ["  nothing"]), sep="\n")
     return int(any(isinstance(row.verdicts, str) or isinstance(row.overhead, str) for row in rows))
 
@@ -84,7 +85,7 @@ def skipped(program: Program, has_cuda: bool) -> str:
     return "it needs a CUDA device" if program.needs_cuda and not has_cuda else ""
 
 
-def measured(program: Program, options: Options, folder: Path, has_cuda: bool) -> Row:
+def measured(program: Program, options: Options, folder: Path) -> Row:
     """Measure a program; if a part fails, the reason stands in its place."""
     overhead: Overhead | str
     verdicts: Sequence[str] | str
@@ -104,7 +105,8 @@ def measured(program: Program, options: Options, folder: Path, has_cuda: bool) -
             compared = comparison(source, kinds)
         except ProgramError as error:
             compared = str(error)
-    return Row(program.name, overhead, compared, verdicts, program.on_cuda if has_cuda else program.on_cpu)
+    expected = program.on_cuda if options.has_cuda else program.on_cpu
+    return Row(program.name, overhead, compared, verdicts, expected)
 
 
 def overhead_of(program: Program, options: Options) -> Overhead:
@@ -153,6 +155,8 @@ def timed(program: Program, options: Options, folder: Path) -> dict[str, Any]:
     if not program.has_modules:
         raise ProgramError("no shares: compiled code calls no module that an oracle could time")
     file = folder / "oracle.json"
+    if options.has_cuda:
+        options = replace(options, seconds=min(options.seconds, TRACED_SECONDS))
     command = [sys.executable, "-m", "benchmarks.real.oracle", str(file), *_command(program, options)[1:]]
     try:
         output(command, options, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})

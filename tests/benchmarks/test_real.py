@@ -96,6 +96,7 @@ def test_the_oracle_times_the_modules_of_an_unedited_program(tmp_path: Path) -> 
         ("encoder.layer.0.output.dense", "Linear", True, ("DownProjection", "FFN")),
         ("encoder.layer.0.output.LayerNorm", "LayerNorm", True, ("LayerNorm", "Norm")),
         ("layers.0.attn", "Attention", False, ("AttentionBlock", "Attention")),
+        ("layers.0.attn.attn", "Attention", True, ("Attention (fused)", "Attention")),
         ("layers.0.mlp", "MLP", False, ("FeedForwardBlock", "FFN")),
         ("classifier", "Linear", True, ("Linear", "Other")),
         ("layers.0", "Block", False, None),
