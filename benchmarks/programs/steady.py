@@ -20,9 +20,14 @@ torch.set_num_threads(1)  # on a shared machine two threads wait for each other
 
 
 def run(call, steps_a_call=1):
-    """Call `call` for `SECONDS` and print `steps N seconds S` of the calls after the warm-up."""
+    """Call `call` for `SECONDS` and print `steps N seconds S` of the calls after the warm-up.
+
+    The line before it has their processor time, which a busy machine lengthens less.
+    """
     repeat(call, SECONDS / 4, WARM_UP_CALLS)
+    begun = time.process_time()
     calls, seconds = repeat(call, SECONDS, 1)
+    print(f"processor seconds {time.process_time() - begun:.4f}")
     print(f"steps {calls * steps_a_call} seconds {seconds:.4f}", flush=True)
 
 

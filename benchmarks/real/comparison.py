@@ -44,11 +44,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Milliseconds of a bare step, the ratio of a step with cbtop to it, and that of a bare run to the one before."""
+    """Milliseconds of a bare step, and the ratios of a step with cbtop to it."""
 
     bare_ms: float
     ratio: Ratio
-    control: Ratio
+    control: Ratio  # of a bare run to the one before
+    processor: Ratio  # of processor time
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,19 @@ def worst(of: Sequence[Share]) -> Share:
 
 
 HEADER = (
-    f"{'program':18}{'bare ms':>8}  {'with cbtop':24}{'bare again':24}{'worst category':18}{'worst brick':26}verdicts"
+    f"{'program':18}{'bare ms':>8}  {'with cbtop':24}{'bare again':24}{'processor time':24}"
+    f"{'worst category':18}{'worst brick':26}verdicts"
 )
 
 
 def line(row: Row) -> str:
     """Return the line of the table; `!` marks what is beyond a limit."""
     if isinstance(row.overhead, str):
-        cost = f"{'n/a':>8}  {'n/a':24}{'n/a':24}"
+        cost = f"{'n/a':>8}  {'n/a':24}{'n/a':24}{'n/a':24}"
     else:
         mark = "!" if row.overhead.ratio.median > MAX_RATIO else ""
-        cost = f"{row.overhead.bare_ms:8.2f}  {_ratio(row.overhead.ratio) + mark:24}{_ratio(row.overhead.control):24}"
+        cost = f"{row.overhead.bare_ms:8.2f}  {_ratio(row.overhead.ratio) + mark:24}"
+        cost += "".join(f"{_ratio(one):24}" for one in (row.overhead.control, row.overhead.processor))
     if isinstance(row.compared, str):
         columns = f"{'n/a':18}{'n/a':26}"
     else:
@@ -164,7 +167,10 @@ def beyond(row: Row) -> list[str]:
     if not isinstance(row.overhead, str) and row.overhead.ratio.median > MAX_RATIO:
         ratio = row.overhead.ratio
         sure = "" if ratio.low > MAX_RATIO else ", whose interval includes the limit"
-        found.append(f"{row.name}: overhead {_ratio(ratio)}, at most {MAX_RATIO} expected{sure}")
+        processor = _ratio(row.overhead.processor)
+        found.append(
+            f"{row.name}: overhead {_ratio(ratio)}, at most {MAX_RATIO} expected{sure}; of processor time {processor}"
+        )
     if not isinstance(row.compared, str):
         found += [
             f"{row.name}: {title} {one.name} is {one.ours:.1f} %, by the oracle {one.oracle:.1f} % "

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.base import Ratio
 from benchmarks.beside_bare import Variant, median_of
 from benchmarks.real.comparison import HEADER, Comparison, Overhead, Row, beyond, comparison, details, line
 from benchmarks.real.programs import PROGRAMS, VLLM_ENVIRONMENT, Program
@@ -24,6 +23,7 @@ from benchmarks.real.programs import PROGRAMS, VLLM_ENVIRONMENT, Program
 ROOT = Path(__file__).parents[2]
 CBTOP = [sys.executable, "-m", "cbtop"]
 STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+)$", re.MULTILINE)
+PROCESSOR = re.compile(r"^processor seconds ([\d.]+)$", re.MULTILINE)
 ORACLE_RUNS = 2  # their difference is the noise
 TRACED_SECONDS = 1.0  # on a GPU, at most: a second of eager steps is half a million events of a trace
 MORE_SECONDS = 420  # that a program may take to start, compile and warm up
@@ -112,23 +112,32 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 def overhead_of(program: Program, options: Options) -> Overhead:
     """Run the program bare and with cbtop in turns, each run with it between two bare ones."""
     bare = [step_ms(program, options, [])]
-    ratios, control = Variant(lambda: lambda: None), Variant(lambda: lambda: None)
+    wall, control, processor = (Variant(lambda: lambda: None) for _ in range(3))
     for _ in range(options.rounds):
         watched = step_ms(program, options, [*CBTOP, "run", "--"])
         bare.append(step_ms(program, options, []))
-        ratios.ratios.append(2 * watched / (bare[-2] + bare[-1]))
-        control.ratios.append(bare[-1] / bare[-2])
-    found: list[Ratio] = [median_of(one) for one in (ratios, control)]
-    return Overhead(statistics.median(bare), *found)
+        before, after = bare[-2:]
+        wall.ratios.append(2 * watched.wall / (before.wall + after.wall))
+        control.ratios.append(after.wall / before.wall)
+        processor.ratios.append(2 * watched.processor / (before.processor + after.processor))
+    return Overhead(statistics.median(one.wall for one in bare), *map(median_of, (wall, control, processor)))
 
 
-def step_ms(program: Program, options: Options, before: Sequence[str]) -> float:
-    """Run the program behind the command `before`, and return the milliseconds of a step that it prints."""
+@dataclass(frozen=True, slots=True)
+class StepMs:
+    """Milliseconds of a step, by the wall's clock and by the processor time of the process."""
+
+    wall: float
+    processor: float
+
+
+def step_ms(program: Program, options: Options, before: Sequence[str]) -> StepMs:
+    """Run the program after the command `before`, and return the time of a step that it prints."""
     printed = output([*before, *_command(program, options)], options)
-    steps = STEPS.search(printed)
-    if steps is None:
+    steps, processor = STEPS.search(printed), PROCESSOR.search(printed)
+    if steps is None or processor is None:
         raise ProgramError("it printed no line `steps N seconds S`")
-    return 1000 * float(steps[2]) / int(steps[1])
+    return StepMs(*(1000 * float(seconds) / int(steps[1]) for seconds in (steps[2], processor[1])))
 
 
 def recorded(program: Program, options: Options, folder: Path) -> dict[str, Any]:

@@ -201,20 +201,22 @@ SHARES = Comparison(
     [Share("UpProjection", 25.0, 27.0, 0.5)],
 )
 NOISE = Ratio(1.001, 0.99, 1.012)
-HEALTHY = Row("gpt", Overhead(12.345, Ratio(1.012, 1.004, 1.02), NOISE), SHARES, [], [])
-SLOW = Row("train", Overhead(7.0, Ratio(1.06, 1.02, 1.1), NOISE), "the oracle failed: exit code 1: x", ["stuck"], [])
+HEALTHY = Row("gpt", Overhead(12.345, Ratio(1.012, 1.004, 1.02), NOISE, NOISE), SHARES, [], [])
+SLOW = Row(
+    "train", Overhead(7.0, Ratio(1.06, 1.02, 1.1), NOISE, NOISE), "the oracle failed: exit code 1: x", ["stuck"], []
+)
 FAILED = Row("vit", "overhead not measured: x", "not recorded: x", "not recorded: x", ["odd-layer"])
 
 
 def test_the_table_has_a_line_for_each_program_and_marks_what_is_beyond_a_limit() -> None:
     assert [HEADER, line(HEALTHY), line(SLOW), line(FAILED)] == [
-        "program            bare ms  with cbtop              bare again              "
+        "program            bare ms  with cbtop              bare again              processor time          "
         "worst category    worst brick               verdicts",
-        "gpt                  12.35  1.012 (1.004 to 1.020)  1.001 (0.990 to 1.012)  "
+        "gpt                  12.35  1.012 (1.004 to 1.020)  1.001 (0.990 to 1.012)  1.001 (0.990 to 1.012)  "
         "Norm -3.5!        UpProjection -2.0         none, as expected",
-        "train                 7.00  1.060 (1.020 to 1.100)! 1.001 (0.990 to 1.012)  "
+        "train                 7.00  1.060 (1.020 to 1.100)! 1.001 (0.990 to 1.012)  1.001 (0.990 to 1.012)  "
         "n/a               n/a                       stuck! expected: none",
-        "vit                    n/a  n/a                     n/a                     "
+        "vit                    n/a  n/a                     n/a                     n/a                     "
         "n/a               n/a                       n/a",
     ]
 
@@ -234,7 +236,8 @@ def test_details_have_each_share_or_the_reason_why_there_is_none() -> None:
 def test_what_is_beyond_a_limit_is_listed_in_sentences() -> None:
     assert beyond(HEALTHY) == ["gpt: category Norm is 6.5 %, by the oracle 10.0 % (its runs differ by 0.2 points)"]
     assert beyond(SLOW) == [
-        "train: overhead 1.060 (1.020 to 1.100), at most 1.03 expected, whose interval includes the limit",
+        "train: overhead 1.060 (1.020 to 1.100), at most 1.03 expected, whose interval includes the limit; "
+        "of processor time 1.001 (0.990 to 1.012)",
         "train: verdicts stuck! expected: none",
     ]
     assert beyond(FAILED) == []
