@@ -1,4 +1,8 @@
-"""`python -m benchmarks [NAME …]`: run the benchmarks and print their figures; `--help`: say what they measure."""
+"""Run the benchmarks and print their figures.
+
+python -m benchmarks [NAME ...]         all, or those named; `--help` says what they measure
+python -m benchmarks real [NAME ...]    real programs beside themselves without cbtop; it has options of its own
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 
 from benchmarks import (
     compute,
@@ -29,6 +34,7 @@ from benchmarks import (
     widgets,
 )
 from benchmarks.base import Figure
+from benchmarks.real import run as real
 
 BENCHMARKS = {
     "hot_path": hot_path.run,
@@ -54,22 +60,33 @@ BENCHMARKS = {
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["real"]:
+        return with_runtime_directory(lambda: real.main(sys.argv[2:]))
     wants_help = "--help" in sys.argv[1:]
     chosen = [name for name in sys.argv[1:] if name != "--help"] or list(BENCHMARKS)
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
-        print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)} and real", file=sys.stderr)
         return 2
     if wants_help:
         for name in chosen:
             print(f"{name}: {sys.modules[BENCHMARKS[name].__module__].__doc__}")
         return 0
+    return with_runtime_directory(lambda: run_all(chosen))
+
+
+def with_runtime_directory(call: Callable[[], int]) -> int:
+    """Print the machine, and return what `call` returns in an empty runtime directory."""
     print(f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as directory:
         os.environ["CBTOP_RUNTIME_DIR"] = directory
-        for name in chosen:
-            print(f"{name} …", file=sys.stderr, flush=True)
-            for figure in BENCHMARKS[name]():
-                print(_line(figure), flush=True)
+        return call()
+
+
+def run_all(chosen: Sequence[str]) -> int:
+    for name in chosen:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        for figure in BENCHMARKS[name]():
+            print(_line(figure), flush=True)
     return 0
 
 

@@ -1,0 +1,21 @@
+"""A llama generates text with a static cache, its decode step compiled."""
+
+import torch
+from llama import VOCABULARY, llama
+from steady import DEVICE, run
+from transformers import CompileConfig
+
+TOKENS = 32
+model = llama()
+words = torch.randint(0, VOCABULARY, (1, 32), device=DEVICE)
+compiled = CompileConfig()
+compiled._compile_all_devices = True  # on a CPU, too
+
+
+def generate():
+    return model.generate(
+        words, max_new_tokens=TOKENS, do_sample=False, cache_implementation="static", compile_config=compiled
+    ).tolist()
+
+
+run(generate, TOKENS)

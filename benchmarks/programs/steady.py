@@ -1,0 +1,41 @@
+"""Run a step for some seconds and print how many ran: the loop that the programs of this folder share.
+
+    python PROGRAM.py [SECONDS]
+
+A quarter of the time, and at least three calls, is warm-up that is not counted.
+"""
+
+import sys
+import time
+
+import torch
+
+SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+WARM_UP_CALLS = 3
+
+torch.manual_seed(0)
+torch.set_num_threads(1)  # on a shared machine two threads wait for each other
+
+
+def run(call, steps_a_call=1):
+    """Call `call` for `SECONDS` and print `steps N seconds S` of the calls after the warm-up.
+
+    The line before it has their processor time, which a busy machine lengthens less.
+    """
+    repeat(call, SECONDS / 4, WARM_UP_CALLS)
+    begun = time.process_time()
+    calls, seconds = repeat(call, SECONDS, 1)
+    print(f"processor seconds {time.process_time() - begun:.4f}")
+    print(f"steps {calls * steps_a_call} seconds {seconds:.4f}", flush=True)
+
+
+def repeat(call, seconds, at_least):
+    calls, begun = 0, time.perf_counter()
+    while calls < at_least or time.perf_counter() - begun < seconds:
+        call()
+        calls += 1
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return calls, time.perf_counter() - begun

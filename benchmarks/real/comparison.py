@@ -1,0 +1,184 @@
+"""Compare shares of bricks and verdicts with those expected, and write the table. Plain data, no processes."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.base import Ratio
+from benchmarks.real.names import ATTENTION_REST, BETWEEN_MODULES, FEED_FORWARD_REST, INSIDE
+
+MAX_RATIO = 1.03  # the default of `cbtop run --overhead`
+MAX_POINTS = 3.0
+LEAST_SHARE = 3.0  # percent: smaller bricks are not compared
+Times = dict[tuple[str, str], float]  # brick and category: microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Percent of the time in bricks, by cbtop and by the two runs of the oracle around it."""
+
+    name: str
+    ours: float
+    oracle: float  # mean of both runs
+    spread: float  # percentage points between both runs
+
+    @property
+    def difference(self) -> float:
+        """Percentage points."""
+        return self.ours - self.oracle
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Shares of categories, and of bricks of 3 % and more, the largest first."""
+
+    phase: str  # of cbtop
+    kind: str  # of calls, of the oracle
+    categories: Sequence[Share]
+    bricks: Sequence[Share]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Milliseconds of a bare step, and the ratios of a step with cbtop to it."""
+
+    bare_ms: float
+    ratio: Ratio
+    control: Ratio  # of a bare run to the one before
+    processor: Ratio  # of processor time
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of a program; a sentence replaces a part that could not be measured."""
+
+    name: str
+    overhead: Overhead | str
+    compared: Comparison | str
+    verdicts: Collection[str] | str
+    expected: Collection[str]
+
+
+def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) -> Comparison:
+    """Compare a source of cbtop's JSON with a kind of root call in each run of the oracle."""
+    ours: Times = defaultdict(float)
+    for row in snapshot["bricks"]:
+        if row["name"] not in BETWEEN_MODULES:
+            ours[INSIDE.get(row["name"], row["name"]), row["category"]] += row["total_exclusive_us"]
+    timed = {name for name, _ in ours}
+    oracles = []
+    for kind in kinds:
+        oracle: Times = defaultdict(float)
+        for row in kind["bricks"]:
+            if row["name"] in timed or row["name"] not in (ATTENTION_REST, FEED_FORWARD_REST):
+                oracle[row["name"], row["category"]] += row["us"]
+        oracles.append(oracle)
+    categories, bricks = _shares(ours, oracles, 1), _shares(ours, oracles, 0)
+    large = [share for share in bricks if max(share.ours, share.oracle) >= LEAST_SHARE]
+    return Comparison(snapshot["phase"], kinds[0]["kind"], categories, large)
+
+
+def _shares(ours: Times, oracles: Sequence[Times], part: int) -> list[Share]:
+    mine, *others = (_percents(times, part) for times in (ours, *oracles))
+    found = []
+    for name in dict.fromkeys(name for side in (mine, *others) for name in side):
+        values = [side.get(name, 0.0) for side in others]
+        found.append(Share(name, mine.get(name, 0.0), statistics.mean(values), max(values) - min(values)))
+    return sorted(found, key=lambda share: -share.oracle)
+
+
+def _percents(times: Times, part: int) -> dict[str, float]:
+    total = sum(times.values())
+    found: dict[str, float] = defaultdict(float)
+    for key, us in times.items():
+        found[key[part]] += 100 * us / total
+    return found
+
+
+def worst(of: Sequence[Share]) -> Share:
+    return max(of, key=lambda share: abs(share.difference))
+
+
+HEADER = (
+    f"{'program':18}{'bare ms':>8}  {'with cbtop':24}{'bare again':24}{'processor time':24}"
+    f"{'worst category':18}{'worst brick':26}verdicts"
+)
+
+
+def line(row: Row) -> str:
+    """Return the line of the table; `!` marks what is beyond a limit."""
+    if isinstance(row.overhead, str):
+        cost = f"{'n/a':>8}  {'n/a':24}{'n/a':24}{'n/a':24}"
+    else:
+        mark = "!" if row.overhead.ratio.median > MAX_RATIO else ""
+        cost = f"{row.overhead.bare_ms:8.2f}  {_ratio(row.overhead.ratio) + mark:24}"
+        cost += "".join(f"{_ratio(one):24}" for one in (row.overhead.control, row.overhead.processor))
+    if isinstance(row.compared, str):
+        columns = f"{'n/a':18}{'n/a':26}"
+    else:
+        columns = f"{_worst(row.compared.categories):18}{_worst(row.compared.bricks):26}"
+    return f"{row.name:18}{cost}{columns}{_verdicts(row)}".rstrip()
+
+
+def _ratio(ratio: Ratio) -> str:
+    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _worst(of: Sequence[Share]) -> str:
+    share = worst(of)
+    return f"{share.name} {share.difference:+.1f}{'!' if abs(share.difference) > MAX_POINTS else ''}"
+
+
+def _verdicts(row: Row) -> str:
+    if isinstance(row.verdicts, str):
+        return "n/a"
+    found = ", ".join(sorted(row.verdicts)) or "none"
+    if set(row.verdicts) == set(row.expected):
+        return f"{found}, as expected"
+    return f"{found}! expected: {', '.join(sorted(row.expected)) or 'none'}"
+
+
+def details(row: Row) -> list[str]:
+    """Return each share by cbtop and by the oracle, and why a part is missing, as lines."""
+    missing = [part for part in (row.overhead, row.compared, row.verdicts) if isinstance(part, str)]
+    lines = [f"  {part}" for part in dict.fromkeys(missing)]
+    if not isinstance(row.compared, str):
+        lines.append(f"  steps: {row.compared.phase}; the oracle's: {row.compared.kind}")
+        for title, of in _sides(row.compared):
+            lines.append(f"  {title:24}{'cbtop %':>9}{'oracle %':>10}{'points':>8}{'oracle again':>14}")
+            lines += [
+                f"  {one.name:24}{one.ours:9.1f}{one.oracle:10.1f}{one.difference:+8.1f}{one.spread:14.1f}"
+                for one in of
+            ]
+    return lines
+
+
+def _sides(compared: Comparison) -> tuple[tuple[str, Sequence[Share]], ...]:
+    return ("category", compared.categories), ("brick", compared.bricks)
+
+
+def beyond(row: Row) -> list[str]:
+    """Return a sentence for each figure of a program that is beyond its limit."""
+    found = []
+    if not isinstance(row.overhead, str) and row.overhead.ratio.median > MAX_RATIO:
+        ratio = row.overhead.ratio
+        sure = "" if ratio.low > MAX_RATIO else ", whose interval includes the limit"
+        processor = _ratio(row.overhead.processor)
+        found.append(
+            f"{row.name}: overhead {_ratio(ratio)}, at most {MAX_RATIO} expected{sure}; of processor time {processor}"
+        )
+    if not isinstance(row.compared, str):
+        found += [
+            f"{row.name}: {title} {one.name} is {one.ours:.1f} %, by the oracle {one.oracle:.1f} % "
+            f"(its runs differ by {one.spread:.1f} points)"
+            for title, of in _sides(row.compared)
+            for one in of
+            if abs(one.difference) > MAX_POINTS
+        ]
+    if not isinstance(row.verdicts, str) and set(row.verdicts) != set(row.expected):
+        found.append(f"{row.name}: verdicts {_verdicts(row)}")
+    return found

@@ -1,0 +1,51 @@
+"""The programs of `benchmarks/programs`, what each needs, and the warnings that are true of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "programs"
+BETWEEN_STEPS = frozenset({"idle-between-steps"})  # the backward pass and the optimizer
+LAUNCHES = frozenset({"launch-bound"})  # a token at a time, eager: a GPU waits for Python
+NONE: frozenset[str] = frozenset()
+VLLM_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, and the ids of the warnings and errors that cbtop must report of it, on a CPU and on a GPU."""
+
+    name: str
+    on_cpu: frozenset[str] = NONE
+    on_cuda: frozenset[str] = NONE
+    needs: tuple[str, ...] = ()  # modules
+    needs_cuda: bool = False
+    has_modules: bool = True  # compiled code calls none: there is nothing to compare
+    file: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.file or self.name}.py"
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program("generate_eager", on_cuda=LAUNCHES, needs=("transformers",)),
+        Program("generate_static", needs=("transformers",), has_modules=False),
+        Program("generate_assisted", on_cuda=LAUNCHES, needs=("transformers",)),
+        Program("vit", needs=("transformers",)),
+        Program("bert", needs=("transformers",)),
+        Program("whisper", on_cuda=LAUNCHES, needs=("transformers",)),
+        Program("gpt"),
+        Program("train", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS),
+        Program("lora", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS, needs=("transformers", "peft")),
+        Program("captured", needs_cuda=True),
+        Program("captured_pool", needs_cuda=True),
+        Program("two_models"),
+        Program("vllm_eager", on_cuda=LAUNCHES, needs=("vllm",), file="vllm_generate", arguments=("eager",)),
+        Program("vllm_default", needs=("vllm",), has_modules=False, file="vllm_generate"),
+    )
+}
