@@ -16,7 +16,8 @@
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
-enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE };
+enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE,
+       CALLED_AXIS, CALLED_TAKES_IDS };
 enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_RUNNER, OF_ARE_IN, OF_STEPS, OF_KEYS,
        OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
@@ -47,7 +48,7 @@ typedef struct {
 } Slots;
 
 static Slots plain[PLAIN_TYPES] = {
-    [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache"}},
+    [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache", "_axis", "_takes_ids"}},
     [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "_are_in", "_steps", "_keys",
                      "_recorded", "_looks", "kernels_due_ns"}},
     [UNIT] = {{"open", "generations"}},
@@ -66,7 +67,7 @@ static Slots plain[PLAIN_TYPES] = {
 /* What else Python lends, in the order of `compile_model_calls`. */
 static struct {
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
-    PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through;
+    PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through, *types_of_ids;
 } lent;
 static uint64_t golden;
 static PyObject *model_call_in_python;
@@ -234,6 +235,66 @@ take_argument(Arguments *found, PyObject *name, PyObject *value)
     return 1;
 }
 
+/* Whether a tensor is of whole numbers that can be ids; -1 with an exception set. */
+static inline int
+has_type_of_ids(PyObject *tensor)
+{
+    PyObject *dtype = PyObject_GetAttr(tensor, dtype_of_tensor);
+    int is_known = dtype == NULL ? -1 : PySequence_Contains(lent.types_of_ids, dtype);
+    Py_XDECREF(dtype);
+    return is_known;
+}
+
+/* As `describe` for the call of a model without a cache, of whose arguments none has a known name: by its first tensor. */
+ONCE_A_STEP static int
+describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
+{
+    PyObject *tensor = NULL, *name, *value;
+    for (Py_ssize_t i = 0; tensor == NULL && i < PyTuple_GET_SIZE(args); i++)
+        if (is_tensor(PyTuple_GET_ITEM(args, i)))
+            tensor = PyTuple_GET_ITEM(args, i);
+    for (Py_ssize_t at = 0; tensor == NULL && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+        if (is_tensor(value))
+            tensor = value;
+    if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != tensor_type ||
+        PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) != Py_False || PLAIN_SLOT(call, MODEL_CALL, CALLED_AXIS) != Py_None)
+        return 0;
+    PyObject *overridden = ask_whether_overridden(tensor);
+    Py_XDECREF(overridden);
+    if (overridden != Py_False)
+        return overridden == NULL ? -1 : 0;
+    PyObject *shape = PyObject_GetAttr(tensor, shape_of_tensor);
+    if (shape == NULL)
+        return -1;
+    Py_ssize_t dimensions = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    int64_t length = 1;
+    int known = dimensions >= 0;
+    found->sequences = found->tokens = 0;
+    if (dimensions > 3)
+        known = number_in(PyTuple_GET_ITEM(shape, 0), &found->sequences);
+    else if (dimensions < 3 && PLAIN_SLOT(call, MODEL_CALL, CALLED_TAKES_IDS) != Py_False && known) {
+        int are_ids = has_type_of_ids(tensor);
+        if (are_ids < 0) {
+            Py_DECREF(shape);
+            return -1;
+        }
+        if (are_ids) {
+            found->sequences = 1;
+            if (dimensions > 1)
+                known = number_in(PyTuple_GET_ITEM(shape, 0), &found->sequences) &&
+                        number_in(PyTuple_GET_ITEM(shape, 1), &length);
+            else if (dimensions == 1)
+                known = number_in(PyTuple_GET_ITEM(shape, 0), &length);
+            known = known && length >= 0 && length < INT32_MAX && found->sequences >= 0 && found->sequences < INT32_MAX;
+            found->tokens = known ? found->sequences * length : 0;
+        }
+    }
+    Py_DECREF(shape);
+    found->cached = -1;
+    found->phase = PLAIN_SLOT(call, MODEL_CALL, CALLED_WITHOUT_CACHE);
+    return known && found->phase != NULL && found->sequences < INT32_MAX;
+}
+
 /* As `describe` of phases.py for what is usual. 0: Python is to; -1 with an exception set. */
 ONCE_A_STEP static int
 describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
@@ -247,8 +308,10 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
         known = take_argument(&given, PyTuple_GET_ITEM(names, i), PyTuple_GET_ITEM(args, i));
     for (Py_ssize_t at = 0; known > 0 && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
         known = take_argument(&given, name, value);
-    if (known <= 0 || given.new_tokens == NULL)
-        return known < 0 ? -1 : 0;
+    if (known <= 0)
+        return known;
+    if (given.new_tokens == NULL)
+        return given.cache == NULL ? describe_nameless(call, args, kwargs, found) : 0;
     PyObject *overridden = ask_whether_overridden(given.new_tokens);
     Py_XDECREF(overridden);
     if (overridden != Py_False)
@@ -1038,7 +1101,7 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         {"is_tracing", &lent.is_tracing},     {"dispatch_stack", &lent.dispatch_stack},
         {"is_sampled", &lent.is_sampled},     {"warm_up", &lent.warm_up},
         {"every", &lent.every},               {"look_every", &lent.look_every},
-        {"let_through", &lent.let_through},
+        {"let_through", &lent.let_through}, {"types_of_ids", &lent.types_of_ids},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         PyObject *found = PyDict_GetItemString(given, wanted[i].name);

@@ -105,6 +105,8 @@ class BrickProfiler:
     `graph` records what was timed elsewhere, `stats` reads back what was recorded; the methods below call them.
     """
 
+    #: Whether steps of eager models on a CUDA device are recorded by their kernels: instrument/kernel_steps.py.
+    by_kernels: bool = False
     #: `timer = profiler.start_brick(BrickId.RMS_NORM)`: start timing a BrickId, a BrickDefinition, or a name.
     start_brick: Callable[[Hashable], Any]
     #: `profiler.stop_brick(timer, elements, failed=False)`: record it, with the elements it worked on.

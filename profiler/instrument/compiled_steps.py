@@ -58,5 +58,6 @@ def compile_steps() -> None:
             "every": BrickProfiler._is_sampled,
             "look_every": LOOK_EVERY,
             "let_through": let_through,
+            "types_of_ids": phases.TYPES_OF_IDS,
         },
     )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.kernel_bursts import records_by_kernels
 from cbtop.profiler.instrument.module_tree import devices_of
 from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
 from cbtop.profiler.instrument.trouble import in_words, say
@@ -86,7 +85,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     if not kinds:
         return Timing(profiler._host_path)
     device = _only_cuda_device(model)
-    if device is not None and records_by_kernels(profiler):
+    if device is not None and profiler.by_kernels:
         return Timing(profiler._host_path, "torch on cuda", is_there=True, by_kernels=True)
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:

@@ -270,15 +270,6 @@ class Bursts:
 _bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
 
 
-#: Profilers that record steps of eager models by their kernels (kernel_steps.py), until CUPTI is refused.
-by_kernels: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
-
-
-def records_by_kernels(profiler: BrickProfiler) -> bool:
-    """Whether steps of eager models of `profiler` are recorded by their kernels."""
-    return profiler in by_kernels
-
-
 def bursts_of(profiler: BrickProfiler) -> Bursts:
     """Those of the process as `profiler` records it."""
     found = _bursts.get(profiler)

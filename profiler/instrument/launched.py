@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 
 from cbtop.profiler import instrument as instrumentation
-from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.instrument.warm_up import WarmUps
@@ -52,8 +51,7 @@ def instrument(overhead_percent: float, nothing_yet: str) -> None:
         GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
     )
     profiler._steps.warm_ups = WarmUps()
-    if isinstance(profiler, GovernedProfiler):
-        kernel_bursts.by_kernels.add(profiler)
+    profiler.by_kernels = is_governed
     instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
 

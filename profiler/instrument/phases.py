@@ -28,6 +28,7 @@ CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
 _STAND = frozenset(POSITIONS)
+TYPES_OF_IDS = (int64, int32)
 _LENGTH = "get_seq_length"  # the method by which caches tell their length: what answers to any name has none
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
@@ -163,7 +164,7 @@ def _new_tokens(
         return new, sequences, length, sequences * length
     if name:
         return new, sequences if dimensions == 3 else 0, length, 0
-    if takes_ids and dimensions < 3 and new.dtype in (int64, int32):
+    if takes_ids and dimensions < 3 and new.dtype in TYPES_OF_IDS:
         if axis == 1 and dimensions == 2:
             sequences, length = length, sequences
         return new, sequences, length, sequences * length

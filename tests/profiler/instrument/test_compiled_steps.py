@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 import threading
@@ -17,13 +18,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument import attach, steps, uninstall
+from cbtop.profiler.instrument import attach, phases, steps, uninstall
 from cbtop.profiler.instrument.call_attribute import put, standing
 from cbtop.profiler.instrument.governor import GovernedProfiler, Governor
 from cbtop.profiler.instrument.steps import ModelCall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder, RingRecorder
-from cbtop.protocol.ring import RingReader
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS, RingReader
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 
@@ -303,3 +305,49 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
             host.call("one", "used", "by name", "nothing")
         uninstall()
         assert ran <= wanted if not in_python else ran == wanted
+
+
+class Nameless(Body):
+    """Of whose arguments none has a known name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Any, y: Any = None) -> Any:
+        return super().forward(torch.ones(1, 4), _nothing)
+
+
+NAMELESS = {
+    "a picture": torch.ones(2, 3, 4, 4),
+    "a sequence of vectors": torch.ones(2, 3, 4),
+    "rows": torch.ones(5, 4),
+    "ids": torch.ones(2, 7, dtype=torch.long),
+    "short ids": torch.ones(2, 7, dtype=torch.int32),
+    "a row of ids": torch.ones(7, dtype=torch.long),
+    "a mask": torch.ones(2, 7, dtype=torch.bool),
+    "bytes": torch.ones(2, 7, dtype=torch.uint8),
+    "complex numbers": torch.ones(2, 7, dtype=torch.complex64),
+    "a number": torch.tensor(3),
+}
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+@pytest.mark.parametrize("what", NAMELESS)
+def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    argument, ran, memory = NAMELESS[what], [], Memory()
+    described = steps.ModelCall.describe
+    monkeypatch.setattr(steps.ModelCall, "describe", lambda *args: ran.append(args) or described(*args))
+    model = Nameless()
+    with contextlib.closing(BrickProfiler(recorder=memory)) as profiler:
+        attach(model, profiler)
+        for _ in range(6):
+            model(argument)
+    names = {node.id: node.name for node in memory.said if isinstance(node, Node)}
+    found = [
+        tokens
+        for tag, _, _, tokens in memory.records
+        if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
+    ]
+    assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
+    assert 1 <= len(ran) <= 3  # the first ones
