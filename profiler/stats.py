@@ -326,7 +326,7 @@ class NodeStats:
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
         """The p50 of each node's calls, or what another `fraction` of them does not exceed.
 
-        Not a number where it has none, or where others are counted in.
+        Not a number if it has none, or if calls of other nodes are counted in.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])

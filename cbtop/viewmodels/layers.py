@@ -118,7 +118,7 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """How many of the layers that `row` compares with stand out at least half as far; 0 where it does not.
+        """Return how many layers like `row` stand out at least half as far, or 0 if `row` does not stand out.
 
         The first layer of a stack is not counted beside another: it pays for what was not in the caches.
         """

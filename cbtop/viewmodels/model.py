@@ -248,7 +248,7 @@ class BooksView:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps that came before those of their kind had settled: they stand in no other figure."""
+    """The steps of the warm-ups. They are in no other figure."""
 
     steps: int
     took_us: float

@@ -112,7 +112,7 @@ def _steps(record: SourceRecord) -> list[Node]:
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """The phases behind the warm-up; all where there are only steps of that."""
+    """The phases that are no warm-up, or all if there is nothing else."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 

@@ -223,7 +223,7 @@ class Bursts:
     def announce(self, burst: KernelBurst, number: int = 0) -> None:
         """Let every kernel be a node under its brick, and say what was measured of it.
 
-        `number` is that of the request; 0: nobody asked.
+        `number` is that of the request, or 0 without one.
         """
         profiler = self._profiler()
         if profiler is None:

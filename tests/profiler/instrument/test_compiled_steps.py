@@ -308,7 +308,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
 
 
 class Nameless(Body):
-    """Of whose arguments none has a known name."""
+    """A model without an argument of a known name."""
 
     def __init__(self) -> None:
         super().__init__()
