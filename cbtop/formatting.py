@@ -453,7 +453,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """The number of steps behind the figures of bricks and layers, if it is small or not that of the window; else ""."""
+    """The number of steps behind bricks and layers, if it is small or not that of the window; else ""."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
