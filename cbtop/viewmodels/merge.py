@@ -383,16 +383,27 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """`steps` of `wall_us`, with the tokens a second of all of the range; 0: there is none."""
-    if not range_us or steps.tokens_per_sec is None:
+    """`steps` of `wall_us`, with the rates over all of the range; 0: there is none."""
+    if not range_us:
         return steps
-    return replace(steps, tokens_per_sec=steps.tokens_per_sec * wall_us / range_us)
+
+    def over_all(rate: float | None) -> float | None:
+        return None if rate is None else rate * wall_us / range_us
+
+    return replace(
+        steps,
+        tokens_per_sec=over_all(steps.tokens_per_sec),
+        steps_per_sec=over_all(steps.steps_per_sec),
+        samples_per_sec=over_all(steps.samples_per_sec),
+    )
 
 
 def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int) -> StepsView:
     return replace(
         steps,
         tokens_per_sec=_sum_of_rates([(member.tokens_per_sec, member.count) for member in members], together),
+        steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
+        samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
         is_sample=any(member.is_sample for member in members),

@@ -49,6 +49,11 @@ class SpanView:
     most: int | None
     steps: int
 
+    @property
+    def total(self) -> int:
+        """The sum over these steps."""
+        return round(self.mean * self.steps)
+
 
 @dataclass(frozen=True, slots=True)
 class PaceView:
@@ -72,6 +77,8 @@ class StepsView:
     recorded: int  # of them: what lies in steps is known of these
     failed: int = 0  # of them: left by an exception, as one that is cancelled is; their tokens count
     tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or the stretch where that is shorter
+    steps_per_sec: float | None = None  # of wall-clock time, as tokens_per_sec; of a model without tokens, too
+    samples_per_sec: float | None = None  # sequences of these steps; None unless every step says how many it has
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # of those whose inside was recorded
     min_us: float | None = None

@@ -60,7 +60,7 @@ def source_row(
         stall=stall_view(record),
         phase=name,
         steps=steps,
-        steps_per_sec=steps.count / wall_ns * 1e9 if steps and wall_ns > 0 and not steps.is_sample else None,
+        steps_per_sec=steps.steps_per_sec if steps else None,
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         wall_us=wall_ns / 1e3 if found.stretch else None,

@@ -112,9 +112,11 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
     phase, calls = display_name(step), stats.calls([step.id])
     # Else the tokens are those of some steps only, or of none.
     is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
-    wall_ns = stretch.end_ns - stretch.begin_ns if stretch and is_counted and not is_sample else 0
+    wall_ns = stretch.end_ns - stretch.begin_ns if stretch and not is_sample else 0
+    tokens_ns = wall_ns if is_counted else 0
     if calls is None:  # none of them in these statistics
-        return StepsView(phase, 0, 0, _rate(0, wall_ns), recorded=0, is_sample=is_sample)
+        none = _rate(0, wall_ns)
+        return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # Tokens are those of whole steps, and so is the time they took: of one that began before the stretch, all of it.
@@ -133,8 +135,10 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         recorded=recorded,
         failed=calls.failed,
         tokens=tokens,
-        tokens_per_sec=_rate(tokens, wall_ns),
+        tokens_per_sec=_rate(tokens, tokens_ns),
         tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
+        steps_per_sec=_rate(count, wall_ns),
+        samples_per_sec=_rate(sequences.total, wall_ns) if sequences and sequences.steps == count else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),
@@ -165,8 +169,8 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)
 
 
-def _rate(tokens: int, time_ns: int) -> float | None:
-    return tokens / time_ns * 1e9 if time_ns > 0 else None
+def _rate(count: int, time_ns: int) -> float | None:
+    return count / time_ns * 1e9 if time_ns > 0 else None
 
 
 def _us(value_ns: float | None) -> float | None:
