@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.store import Store
+from cbtop.commands.shared.ring_view import view_of
 from cbtop.daemon.source import Source
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.errors import ProtocolError
@@ -18,8 +18,6 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.verdicts import judged
 
 MAX_RECORDS = 1 << 17  # the newest of a ring: to add up so many takes 0.1 s
 WARM_UP_STEPS = 3  # the first call allocates, compiles or reads from disk
@@ -69,21 +67,12 @@ def _rings(directory: str, pid: int) -> list[Path]:
 
 
 def _view(ring: Path) -> SourceView | None:
-    """What the screen would show of the process of `ring`; None if the ring cannot be read."""
+    """Return the view of the process of `ring`, or None if the ring cannot be read."""
     try:
         source = SteadySource(ring)
     except (ProtocolError, OSError):
         return None
     try:
-        source.poll()
-        while source.is_behind:
-            source.poll()
-        store = Store()
-        for message in source.snapshot():
-            store.apply(message)
-        record = store.sources.get(source.key)
-        if record is None:
-            return None
-        return judged(source_view(record), ())
+        return view_of(source)
     finally:
         source.close()
