@@ -539,7 +539,7 @@ def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
 
 def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
     """`42.1 tokens/s`; of a model without tokens `12.5 steps/s`, or `12.5 steps/s, 100 samples/s`."""
-    if steps.tokens_per_sec is not None or steps.steps_per_sec is None:
+    if steps.has_tokens:
         return f"{rate(of, steps.tokens_per_sec)} tokens/s"
     found = f"{rate(of, steps.steps_per_sec)} steps/s"
     return found if steps.samples_per_sec is None else f"{found}, {rate(of, steps.samples_per_sec)} samples/s"

@@ -137,7 +137,7 @@ def head_text(view: SourceView) -> str:
         chosen = "" if len(view.phases) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
             f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
-            f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
+            f"{_rates(view, steps)}, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )
@@ -202,6 +202,12 @@ def _counted(steps: StepsView) -> str:
     words = [*(["others, if any, left nothing"] if steps.is_sample else []), *failed]
     what = fmt.counted(steps.count, "recorded step" if steps.is_sample else "step")
     return f"{what} ({', '.join(words)})" if words else what
+
+
+def _rates(view: SourceView, steps: StepsView) -> str:
+    """Tokens a second; steps and samples a second, too, if the tokens are not known."""
+    tokens = f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s"
+    return tokens if steps.has_tokens else f"{tokens}, {fmt.throughput(view, steps)}"
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:

@@ -41,7 +41,7 @@ from cbtop.viewmodels.model import (
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import tokens_per_sec_history
+from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.stretch import since_s, stretch_of
 
@@ -363,23 +363,30 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     phases = tuple(
         _with_rates_of(steps, [m for m in every if m.phase == steps.phase], together) for steps in view.phases
     )
-    histories = [
-        (*tokens_per_sec_history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
-        for record, member, wall_us in zip(records, members, walls_us, strict=True)
-        for steps in member.phases
-        if steps.phase == view.phase
-    ]
-    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
+    of_tokens, of_steps = (
+        [
+            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
+            for record, member, wall_us in zip(records, members, walls_us, strict=True)
+            for steps in member.phases
+            if steps.phase == view.phase
+        ]
+        for history in (tokens_per_sec_history, steps_per_sec_history)
+    )
     return replace(
         view,
         phases=phases,
         steps=next((steps for steps in phases if steps.phase == view.phase), None),
-        tokens_per_sec_history=tuple(
-            sum(rates) / together for rates in zip(*(h[len(h) - length :] for h in histories), strict=True)
-        ),
+        tokens_per_sec_history=_sum_of_histories(of_tokens, together),
+        steps_per_sec_history=_sum_of_histories(of_steps, together),
         since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
         stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
     )
+
+
+def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
+    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
+    newest = (history[len(history) - length :] for history in histories)
+    return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
@@ -473,6 +480,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
         books=None,
         outside=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
+        steps_per_sec_history=slowest.steps_per_sec_history,
         since_s=slowest.since_s,
         stretch=slowest.stretch,
     )

@@ -42,6 +42,7 @@ from cbtop.viewmodels.steps import (
     cached_by_second,
     pace,
     step_us_history,
+    steps_per_sec_history,
     steps_views,
     tokens_per_sec_history,
 )
@@ -132,6 +133,7 @@ def source_view(
         loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
+        steps_per_sec_history=steps_per_sec_history(record, steps),
         traces=Later(lambda: trace_views(record.traces.values())),
         pace=Later(lambda: pace(record, name)),
         step_us_history=Later(lambda: step_us_history(record, name)),

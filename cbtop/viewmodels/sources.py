@@ -12,7 +12,7 @@ from cbtop.viewmodels.devices import MachineView
 from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.source import loss_view, shown, shown_phase, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import step_us_history, tokens_per_sec_history
+from cbtop.viewmodels.steps import step_us_history, steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.stretch import since_s
 
 NO_STEP, NONE_ENDED = "it has marked no step", "no step has ended in this time"
@@ -71,6 +71,7 @@ def source_row(
         sample_every=record.sample_every,
         overhead=record.sampling,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
+        steps_per_sec_history=steps_per_sec_history(record, steps),
         step_us_history=step_us_history(record, name),
     )
     unknown = _unknown(row, machine, NO_CLOCK if now_ns is None else NOTHING_YET, is_unread=record.is_unread)

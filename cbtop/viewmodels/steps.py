@@ -35,7 +35,11 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
         return record.leaves_steps_out and not is_known
 
-    return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ended)
+    tokens = record.stats.column("elements")
+    return tuple(
+        _steps_view(stats, step, stretch, is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
+        for step in ended
+    )
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
@@ -45,6 +49,16 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
     samples = list(record.history.get(steps.phase, ()))
     return tuple(
         _rate(new.tokens - old.tokens, new.monotonic_ns - old.monotonic_ns) or 0.0 for old, new in pairwise(samples)
+    )
+
+
+def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
+    """Steps per second of wall-clock time, one value a second, oldest first; none where that is not known."""
+    if steps is None or steps.steps_per_sec is None:
+        return ()
+    samples = list(record.history.get(steps.phase, ()))
+    return tuple(
+        _rate(new.count - old.count, new.monotonic_ns - old.monotonic_ns) or 0.0 for old, new in pairwise(samples)
     )
 
 
@@ -108,10 +122,12 @@ def _are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only there (Cauchy, Schwarz)
 
 
-def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool) -> StepsView:
+def _steps_view(
+    stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool, has_tokens: bool
+) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
     # Else the tokens are those of some steps only, or of none.
-    is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
+    is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = stretch.end_ns - stretch.begin_ns if stretch and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
     if calls is None:  # none of them in these statistics
@@ -128,6 +144,7 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
     is_even = _are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
+    is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,
@@ -138,7 +155,7 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         tokens_per_sec=_rate(tokens, tokens_ns),
         tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
         steps_per_sec=_rate(count, wall_ns),
-        samples_per_sec=_rate(sequences.total, wall_ns) if sequences and sequences.steps == count else None,
+        samples_per_sec=_rate(round(sequences.mean * count), wall_ns) if sequences and is_said else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),

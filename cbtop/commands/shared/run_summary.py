@@ -46,7 +46,13 @@ class SteadySource(Source):
         if len(ends) >= MIN_STEPS:
             is_early[:WARM_UP_STEPS] = True
         early = ends[is_early]
-        return int(early[-1]) + 1 if len(early) else 0
+        if not len(early):
+            return 0
+        first = int(early[-1]) + 1
+        says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
+        while first < len(says_size) and says_size[first]:  # how many sequences the step before had
+            first += 1
+        return first
 
 
 def run_summary(directory: str, command_pid: int, pids: Sequence[int], next_command: str) -> list[str]:

@@ -267,7 +267,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
     about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
     found = [
-        figure_chart(f"tokens/s, {phase}", "accent", row.tokens_per_sec_history, formatting.number, has_mean=False),
+        figure_chart(f"{row.rate.unit}, {phase}", "accent", row.rate.history, formatting.number, has_mean=False),
         figure_chart(about, "norm", times_ms, formatting.number, has_mean=False),
         *(process_charts(process) if process is not None else ()),
     ]
