@@ -124,7 +124,8 @@ class Sources(View):
     wants_data = False
     doc = (
         "Every process that is known here: the live ones first, the newest of them on top, and those that have ended "
-        "in one row that Enter unfolds. Enter on a process shows it in every view; nothing else but < and > does. "
+        "in one row that Enter unfolds. Enter on a process, or < and >, shows it in every view and stays with it; "
+        "until then the newest that runs is shown. "
         "Under the list stands the one under the cursor in words, with the reason for each n/a, and its last two "
         "minutes; then what cbtop itself costs: this viewer, and the daemon where that is another process, of one "
         "processor."
