@@ -216,12 +216,17 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # it closes when this process becomes the command
+    # Both close when this process becomes the command.
+    fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        command = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or none of Linux
+        command = None
     if _is_detached_child():
         try:
             from cbtop.commands.shared.run_end import summarize_at_end
 
-            summarize_at_end(fifo, path, pid, "cbtop" if record is None else f"cbtop replay {record}")
+            summarize_at_end(fifo, command, path, pid, "cbtop" if record is None else f"cbtop replay {record}")
         finally:
             os._exit(0)
 

@@ -20,6 +20,9 @@ _log = logging.getLogger("cbtop")
 EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
 
 
+END_SUFFIX = ".end"  # of the FIFO of a run, as in `cbtop.commands.run`
+
+
 class LaunchedRecorder(RingRecorder):
     """Removes the file that says of a run that it has recorded nothing, once it has a step, or has said why not.
 
@@ -28,7 +31,7 @@ class LaunchedRecorder(RingRecorder):
 
     def __init__(self, nothing_yet: str) -> None:
         super().__init__()
-        self._nothing_yet, self._run_end = nothing_yet, f"{nothing_yet}.end"
+        self._nothing_yet, self._run_end = nothing_yet, nothing_yet + END_SUFFIX
         self._told_pid = 0
 
     def announce(self, message: CatalogMessage) -> None:
@@ -56,7 +59,7 @@ class LaunchedRecorder(RingRecorder):
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
         pid = os.getpid()
-        if self._told_pid == pid:
+        if self._told_pid == pid or self._run_end == END_SUFFIX:
             return
         self._told_pid = pid
         with suppressed(OSError):  # with --quiet there is none

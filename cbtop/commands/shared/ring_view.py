@@ -10,7 +10,10 @@ from cbtop.viewmodels.verdicts import judged
 
 
 def view_of(source: Source) -> SourceView | None:
-    """Read `source` to its end; return its view with verdicts, or None if it cannot be read."""
+    """Read `source` to its end; return its view with verdicts, or None if it cannot be read.
+
+    The phase is the one that the screen would open with, or the one that took most time if that has no step here.
+    """
     source.poll()
     while source.is_behind:
         source.poll()
@@ -18,4 +21,10 @@ def view_of(source: Source) -> SourceView | None:
     for message in source.snapshot():
         store.apply(message)
     record = store.sources.get(source.key)
-    return None if record is None else judged(source_view(record), ())
+    if record is None:
+        return None
+    view = source_view(record)
+    if view.steps is None and view.phases:
+        longest = max(view.phases, key=lambda steps: steps.union_us or 0)
+        view = source_view(record, longest.phase)
+    return judged(view, ())

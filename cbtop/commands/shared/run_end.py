@@ -22,16 +22,17 @@ MAX_PROCESSES = 4096
 END = b"end"
 
 
-def summarize_at_end(fifo: int, path: str, pid: int, next_command: str) -> None:
+def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
     """Print a summary when process `pid` ends, or says through `fifo` that it is about to.
 
-    `path` is the file of the FIFO, and `next_command` the last line of the summary.
+    `pidfd` becomes readable when the process ends; None if the kernel has no such descriptor. `path` is the file of
+    the FIFO, and `next_command` the last line of the summary.
     """
-    _leave_alone_all_but(fifo)
+    _close_all_but({fifo, pidfd})
     try:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each processor
         os.nice(LESS_URGENT)
-        pids = list(_recording_pids(fifo, pid))
+        pids = list(_recording_pids(fifo, pidfd, pid))
         if pids:
             from cbtop.commands.shared.run_summary import run_summary
 
@@ -42,15 +43,13 @@ def summarize_at_end(fifo: int, path: str, pid: int, next_command: str) -> None:
             os.unlink(path)
 
 
-def _recording_pids(fifo: int, command_pid: int) -> Iterator[int]:
-    """The processes that record steps, in the order of their first ones, until the command ends."""
-    start, timeout = process_start(command_pid) or 0, None
+def _recording_pids(fifo: int, pidfd: int | None, command_pid: int) -> Iterator[int]:
+    """Yield the processes that record steps, in the order of their first ones, until the command ends."""
+    start, timeout = process_start(command_pid) or 0, POLL_MS if pidfd is None else None
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
-    try:
-        poll.register(os.pidfd_open(command_pid), select.POLLIN)
-    except (AttributeError, OSError):
-        timeout = POLL_MS
+    if pidfd is not None:
+        poll.register(pidfd, select.POLLIN)
     seen: set[int] = set()
     while True:
         events = poll.poll(timeout)
@@ -71,7 +70,7 @@ def _recording_pids(fifo: int, command_pid: int) -> Iterator[int]:
 
 
 def _lines(fifo: int) -> list[bytes]:
-    """All that is in the FIFO; a line is written in one piece."""
+    """Read all that is in the FIFO; a line is written in one piece."""
     data = b""
     with suppressed(BlockingIOError):
         while piece := os.read(fifo, 1 << 16):
@@ -79,10 +78,10 @@ def _lines(fifo: int) -> list[bytes]:
     return data.split()
 
 
-def _leave_alone_all_but(fifo: int) -> None:
-    """Close all descriptors except three and `fifo`: a pipe of the command would stay open for its reader."""
+def _close_all_but(kept: set[int | None]) -> None:
+    """Close all descriptors above stderr except `kept`: a pipe of the command would stay open for its reader."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > STDERR and int(name) != fifo:
+        if int(name) > STDERR and int(name) not in kept:
             with suppressed(OSError):  # that of the directory
                 os.close(int(name))
 

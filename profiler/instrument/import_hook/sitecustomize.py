@@ -77,7 +77,7 @@ class TorchFinder:
             has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # of its own
             if why and not has_a_profiler:
                 say("nothing was instrumented: " + why)
-            elif self._is_launched:
+            elif self._is_launched and self._nothing_yet:
                 self._await_summary()
 
     def _instrument(self) -> None:

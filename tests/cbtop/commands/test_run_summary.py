@@ -18,9 +18,10 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.vocabulary import BrickId
 from cbtop.reports.summary import MAX_BRICKS, MAX_VERDICTS, summary
+from tests.cbtop.recorded import Clock, profiler_in
 from tests.cbtop.samples import COMPARED
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
-from tests.profiler.instrument.under_run import TORCH, fake_torch
+from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch
 
 RUN = [*CBTOP, "run"]
 MAX_LINES = 10
@@ -228,6 +229,30 @@ def test_all_steps_are_shown_if_there_are_few(runtime: Path) -> None:
     pid = int(_ring(runtime, 4, first_us=0).name.split("-")[0])
     (rates, *_) = run_summary(str(runtime), pid, [pid], "cbtop")
     assert "(last 4 steps, " in rates
+
+
+def test_a_phase_that_ended_before_the_steady_state_is_not_shown(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for phase, steps in (("decode", 3), ("prefill", 12)):
+        for _ in range(steps):
+            with profiler.step(phase, tokens=4), profiler.brick(BrickId.RMS_NORM, 64):
+                clock.sleep_us(1_000_000)
+    profiler.close()
+    (rates, *_) = run_summary(str(runtime), os.getpid(), [os.getpid()], "cbtop")
+    assert rates.startswith("prefill: 4.00 tokens/s, ")
+
+
+def test_a_failed_instrumentation_leaves_a_file_of_the_program_alone(tmp_path: Path) -> None:
+    (tmp_path / ".end").write_text("the program's own")
+    torch = fake_torch(tmp_path, f"{MODULE}\nimport sys; sys.modules['msgpack'] = None")
+    done = subprocess.run(
+        [*RUN, "--", sys.executable, "-c", "import torch; torch.nn.Module()()"], cwd=tmp_path, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(torch)}, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"runs uninstrumented: " in done.stderr
+    assert (tmp_path / ".end").read_text() == "the program's own"
 
 
 def test_records_before_the_steady_state_count_as_not_looked_at(runtime: Path) -> None:
