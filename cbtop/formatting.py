@@ -46,6 +46,7 @@ from cbtop.viewmodels.model import (
     SourceRow,
     SourceView,
     StallView,
+    StepsView,
     StragglerView,
     StretchView,
     TroubledMember,
@@ -555,6 +556,14 @@ def rates_since(row: SourceRow) -> str:
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
     """`42.1`, or `≥42.1` where some of what it is the rate of was lost."""
     return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
+
+
+def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
+    """`42.1 tokens/s`; of a model without tokens `12.5 steps/s`, or `12.5 steps/s, 100 samples/s`."""
+    if steps.has_tokens:
+        return f"{rate(of, steps.tokens_per_sec)} tokens/s"
+    found = f"{rate(of, steps.steps_per_sec)} steps/s"
+    return found if steps.samples_per_sec is None else f"{found}, {rate(of, steps.samples_per_sec)} samples/s"
 
 
 def lag(row: SourceRow) -> str:

@@ -422,6 +422,7 @@ BRICK_PANEL = {
 
 # Tables of the text report, each for 80 columns: where the time goes, how long calls take, alike, apart and by the
 # second, what they were for, how near that is to the roof.
+OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
 CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")
 SPREAD_REPORT = _rows("p50_us", "p95_us", "p99_us", "min_us", "max_us")

@@ -26,6 +26,7 @@ from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, Recordin
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
+from cbtop.viewmodels.source import has_data, is_selected
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
 SLACK = 1.1  # of the samples of a curve, one a second, some come late
@@ -302,13 +303,36 @@ class ReplayFeed(StoreViews):
 
     def holds_data(self) -> bool:
         """Whether a record was counted in it at whatever moment; it is read as far as the first one."""
-        for frame in self._reader.frames(wanted=SHOWN):
+        return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
+
+    def first_data_s(self) -> float:
+        """Return the first moment at which a selected process has data, or 0 if none ever has.
+
+        The recording is read as far as that.
+        """
+        scratch = Store()
+        for at_ns, said in self._said():
             try:
-                if any(isinstance(said, StatsUpdate) and any(said.count) for said in frame.messages()):
-                    return True
+                scratch.apply(said)
+            except (DecodeError, LimitError):
+                continue  # it is among the damaged once it is shown
+            record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
+            if record is None or not has_data(record):
+                continue
+            if not self._selected or is_selected(record, self._selected):
+                return max(0, at_ns - self._reader.begin_ns) / 1e9
+        return 0.0
+
+    def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
+        """Yield the catalogs and statistics of processes with their times, from the beginning on."""
+        for frame in self._reader.frames(wanted=SHOWN):
+            at_ns = min(frame.time_ns, self._reader.end_ns)
+            try:
+                for said in frame.messages():
+                    if isinstance(said, SourceCatalog | StatsUpdate):
+                        yield at_ns, said
             except DecodeError:
                 continue  # it is among the damaged already
-        return False
 
     def watched(self) -> TimeView:
         """All of it, and what stands out in what was read of it so far."""

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from cbtop import formatting as fmt
 from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
+from cbtop.daemon.source import Source
 from cbtop.errors import NoDataError
 from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, left_by, rings_of
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.reports.tables import first_lines
 
 DESCRIPTION = (
     "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "
@@ -26,12 +28,21 @@ EPILOG = f"""\
 What ended processes left is kept for ten minutes once a daemon knows that they ended, and until one does. The oldest
 goes where that is more than {MAX_ENDED} processes, {MAX_ENDED_BYTES >> 20} MiB or a quarter of the disk.
 """
+OVERVIEW, ALL = "overview", "all"
+MAX_BRICKS = 5
+MAX_OTHERS = 8
+MAX_IN_FLIGHT = 8
 SCHEMA = "cbtop.post-mortem/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="which process (default: every ended one)")
     parser.add_argument("--steps", type=_count, default=LAST_STEPS, metavar="N", help="how many of the last steps")
+    parser.add_argument(
+        "--view", choices=(OVERVIEW, ALL), default=OVERVIEW,
+        help="overview: the newest process with its bricks and verdicts, and a line for each other one, in at most "
+        "60 lines unless --steps asks for more; all: the last steps and records of each (default: overview)",
+    )  # fmt: skip
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
@@ -42,15 +53,18 @@ def run(options: argparse.Namespace) -> int:
         rings = [ring for ring in rings if ring.stem.startswith(f"{options.pid}-")]
     rings = [ring for ring in rings if ring.exists()]
     rings.sort(key=_newest_first)
-    found = [each for ring in rings if (each := _read(ring, options.steps))]
+    read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
         # What ended before it recorded anything has nothing to tell, unless it is asked for.
-        found = [each for each in found if each.state is not SourceStatus.LIVE and each.produced]
+        read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
+    found = [each for _, each in read]
     if not found:
         who = "no process of yours" if options.pid is None else f"no process {options.pid}"
         raise NoDataError(f"{who} has left a record in {directory}")
     if options.format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": [asdict(each) for each in found]}) + "\n")
+    elif options.view == OVERVIEW:
+        sys.stdout.write(_overview(read[0][0], found) + "\n")
     else:
         sys.stdout.write("\n\n".join(_text(each) for each in found) + "\n")
     return 0
@@ -69,18 +83,46 @@ def _newest_first(ring: Path) -> float:
     return -left.last_sign_s if left else 0.0
 
 
-def _text(found: PostMortem) -> str:
+def _overview(newest: Path, found: list[PostMortem]) -> str:
+    """The newest process with its bricks and verdicts, and a line for each other one."""
+    # They take 0.3 s to load; `--help` and JSON need none of them.
+    from cbtop.commands.shared.ring_view import view_of
+    from cbtop.reports.overview import bricks_and_verdicts
+
+    first, *others = found
+    lines = _text(first, MAX_IN_FLIGHT).splitlines()
+    source = Source(newest)
+    try:
+        view = view_of(source)
+    finally:
+        source.close()
+    if view is not None and view.has_data:
+        lines += ["", *bricks_and_verdicts(view, MAX_BRICKS)]
+    if others:
+        lines += ["", *first_lines([f"{_who(each)}, {_last(each)}" for each in others], MAX_OTHERS)]
+    return "\n".join([*lines, "", "the rest: --view all"])
+
+
+def _who(found: PostMortem) -> str:
     how = found.state.upper() + (f" ({found.reason})" if found.reason else "")
-    lines = [f"{found.program or 'a process'}, pid {found.pid} on {found.host or fmt.NOT_MEASURED}: {how}"]
-    last = fmt.NOT_MEASURED if found.last_record_s is None else fmt.moment(found.last_record_s)
+    return f"{found.program or 'a process'}, pid {found.pid} on {found.host or fmt.NOT_MEASURED}: {how}"
+
+
+def _last(found: PostMortem) -> str:
+    return f"last record {fmt.NOT_MEASURED if found.last_record_s is None else fmt.moment(found.last_record_s)}"
+
+
+def _text(found: PostMortem, max_in_flight: int | None = None) -> str:
+    lines = [_who(found)]
     lost = found.overwritten + found.rejected
     lines.append(
-        f"last record {last} · {fmt.count(found.produced)} records, {fmt.count(lost)} of them overwritten or rejected"
+        f"{_last(found)} · {fmt.count(found.produced)} records, {fmt.count(lost)} of them overwritten or rejected"
     )
     lines += _section(f"last {len(found.steps)} steps", found.steps)
     lines += _section(f"last {len(found.records)} records", found.records)
     lines += ["", "in flight"]
-    lines += [_unfinished(each, found) for each in found.in_flight] or ["  nothing that is known of"]
+    in_flight = [_unfinished(each, found) for each in found.in_flight]
+    lines += first_lines(in_flight, max_in_flight or len(in_flight)) or ["  nothing that is known of"]
     return "\n".join(lines)
 
 

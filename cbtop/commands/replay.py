@@ -55,7 +55,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a replay beside the file itself."""
     parser.add_argument(
         "--at", type=_moment, metavar="SEC",
-        help="begin there (default: screen 0, report the end; of a saved range, all of it)",
+        help="begin there (default: screen the first data, report the end; of a saved range, all of it)",
     )  # fmt: skip
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast (default: 1)")
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:
-            feed.seek(feed.duration_s if headless else 0)
+            feed.seek(feed.duration_s if headless else feed.first_data_s())
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

@@ -36,11 +36,12 @@ examples:
   cbtop run -- torchrun --nproc-per-node 2 train.py
   cbtop run --record run.cbtop -- python eval.py
   cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
+  cbtop run --quiet -- python batch.py           without a summary at its end
   CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
 
 One step in four is recorded until the process knows what recording costs it, then as many as --overhead allows:
-every step if that costs less. Every view says which share that is. Where nothing could be shown, a line on stderr
-says why at the end.
+every step if that costs less. Every view says which share that is. When COMMAND ends, a summary of at most ten lines
+follows on stderr: rate, step times, the costliest bricks, verdicts. If nothing could be shown, one line says why.
 Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
 Put it before a wrapper: cbtop run -- opentelemetry-instrument python app.py. A shell script that puts a directory
 with a sitecustomize first on PYTHONPATH keeps Python from it: append that directory instead.
@@ -54,33 +55,43 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
     ),
     "--record": ("FILE", None, "record it and what begins while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
+QUIET = "--quiet"
 DEFAULT_OVERHEAD, DEFAULT_OVERHEAD_RECORDED = "3%", "100%"
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 MAX_MARK_CHARS = 80
+END_SUFFIX = ".end"  # of the FIFO next to the mark of a run, also in the import hook and in `launched`
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "cbtop run [--watch] [--overhead PERCENT] [--record FILE] -- COMMAND …"
+    parser.usage = "cbtop run [--watch] [--quiet] [--overhead PERCENT] [--record FILE] -- COMMAND …"
     parser.add_argument(
         "--watch", action="store_true",
         help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
         "Ctrl-C goes to it; `q` leaves the screen, and it goes on",
     )  # fmt: skip
+    parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends")
     for name, (value, default, says) in OPTIONS.items():
         parser.add_argument(name, default=default, metavar=value, help=says)
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
 
 
-def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None] | None:
-    """What `become` is given for options with a value, `--` and COMMAND; None of all else, which argparse is for."""
+def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool] | None:
+    """Return the arguments of `become` for options with a value, `--quiet`, `--` and COMMAND.
+
+    Returns None if there is anything else, which argparse is for.
+    """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
+    quiet = False
     words = iter(arguments)
     for word in words:
         if word == "--":
             break
+        if word == QUIET:
+            quiet = True
+            continue
         name, has_value, value = word.partition("=")
         value = value if has_value else next(words, "-")
         if name not in OPTIONS or value.startswith("-"):
@@ -89,7 +100,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None] | Non
     command = list(words)
     try:
         record = given["--record"]
-        return (command, _allowed(given["--overhead"], record), record) if command else None
+        return (command, _allowed(given["--overhead"], record), record, quiet) if command else None
     except UsageError:
         return None
 
@@ -115,11 +126,14 @@ def run(options: argparse.Namespace) -> int:
 
     for number, found in options.signals.items():
         signal.signal(number, found)
-    return become(command, overhead_percent, options.record)
+    return become(command, overhead_percent, options.record, options.quiet)
 
 
-def become(command: list[str], overhead_percent: float, record: str | None) -> int:
-    """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be."""
+def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool) -> int:
+    """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be.
+
+    With `quiet`, no summary is printed when the command ends.
+    """
     said = []
     if isolating := isolating_option(command):
         said.append(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
@@ -134,6 +148,9 @@ def become(command: list[str], overhead_percent: float, record: str | None) -> i
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
         return 1
+    if additions and not quiet:
+        with suppressed(OSError):  # no descriptor, process or room: the command runs without a summary
+            _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
     for line in said:  # now that it runs
         _say(line)
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
@@ -181,21 +198,63 @@ def _record_beside(path: str) -> bool:
     begun, says = os.pipe()
     os.set_inheritable(says, True)
     command = [sys.executable, "-m", "cbtop", "record", "-o", path, "--beside", f"{os.getpid()}:{says}"]
-    between = os.fork()
-    if not between:
+    if _is_detached_child():
         try:
-            os.setsid()
-            with open(os.devnull, "r+b", buffering=0) as nothing:
-                os.dup2(nothing.fileno(), 0)
-                os.dup2(nothing.fileno(), 1)
-            if not os.fork():
-                os.execv(command[0], command)
+            os.execv(command[0], command)
         finally:
             os._exit(0)
     os.close(says)
-    os.waitpid(between, 0)
     with open(begun, "rb") as heard:
         return bool(heard.read(1))
+
+
+def _summarize_at_end(mark: str, record: str | None) -> None:
+    """Start a process that prints a summary of the run of `mark` when this process ends; OSError if it cannot start.
+
+    Like the recorder, it is not a child of the command. It waits on a FIFO next to `mark` and loads
+    nothing until a process of the run has recorded a step.
+    """
+    path, pid = mark + END_SUFFIX, os.getpid()
+    os.mkfifo(path, 0o600)
+    # Both close when this process becomes the command.
+    fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        command = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or none of Linux
+        command = None
+    if _is_detached_child():
+        try:
+            from cbtop.commands.shared.run_end import summarize_at_end
+
+            summarize_at_end(fifo, command, path, pid, "cbtop" if record is None else f"cbtop replay {record}")
+        finally:
+            os._exit(0)
+
+
+def _is_detached_child() -> bool:
+    """Fork a process that is no child of this one, in a session of its own; return whether this is that process.
+
+    Its stdin and stdout are empty. This process counts no time of children for it: SIGCHLD is ignored meanwhile.
+    """
+    before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+    try:
+        if between := os.fork():
+            with suppressed(ChildProcessError):  # how the wait for a child ends while SIGCHLD is ignored
+                os.waitpid(between, 0)
+            return False
+    finally:
+        _signal.signal(_signal.SIGCHLD, before)
+    is_detached = False
+    try:
+        os.setsid()
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(nothing.fileno(), 1)
+        is_detached = not os.fork()
+    finally:
+        if not is_detached:
+            os._exit(0)
+    return True
 
 
 def isolating_option(command: Sequence[str]) -> str:
@@ -260,7 +319,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
     """Whether a file of the runtime directory says of a run that it has recorded nothing, and that run has ended."""
-    kind, *numbers = name.split("-") if len(name) <= MAX_MARK_CHARS else [""]
+    kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
     in_namespace, pid, start = map(int, numbers)

@@ -22,7 +22,7 @@ from cbtop.errors import FailedCheckError, UsageError
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.vocabulary import VIEWER_KEY
-from cbtop.reports import REPORTS, VIEWS
+from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.viewmodels import MergeMode
 
 # What declares options loads neither numpy nor zmq, which take longer than all else that `cbtop --help` does.
@@ -38,7 +38,7 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
 YOUNG_OBJECTS = 5_000  # a frame makes some 2,000 that are let go with the next one
 THEMES = ("dark", "light")
-TABS = {"overview": "all", "graph": "tree"}  # what the screen calls them
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # what the screen calls them
 ALL = math.inf  # no last seconds, but all that was seen
 
 
@@ -52,8 +52,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--view", type=_view, metavar="VIEW",
-        help=f"what a text report holds, and which view the screen opens: {', '.join(VIEWS)} or all (default: all); "
-        "what the screen calls them, overview and graph, does as well as all and tree",
+        help="what a text report holds, and which view the screen opens: overview (at most 60 lines, the default), "
+        f"{', '.join(VIEWS)}, or all; graph is another name of tree",
     )  # fmt: skip
     group.add_argument(
         "--sort", type=_column, metavar="COLUMN",
@@ -318,7 +318,7 @@ def _config_file_as_typed() -> str:
 
 
 def _view(text: str) -> str:
-    return one_of("view", [*VIEWS, "all"])(TABS.get(text.casefold(), text))
+    return one_of("view", [OVERVIEW, *VIEWS, "all"])(TABS.get(text.casefold(), text))
 
 
 def _column(text: str) -> str:
@@ -359,7 +359,7 @@ def _seconds(text: str, least: float, most: float) -> float:
 
 # The keys of config.toml, which are the options of these names.
 SETTINGS = {
-    "view": Setting(_view, "all"),
+    "view": Setting(_view, OVERVIEW),
     "window": Setting(_window),
     "sort": Setting(_column),
     "filter": Setting(str, ""),

@@ -24,6 +24,7 @@ class Report(Protocol):
     ) -> str: ...
 
 
+OVERVIEW = "overview"  # the section that is one screen long, and alone
 SOURCES, DEVICES = "sources", "devices"  # the sections that are of no one source
 TIMELINE = "timeline"  # the section that is made of records, which are received for it alone
 VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
@@ -35,6 +36,10 @@ def _text(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
+    if OVERVIEW in sections and views:
+        from cbtop.reports.overview import overview_report
+
+        return overview_report(views, replay, rows)
     from cbtop.reports.text import text_report
 
     return text_report(views, sections, replay, rows)

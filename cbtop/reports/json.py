@@ -61,6 +61,7 @@ OTHER_ORIGINS = {
     Origin.MEASUREMENTS: [
         "tokens_per_sec",
         "tokens_per_sec_in_steps",
+        "samples_per_sec",
         "since_s",
         "stretch",
         "moved_gb_per_sec",
@@ -349,6 +350,8 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
         "tokens": steps.known_tokens,
         "tokens_per_sec": steps.tokens_per_sec,
         "tokens_per_sec_in_steps": steps.tokens_per_sec_in_steps,
+        "steps_per_sec": steps.steps_per_sec,
+        "samples_per_sec": steps.samples_per_sec,
         "us_per_token": {
             "p50": steps.us_per_token_p50,
             "p99": steps.us_per_token_p99,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # A column that only names things is left-aligned, one of numbers right-aligned.
 Table = list[tuple[str, ...]]
 
@@ -16,3 +18,9 @@ def table(rows: Table, *, left: int) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def first_lines(lines: Sequence[str], most: int) -> list[str]:
+    """Return at most `most` lines: if there are more, the last one says how many are left out."""
+    more = len(lines) - most
+    return [*lines] if more <= 0 else [*lines[: most - 1], f"{more + 1} more lines"]

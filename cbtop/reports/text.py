@@ -74,10 +74,10 @@ def text_report(
     if DEVICES in sections and (sections == [DEVICES] or machines_of(sources)):
         parts.append(machines_text(machines_of(sources)))
     text = "\n\n\n".join(parts)
-    return text if replay is None else f"{_replay(replay)}\n\n{text}"
+    return text if replay is None else f"{replay_text(replay)}\n\n{text}"
 
 
-def _replay(replay: ReplayView) -> str:
+def replay_text(replay: ReplayView) -> str:
     if replay.is_history:
         back_s, when = replay.duration_s - replay.at_s, fmt.date(replay.recorded_s + replay.at_s)
         return f"LOOKING BACK on {replay.host} at {when}, {back_s:.1f} s before the daemon was asked"
@@ -88,23 +88,23 @@ def _replay(replay: ReplayView) -> str:
 
 
 def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
-    parts = [_head(view), _baseline(view.baseline), _verdicts(view.verdicts)]
+    parts = [head_text(view), baseline_text(view.baseline), verdicts_text(view.verdicts)]
     shown = rows.of(view)
     if rows.filter and not set(sections).isdisjoint(OF_BRICKS):
-        parts.append(_filtered(view, shown, rows.filter))
+        parts.append(filtered_text(view, shown, rows.filter))
         sections = [name for name in sections if name not in OF_BRICKS or shown.bricks or not view.bricks]
     drawn = [SECTIONS[section](shown) for section in sections]
     parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (none has come)"]
-    parts.append(_foot(view))
+    parts.append(foot_text(view))
     return "\n\n".join(part for part in parts if part)
 
 
-def _filtered(view: SourceView, shown: SourceView, text: str) -> str:
+def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
     """How many bricks the filter leaves; shares and books are of all."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
-def _head(view: SourceView) -> str:
+def head_text(view: SourceView) -> str:
     state = fmt.standing(view) + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
     who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
@@ -142,7 +142,7 @@ def _head(view: SourceView) -> str:
         chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
             f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
-            f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s, step p50 {fmt.duration(steps.p50_us)}, "
+            f"{_rates(view, steps)}, step p50 {fmt.duration(steps.p50_us)}, "
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )
@@ -158,7 +158,7 @@ def _head(view: SourceView) -> str:
     return "\n".join(lines)
 
 
-def _verdicts(verdicts: Sequence[Verdict]) -> str:
+def verdicts_text(verdicts: Sequence[Verdict]) -> str:
     """What is wrong and what limits it, each with what to do; nothing where there is nothing to say."""
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
@@ -168,7 +168,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _baseline(found: Comparison | None) -> str:
+def baseline_text(found: Comparison | None) -> str:
     """What has changed since the baseline, or why that is not known; nothing without one."""
     if found is None:
         return ""
@@ -207,6 +207,12 @@ def _counted(steps: StepsView) -> str:
     words = [*(["others, if any, left nothing"] if steps.is_sample else []), *failed]
     what = fmt.counted(steps.count, "recorded step" if steps.is_sample else "step")
     return f"{what} ({', '.join(words)})" if words else what
+
+
+def _rates(view: SourceView, steps: StepsView) -> str:
+    """Tokens a second; steps and samples a second, too, if the tokens are not known."""
+    tokens = f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s"
+    return tokens if steps.has_tokens else f"{tokens}, {fmt.throughput(view, steps)}"
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
@@ -260,24 +266,24 @@ def _shown_time(view: SourceView) -> str:
 def _bricks(view: SourceView) -> str:
     """Tables for a terminal of 80 columns: where the time goes, what it was for, and how near that is to the roof."""
     if view.ranks is not None:
-        return "\n".join((_ranks(view.ranks), _books(view)))
+        return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
-        return f"bricks: n/a ({fmt.no_bricks(view)})\n{_books(view)}"
+        return f"bricks: n/a ({fmt.no_bricks(view)})\n{books_text(view)}"
     of_ranks = any(row.rank is not None for row in view.bricks)
-    owns = [("brick", "category", *_heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
-    calls = [("brick", *_heads(CALL_REPORT))]
-    spreads = [("brick", *_heads(SPREAD_REPORT))]
-    trends = [("brick", *_heads(TREND_REPORT))]
-    works = [("brick", *_heads(WORK_REPORT))]
-    roofs = [("brick", *_heads(ROOF_REPORT))]
+    owns = [("brick", "category", *heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
+    calls = [("brick", *heads(CALL_REPORT))]
+    spreads = [("brick", *heads(SPREAD_REPORT))]
+    trends = [("brick", *heads(TREND_REPORT))]
+    works = [("brick", *heads(WORK_REPORT))]
+    roofs = [("brick", *heads(ROOF_REPORT))]
     for row in view.bricks:
         rank = (row.rank or "",) if of_ranks else ()
-        owns.append((row.name, row.category.display_name, *_cells(OWN_REPORT, row), *rank))
-        calls.append((row.name, *_cells(CALL_REPORT, row)))
-        spreads.append((row.name, *_cells(SPREAD_REPORT, row)))
-        trends.append((row.name, *_cells(TREND_REPORT, row)))
-        works.append((row.name, *_cells(WORK_REPORT, row)))
-        roofs.append((row.name, *_cells(ROOF_REPORT, row)))
+        owns.append((row.name, row.category.display_name, *cells(OWN_REPORT, row), *rank))
+        calls.append((row.name, *cells(CALL_REPORT, row)))
+        spreads.append((row.name, *cells(SPREAD_REPORT, row)))
+        trends.append((row.name, *cells(TREND_REPORT, row)))
+        works.append((row.name, *cells(WORK_REPORT, row)))
+        roofs.append((row.name, *cells(ROOF_REPORT, row)))
     tables = [table(owns, left=2), *(table(rows, left=1) for rows in (calls, spreads))]
     notes = [TIMES_LINE]
     if any(row.trend_last_us is not None for row in view.bricks):
@@ -289,7 +295,7 @@ def _bricks(view: SourceView) -> str:
         notes.append(LAYERS_LINE)
     if view.roofline.points:
         tables.append(table(roofs, left=1))
-    notes += [PROVENANCE_LINE, BUDGET_LINE, *_shares(view), _books(view)]
+    notes += [PROVENANCE_LINE, BUDGET_LINE, *_shares(view), books_text(view)]
     return "\n".join(("\n\n".join(tables), *notes))
 
 
@@ -311,11 +317,11 @@ def _shares(view: SourceView) -> list[str]:
     return [OPEN_LINE] if view.shares_close is False else []
 
 
-def _heads(statistics: Sequence[Statistic]) -> tuple[str, ...]:
+def heads(statistics: Sequence[Statistic]) -> tuple[str, ...]:
     return tuple(statistic.report_title or statistic.title for statistic in statistics)
 
 
-def _cells(statistics: Sequence[Statistic], row: BrickRow | CategoryRow) -> tuple[str, ...]:
+def cells(statistics: Sequence[Statistic], row: BrickRow | CategoryRow) -> tuple[str, ...]:
     return tuple(_cell(statistic, row) for statistic in statistics)
 
 
@@ -330,7 +336,7 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     return statistic.bare(row)
 
 
-def _ranks(view: RanksView) -> str:
+def ranks_text(view: RanksView) -> str:
     """A column a rank; the slowest of each row is marked."""
     rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
     for row in view.rows:
@@ -341,7 +347,7 @@ def _ranks(view: RanksView) -> str:
     return table(rows, left=1)
 
 
-def _books(view: SourceView) -> str:
+def books_text(view: SourceView) -> str:
     books = view.books
     if books is None and view.merged is not None:
         return "books: n/a (what is taken from several ranks adds up to nothing)"
@@ -379,8 +385,8 @@ def _of_recorded(steps: StepsView | None) -> str:
 def _categories(view: SourceView) -> str:
     if not view.categories:
         return f"categories: n/a ({fmt.no_bricks(view)})"
-    rows = [("category", *_heads(CATEGORY_REPORT))]
-    rows += [(row.name, *_cells(CATEGORY_REPORT, row)) for row in view.categories]
+    rows = [("category", *heads(CATEGORY_REPORT))]
+    rows += [(row.name, *cells(CATEGORY_REPORT, row)) for row in view.categories]
     return "\n".join((table(rows, left=1), *_shares(view)))
 
 
@@ -428,12 +434,12 @@ def _roofline(view: SourceView) -> str:
     compared = view.baseline if view.merged is None else None
     work = {} if compared is None else compared.work
     since = () if compared is None else ("baseline", "Δ GFLOP/s")
-    rows: Table = [("brick", *_heads(POINT_REPORT), *since, "")]
+    rows: Table = [("brick", *heads(POINT_REPORT), *since, "")]
     for point in roofs.points:
         above = "above the roof: from a nearer cache, or the work declared is too much" if point.above_roof else ""
         doubt = above or ("unsure" if point.roof_unsure else "")
         change = () if compared is None else _work_cells(work.get(point.key))
-        rows.append((point.name, *_cells(POINT_REPORT, point), *change, doubt))
+        rows.append((point.name, *cells(POINT_REPORT, point), *change, doubt))
     lines = [f"ceiling: {c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in roofs.ceilings]
     lines += [
         f"ridge point: {fmt.number(one.flop_per_byte)} FLOP/byte of {one.bandwidth} and {one.compute}"
@@ -522,7 +528,7 @@ def _traced(value: float | None) -> str:
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"
 
 
-def _foot(view: SourceView) -> str:
+def foot_text(view: SourceView) -> str:
     loss = view.loss
     line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
     about_books = [fmt.books_trouble(view.books), *fmt.books_notes(view.books, view.outside)]

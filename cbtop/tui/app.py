@@ -58,6 +58,7 @@ class CbtopApp(App[int]):
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
+    FOLLOWS: ClassVar[bool] = True  # the newest process that runs, until a key has chosen one
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -138,7 +139,7 @@ class CbtopApp(App[int]):
         self.interval_s = interval_s
         self.paused = False
         self.source: SourceView | None = None
-        self.selection = Selection()
+        self.selection = Selection(follows=self.FOLLOWS)
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
@@ -235,8 +236,10 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Stay with the process shown, and tell what became of it or of others."""
-        if told := self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete):
+        """Go to the newest process unless the screen is held or merges, and tell what became of others."""
+        may_move = not self.paused and self.merge is None
+        told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
+        if told:
             self.notify(told, timeout=READ_S, markup=False)
 
     def show(self) -> None:
@@ -346,7 +349,7 @@ class CbtopApp(App[int]):
 
     def on_sources_chosen(self, event: Sources.Chosen) -> None:
         """Show that source in every view, alone, and stay with it."""
-        self.selection.key = event.key
+        self.selection.choose(event.key)
         self.merge = None
         self.show()
 

@@ -21,6 +21,7 @@ def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Bi
 class ReplayApp(CbtopApp, inherit_bindings=False):
     """Space holds the recording, not only the screen."""
 
+    FOLLOWS: ClassVar[bool] = False  # moved in time, it would go from one process to another
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),

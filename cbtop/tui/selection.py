@@ -1,4 +1,4 @@
-"""Which process is shown: the one that was first or that was chosen, until a key says otherwise."""
+"""The process shown: the newest that runs, until a key has chosen one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from cbtop.viewmodels.model import SourceSummary
 
 
 class Selection:
-    """The key of the process shown. What starts or ends elsewhere never moves it, and is told."""
+    """The key of the process shown. With `follows` it moves to the newest live process until one is chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows: bool = True) -> None:
         self.key: str | None = None  # None: the newest live one, whichever that is
+        self._follows = follows
         self._live: dict[str, str] = {}  # those that were live at the last look: label by key
         self._known: frozenset[str] = frozenset()  # all that there were then
 
-    def look(self, sources: Sequence[SourceSummary], *, is_complete: bool) -> str:
-        """Stay with the process shown, and say what became of it or of others, and which key goes there.
+    def choose(self, key: str) -> None:
+        """Show this process from now on, whatever starts or ends."""
+        self.key, self._follows = key, False
 
-        None is shown for good before `is_complete`: all that runs has been told.
+    def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
+        """Go to the newest live process, or stay if one was chosen or not `may_move`. Return a message, or "".
+
+        The message says which process is shown now, or what became of the one shown or of others, and which key
+        goes there. None is shown for good before `is_complete`: all that runs has been told.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -28,6 +34,12 @@ class Selection:
         if self.key not in [summary.key for summary in sources]:
             self.key = sources[0].key if sources and is_complete else None
             return ""
+        first = sources[0]
+        if self._follows and may_move and is_complete and first.key != self.key and first.key in live:
+            ended = before.get(self.key or "") if self.key not in live else None
+            self.key = first.key
+            why = f"{ended} has ended: " if ended else ""
+            return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
         # In a recording that is moved back what had ended runs again: it has not started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
@@ -39,7 +51,8 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Go on by so many processes."""
+        """Go on by so many processes, and stay there."""
+        self._follows = False
         keys = [summary.key for summary in sources]
         if keys:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]

@@ -41,7 +41,7 @@ from cbtop.viewmodels.model import (
 from cbtop.viewmodels.roofline import roofline
 from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import tokens_per_sec_history
+from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.stretch import since_s, stretch_of
 
@@ -363,36 +363,54 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     phases = tuple(
         _with_rates_of(steps, [m for m in every if m.phase == steps.phase], together) for steps in view.phases
     )
-    histories = [
-        (*tokens_per_sec_history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
-        for record, member, wall_us in zip(records, members, walls_us, strict=True)
-        for steps in member.phases
-        if steps.phase == view.phase
-    ]
-    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
+    of_tokens, of_steps = (
+        [
+            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
+            for record, member, wall_us in zip(records, members, walls_us, strict=True)
+            for steps in member.phases
+            if steps.phase == view.phase
+        ]
+        for history in (tokens_per_sec_history, steps_per_sec_history)
+    )
     return replace(
         view,
         phases=phases,
         steps=next((steps for steps in phases if steps.phase == view.phase), None),
-        tokens_per_sec_history=tuple(
-            sum(rates) / together for rates in zip(*(h[len(h) - length :] for h in histories), strict=True)
-        ),
+        tokens_per_sec_history=_sum_of_histories(of_tokens, together),
+        steps_per_sec_history=_sum_of_histories(of_steps, together),
         since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
         stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
     )
 
 
+def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
+    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
+    newest = (history[len(history) - length :] for history in histories)
+    return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
+
+
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """`steps` of `wall_us`, with the tokens a second of all of the range; 0: there is none."""
-    if not range_us or steps.tokens_per_sec is None:
+    """`steps` of `wall_us`, with the rates over all of the range; 0: there is none."""
+    if not range_us:
         return steps
-    return replace(steps, tokens_per_sec=steps.tokens_per_sec * wall_us / range_us)
+
+    def over_all(rate: float | None) -> float | None:
+        return None if rate is None else rate * wall_us / range_us
+
+    return replace(
+        steps,
+        tokens_per_sec=over_all(steps.tokens_per_sec),
+        steps_per_sec=over_all(steps.steps_per_sec),
+        samples_per_sec=over_all(steps.samples_per_sec),
+    )
 
 
 def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int) -> StepsView:
     return replace(
         steps,
         tokens_per_sec=_sum_of_rates([(member.tokens_per_sec, member.count) for member in members], together),
+        steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
+        samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
         is_sample=any(member.is_sample for member in members),
@@ -462,6 +480,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
         books=None,
         outside=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
+        steps_per_sec_history=slowest.steps_per_sec_history,
         since_s=slowest.since_s,
         stretch=slowest.stretch,
     )

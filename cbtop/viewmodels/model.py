@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cbtop.profiler import roofline
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
@@ -72,6 +72,8 @@ class StepsView:
     recorded: int  # of them: what lies in steps is known of these
     failed: int = 0  # of them: left by an exception, as one that is cancelled is; their tokens count
     tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or the stretch where that is shorter
+    steps_per_sec: float | None = None  # of wall-clock time, as tokens_per_sec; of a model without tokens, too
+    samples_per_sec: float | None = None  # sequences of these steps; None unless they all say how many they have
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # of those whose inside was recorded
     min_us: float | None = None
@@ -96,9 +98,22 @@ class StepsView:
         return self.tokens if self.tokens or not self.count else None
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether it has a rate of tokens, or no rate at all."""
+        return self.tokens_per_sec is not None or self.steps_per_sec is None
+
+    @property
     def overlap(self) -> bool:
         """Whether steps ran at the same time, by more than a clock's reading."""
         return self.at_once is not None and self.at_once >= OVERLAP
+
+
+class Rate(NamedTuple):
+    """How fast steps of a phase are: tokens a second, or steps a second if their tokens are not known."""
+
+    unit: str  # tokens/s or steps/s
+    per_sec: float | None
+    history: tuple[float, ...]  # one value a second, as SourceView.tokens_per_sec_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,6 +629,7 @@ class SourceRow:
     stale_s: float | None = None  # how long its daemon has not been heard; None while it is
     straggler: StragglerView | None = None  # of the ranks it is one of
     tokens_per_sec_history: tuple[float, ...] = ()  # as those of a SourceView
+    steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
     rate_change: Change | None = None  # of tokens/s since the baseline
 
@@ -623,9 +639,21 @@ class SourceRow:
         return self.stall.word if self.stall else self.state
 
     @property
+    def rate(self) -> Rate:
+        """The rate to show: of tokens, or of steps."""
+        return _rate(self)
+
+    @property
     def are_rates_least(self) -> bool:
         """Whether records of the time that the rates are of were lost: there were more steps than are known."""
         return _are_rates_least(self)
+
+
+def _rate(of: SourceRow | SourceView) -> Rate:
+    steps = of.steps
+    if steps is None or steps.has_tokens:
+        return Rate("tokens/s", steps.tokens_per_sec if steps else None, of.tokens_per_sec_history)
+    return Rate("steps/s", steps.steps_per_sec, of.steps_per_sec_history)
 
 
 def _are_rates_least(of: SourceRow | SourceView) -> bool:
@@ -695,6 +723,7 @@ class SourceView:
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
+    steps_per_sec_history: tuple[float, ...] = ()  # the same of steps
     traces: OnDemand[tuple[TraceView, ...]] = OnDemand(())  # none where the process traces nothing
     window: WindowView | None = None  # None: all that was seen
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
@@ -740,6 +769,11 @@ class SourceView:
     timeline: OnDemand[TimelineView | None] = OnDemand(None)
     # Of its daemon's clock: pictures are drawn once in each. None: figures will not be followed by others.
     second: int | None = field(default=None, compare=False)
+
+    @property
+    def rate(self) -> Rate:
+        """The rate to show: of tokens, or of steps."""
+        return _rate(self)
 
     @property
     def are_rates_least(self) -> bool:

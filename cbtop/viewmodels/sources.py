@@ -12,7 +12,7 @@ from cbtop.viewmodels.devices import MachineView
 from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.source import loss_view, shown, shown_phase, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import step_us_history, tokens_per_sec_history
+from cbtop.viewmodels.steps import step_us_history, steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.stretch import since_s
 
 NO_STEP, NONE_ENDED = "it has marked no step", "no step has ended in this time"
@@ -60,7 +60,7 @@ def source_row(
         stall=stall_view(record),
         phase=name,
         steps=steps,
-        steps_per_sec=steps.count / wall_ns * 1e9 if steps and wall_ns > 0 and not steps.is_sample else None,
+        steps_per_sec=steps.steps_per_sec if steps else None,
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
         wall_us=wall_ns / 1e3 if found.stretch else None,
@@ -71,6 +71,7 @@ def source_row(
         sample_every=record.sample_every,
         overhead=record.sampling,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
+        steps_per_sec_history=steps_per_sec_history(record, steps),
         step_us_history=step_us_history(record, name),
     )
     unknown = _unknown(row, machine, NO_CLOCK if now_ns is None else NOTHING_YET, is_unread=record.is_unread)

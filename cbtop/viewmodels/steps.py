@@ -36,7 +36,11 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
         return record.leaves_steps_out and not is_known
 
-    return tuple(_steps_view(stats, step, stretch, is_sample=is_sample(step)) for step in ended)
+    tokens = record.stats.column("elements")
+    return tuple(
+        _steps_view(stats, step, stretch, is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
+        for step in ended
+    )
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
@@ -57,6 +61,16 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
     samples = list(record.history.get(steps.phase, ()))
     return tuple(
         _rate(new.tokens - old.tokens, new.monotonic_ns - old.monotonic_ns) or 0.0 for old, new in pairwise(samples)
+    )
+
+
+def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
+    """Steps per second of wall-clock time, one value a second, oldest first; none where that is not known."""
+    if steps is None or steps.steps_per_sec is None:
+        return ()
+    samples = list(record.history.get(steps.phase, ()))
+    return tuple(
+        _rate(new.count - old.count, new.monotonic_ns - old.monotonic_ns) or 0.0 for old, new in pairwise(samples)
     )
 
 
@@ -120,13 +134,17 @@ def _are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only there (Cauchy, Schwarz)
 
 
-def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool) -> StepsView:
+def _steps_view(
+    stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool, has_tokens: bool
+) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
     # Else the tokens are those of some steps only, or of none.
-    is_counted = not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
-    wall_ns = stretch.end_ns - stretch.begin_ns if stretch and is_counted and not is_sample else 0
+    is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
+    wall_ns = stretch.end_ns - stretch.begin_ns if stretch and not is_sample else 0
+    tokens_ns = wall_ns if is_counted else 0
     if calls is None:  # none of them in these statistics
-        return StepsView(phase, 0, 0, _rate(0, wall_ns), recorded=0, is_sample=is_sample)
+        none = _rate(0, wall_ns)
+        return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # Tokens are those of whole steps, and so is the time they took: of one that began before the stretch, all of it.
@@ -138,6 +156,7 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
     is_even = _are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
+    is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,
@@ -145,8 +164,10 @@ def _steps_view(stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sam
         recorded=recorded,
         failed=calls.failed,
         tokens=tokens,
-        tokens_per_sec=_rate(tokens, wall_ns),
+        tokens_per_sec=_rate(tokens, tokens_ns),
         tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
+        steps_per_sec=_rate(count, wall_ns),
+        samples_per_sec=_rate(round(sequences.mean * count), wall_ns) if sequences and is_said else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),
@@ -177,8 +198,8 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)
 
 
-def _rate(tokens: int, time_ns: int) -> float | None:
-    return tokens / time_ns * 1e9 if time_ns > 0 else None
+def _rate(count: int, time_ns: int) -> float | None:
+    return count / time_ns * 1e9 if time_ns > 0 else None
 
 
 def _us(value_ns: float | None) -> float | None:

@@ -149,7 +149,7 @@ class KernelSteps:
 
 
 def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
-    """Return one part for each place, in the order in which they first ran. A part contains those of the places in it."""
+    """Return one part for each place, in the order in which they first ran, with those inside it."""
     inside: dict[Keys, list[Keys]] = {}
     for keys in took_ns:
         for length in range(1, len(keys) + 1):

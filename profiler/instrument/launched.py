@@ -21,12 +21,19 @@ _log = logging.getLogger("cbtop")
 EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
 
 
+END_SUFFIX = ".end"  # of the FIFO of a run, as in `cbtop.commands.run`
+
+
 class LaunchedRecorder(RingRecorder):
-    """Removes the file that says of a run that it has recorded nothing, once it has a step, or has said why not."""
+    """Removes the file that says of a run that it has recorded nothing, once it has a step, or has said why not.
+
+    It also writes the pid of each process that records steps into the FIFO of the run, which its summary is made of.
+    """
 
     def __init__(self, nothing_yet: str) -> None:
         super().__init__()
-        self._nothing_yet = nothing_yet
+        self._nothing_yet, self._run_end = nothing_yet, nothing_yet + END_SUFFIX
+        self._told_pid = 0
 
     def announce(self, message: CatalogMessage) -> None:
         super().announce(message)
@@ -37,10 +44,31 @@ class LaunchedRecorder(RingRecorder):
         self._look_at(nodes)
 
     def _look_at(self, nodes: Sequence[EncodedNode]) -> None:
-        if self._nothing_yet and (self.failures or any([node.kind is NodeKind.STEP for node, _ in nodes])):
+        has_step = any([node.kind is NodeKind.STEP for node, _ in nodes])
+        if has_step:
+            self._tell()
+        if self._nothing_yet and (self.failures or has_step):
             with suppressed(OSError):  # another process of the run was first
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
+
+    def _open_files(self) -> None:
+        super()._open_files()
+        if any([node.kind is NodeKind.STEP for node in self.nodes()]):
+            self._tell()  # a forked child announces nothing again
+
+    def _tell(self) -> None:
+        """Write the pid of this process into the FIFO once, if there is one."""
+        pid = os.getpid()
+        if self._told_pid == pid or self._run_end == END_SUFFIX:
+            return
+        self._told_pid = pid
+        with suppressed(OSError):  # with --quiet there is none
+            fifo = os.open(self._run_end, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(fifo, b"%d\n" % pid)
+            finally:
+                os.close(fifo)
 
 
 def instrument(overhead_percent: float, nothing_yet: str) -> None:

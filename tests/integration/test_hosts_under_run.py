@@ -262,7 +262,10 @@ OPTIONS = {"dev mode": ["-X", "dev", "-W", "error"], "optimised": ["-OO"], "safe
 def runs_alike(
     command: list[str], directory: Path, runtime: Path, *, stdin: str = "a line\nand more", records: int = 1
 ) -> None:
-    """`command` prints and ends under `cbtop run` as without it, and so many of its processes at least record."""
+    """`command` prints and ends under `cbtop run` as without it, and so many of its processes at least record.
+
+    The lines of the summary are ours; none of them may say that something was not instrumented.
+    """
     environment = os.environ | {"PYTHONPATH": str(directory)}
 
     def run(*before: str) -> tuple[str, str, int]:
@@ -270,7 +273,10 @@ def runs_alike(
             [*before, *command], input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
             env=environment, cwd=directory,
         )  # fmt: skip
-        return done.stdout, done.stderr, done.returncode
+        lines = done.stderr.splitlines(keepends=True)
+        theirs = [line for line in lines if not line.startswith("cbtop: ")]
+        assert not any("instrumented" in line for line in lines if line not in theirs)
+        return done.stdout, "".join(theirs), done.returncode
 
     assert run(*CBTOP, "run", "--") == run()
     assert len(list(runtime.glob("*.ring"))) >= records
@@ -490,11 +496,12 @@ def test_of_a_program_that_is_killed_the_brick_in_flight_is_named(tmp_path: Path
     (tmp_path / "main.py").write_text(KILLED)
     command = [*CBTOP, "run", "--overhead", "100%", "--", sys.executable, str(tmp_path / "main.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    assert done.returncode == -signal.SIGKILL
+    assert all(line.startswith("cbtop: ") for line in done.stderr.splitlines())
     told = cbtop("post-mortem").stdout
     assert "it was killed" in told
     in_flight = told.partition("in flight")[2]
-    assert "encode → Layer 1 → DownProjection down_proj [measured]" in in_flight
+    assert "forward → Layer 1 → DownProjection down_proj [measured]" in in_flight
 
 
 BY_A_SHELL = """
@@ -518,7 +525,7 @@ def test_two_ranks_that_train_are_recorded_and_shown_each(with_torchrun: bool, t
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "main.py"]
     shell = ["sh", "-c", BY_A_SHELL, "ranks", str(port), sys.executable]
     done = subprocess.run(
-        [*CBTOP, "run", "--overhead", "100%", "--record", "run.cbtop", "--"]
+        [*CBTOP, "run", "--quiet", "--overhead", "100%", "--record", "run.cbtop", "--"]
         + ([sys.executable, *torchrun] if with_torchrun else shell),
         capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path, stdin=subprocess.DEVNULL,
     )  # fmt: skip

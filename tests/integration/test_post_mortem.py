@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     assert (found["state"], found["reason"], found["in_flight"]) == ("ended", "exit", [])
     assert [step["path"] for step in found["steps"]] == ["decode"] * 5
     assert "nothing that is known of" in cbtop("post-mortem").stdout
+
+
+def test_the_newest_of_several_has_bricks_and_the_others_a_line() -> None:
+    for steps in ("5", "6"):
+        subprocess.run([sys.executable, "-c", HOST, steps], check=True)
+    first, second = autopsy()
+    text = cbtop("post-mortem").stdout
+    assert text.startswith(f"python -c, pid {first['pid']} on ")
+    assert f"\npython -c, pid {second['pid']} on " in text
+    assert text.count("last 5 records") == 1
+    assert re.search(r"^DownProjection +FFN +\d", text, re.MULTILINE)
+    assert text.endswith("\nthe rest: --view all\n")
+    assert len(text.splitlines()) <= 60
+    whole = cbtop("post-mortem", "--view", "all").stdout
+    assert whole.count("last 5 records") == 2
+    assert "DownProjection  FFN" not in whole
 
 
 def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) -> None:

@@ -122,7 +122,7 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_the_rank_that_sl
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command, look = ["--", sys.executable, *torchrun, *main], ("--duration", "10")  # of one step in so many
-    with daemon(), _running([*CBTOP, "run", "--record", "run.cbtop", *command], tmp_path, stop) as said:
+    with daemon(), _running([*CBTOP, "run", "--quiet", "--record", "run.cbtop", *command], tmp_path, stop) as said:
         sources = eventually(lambda: _both(*look))
     assert [line.split(", ")[1] for line in said if line.startswith("cbtop: ")] == ["2 processes"]
     replayed = cbtop("replay", str(tmp_path / "run.cbtop"), "--format", "json")

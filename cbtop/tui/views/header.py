@@ -111,10 +111,11 @@ class _Tile:
 
 def _tile_list(source: SourceView) -> list[_Tile]:
     steps = source.steps
+    unit, (p50_us, p99_us, max_us) = _latencies(steps)
     tiles = [
-        _Tile("ms/token p50", ((_ms(steps.us_per_token_p50 if steps else None), "strong"),)),
-        _Tile("p99", ((_ms(steps.us_per_token_p99 if steps else None), "strong"),)),
-        _Tile("max", ((_ms(steps.us_per_token_max if steps else None), "strong"),)),
+        _Tile(f"{unit} p50", ((_ms(p50_us), "strong"),)),
+        _Tile("p99", ((_ms(p99_us), "strong"),)),
+        _Tile("max", ((_ms(max_us), "strong"),)),
         _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
         _Tile("steps", ((formatting.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
@@ -125,11 +126,22 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(3, gpu)
     if steps and steps.tokens_per_sec_in_steps is not None:
         tiles.insert(5, _Tile("tok/s in steps", ((formatting.number(steps.tokens_per_sec_in_steps), ""),)))
+    if steps and not steps.has_tokens and steps.samples_per_sec is not None:
+        tiles.insert(0, _Tile("samples/s", ((formatting.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
     # Losses come first: whatever else falls off a narrow screen, they do not.
     tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
     return tiles
+
+
+def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float | None, float | None]]:
+    """The time of a token, or of a step if tokens are not known: p50, p99 and max."""
+    if steps is None:
+        return "ms/token", (None, None, None)
+    if steps.has_tokens:
+        return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
+    return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
 
 
 def _gpu_tile(source: SourceView) -> _Tile | None:
@@ -156,17 +168,14 @@ def _ms(us: float | None) -> str:
     return formatting.milliseconds(us)
 
 
-def _rate(source: SourceView) -> float | None:
-    return source.steps.tokens_per_sec if source.steps else None
-
-
 def _tiles(source: SourceView, width: int) -> list[Line]:
-    """Labels over values, with the curve of the last minutes beside tokens/s."""
+    """Labels over values, with the curve of the last minutes next to tokens/s or steps/s."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
-    curve = area(source.tokens_per_sec_history, history_width, 2, "accent")
-    rate = formatting.rate(source, _rate(source))
-    first = max(len("tokens/s"), len(rate))
-    above: Line = (("  ", ""), ("tokens/s".ljust(first), "dim"), ("  ", ""), *curve[0])
+    unit, per_sec, history = source.rate
+    curve = area(history, history_width, 2, "accent")
+    rate = formatting.rate(source, per_sec)
+    first = max(len(unit), len(rate))
+    above: Line = (("  ", ""), (unit.ljust(first), "dim"), ("  ", ""), *curve[0])
     below: Line = (("  ", ""), (rate.ljust(first), "strong good"), ("  ", ""), *curve[1])
     for tile in _tile_list(source):
         size = max(len(tile.label), width_of(tile.value), 6)
@@ -180,15 +189,13 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 def _figures(source: SourceView, width: int) -> Line:
     """The tiles on one line, for a terminal with few."""
     steps = source.steps
-    curve = area(source.tokens_per_sec_history, 8, 1, "accent")[0]
+    unit, per_sec, history = source.rate
+    curve = area(history, 8, 1, "accent")[0]
+    of, (p50_us, p99_us, _) = _latencies(steps)
+    short = {"tokens/s": "tok/s", "ms/token": "ms/tok"}
     parts: list[Line] = [
-        ((" ", ""), (formatting.rate(source, _rate(source)), "strong good"), (" tok/s ", "dim"), *curve),
-        (
-            (_ms(steps.us_per_token_p50 if steps else None), "strong"),
-            (" · ", "dim"),
-            (_ms(steps.us_per_token_p99 if steps else None), "strong"),
-            (" ms/tok", "dim"),
-        ),
+        ((" ", ""), (formatting.rate(source, per_sec), "strong good"), (f" {short.get(unit, unit)} ", "dim"), *curve),
+        ((_ms(p50_us), "strong"), (" · ", "dim"), (_ms(p99_us), "strong"), (f" {short.get(of, of)}", "dim")),
         ((clean(source.phase or formatting.NOT_MEASURED), "accent"),),
         ((formatting.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]

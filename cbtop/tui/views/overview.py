@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -54,19 +54,40 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
 )  # fmt: skip
 
 
+#: Of a process none of whose steps has tokens.
+COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
+    PHASE_COLUMNS[0],
+    Column("steps/s", 9, 1, lambda row, _: figure(formatting.number(row.steps_per_sec), "strong good"),
+           "steps of wall-clock time: pauses between steps count"),
+    Column("samples/s", 9, 2, lambda row, _: figure(formatting.number(row.samples_per_sec)),
+           "sequences, such as pictures, of wall-clock time"),
+    Column("p50 ms/step", 11, 3, lambda row, _: figure(formatting.milliseconds(row.p50_us), "strong"),
+           "half of the steps took at most this"),
+    Column("p99", 8, 4, lambda row, _: figure(formatting.milliseconds(row.p99_us)),
+           "99 of 100 steps took at most this"),
+    *PHASE_COLUMNS[5:7],
+    Column("tokens/s", 9, 7, lambda row, _: figure(formatting.number(row.tokens_per_sec)), "not known"),
+)  # fmt: skip
+
+
+def phase_columns(phases: Sequence[StepsView]) -> tuple[Column[StepsView], ...]:
+    """The columns for `phases`: of tokens, unless no phase has them."""
+    return PHASE_COLUMNS if not phases or any(steps.has_tokens for steps in phases) else COLUMNS_WITHOUT_TOKENS
+
+
 class Overview(View, can_focus=True):
     """Everything at a glance."""
 
     title = "Overview"
     doc = (
-        "tokens/s of the last two minutes, every phase, one step as a bar that closes and beside it the time "
-        "between steps, the worst verdicts with what mending them would give, every layer as a bar, the costliest "
-        "bricks and the devices, with the bytes that bricks declare over wall-clock time, for no counter of memory "
-        "is read; with a baseline (`b`) also tokens/s and a step beside those of then. Rates, shares, what lies "
-        "between steps and what mending would give are derived of what was measured. A larger terminal shows more "
-        "of it; the views behind show all."
+        "tokens/s (steps/s of a model without tokens) of the last two minutes, every phase, one step as a bar that "
+        "closes and beside it the time between steps, the worst verdicts with what mending them would give, every "
+        "layer as a bar, the costliest bricks and the devices, with the bytes that bricks declare over wall-clock "
+        "time, for no counter of memory is read; with a baseline (`b`) also tokens/s and a step beside those of "
+        "then. Rates, shares, what lies between steps and what mending would give are derived of what was measured. "
+        "A larger terminal shows more of it; the views behind show all."
     )
-    columns_doc = tuple((column.title, column.doc) for column in PHASE_COLUMNS)
+    columns_doc = tuple((column.title, column.doc) for column in (*PHASE_COLUMNS, *COLUMNS_WITHOUT_TOKENS[1:4]))
 
     def compose(self) -> ComposeResult:
         self._drawing = OverviewDrawing(id="overview-drawing")
@@ -80,7 +101,8 @@ class Overview(View, can_focus=True):
 
     def cells(self) -> Cells:
         """Its phases."""
-        return Cells.of(PHASE_COLUMNS, self.source.phases if self.source else ())
+        phases = self.source.phases if self.source else ()
+        return Cells.of(phase_columns(phases), phases)
 
 
 class OverviewDrawing(SourceDrawing):
@@ -105,7 +127,7 @@ class OverviewDrawing(SourceDrawing):
         def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> Part:
             return Part(partial(draw, source), least, most)
 
-        is_known = any(value is not None for value in source.tokens_per_sec_history)
+        is_known = bool(source.rate.history)
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
         step, cost = part(_step, 2, 4), part(_cost, 1, 1)
         phases = part(_phases, len(source.phases) + (height >= _ROOMY), 1 + len(source.phases))
@@ -142,12 +164,15 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """tokens/s over the last two minutes and, where there is room, how long a step took meanwhile."""
+    """tokens/s (or steps/s) over the last two minutes and, where there is room, how long a step took meanwhile."""
     phase = clean(source.phase or formatting.NOT_MEASURED)
-    rate = source.steps.tokens_per_sec if source.steps else None
-    now: Line = ((formatting.rate(source, rate), "strong good"), (f", {formatting.shown_time(source)}", "dim"))
+    rate = source.rate
+    now: Line = (
+        (formatting.rate(source, rate.per_sec), "strong good"),
+        (f", {formatting.shown_time(source)}", "dim"),
+    )
     is_alone = width < _TWO_CHARTS or not any(source.step_us_history)
-    charts = [Chart(f"tokens/s, {phase}", [now], source.tokens_per_sec_history, _RATE_ROLE, formatting.number)]
+    charts = [Chart(f"{rate.unit}, {phase}", [now], rate.history, _RATE_ROLE, formatting.number)]
     if not is_alone:
         p50 = formatting.milliseconds(source.steps.p50_us if source.steps else None)
         times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
@@ -159,8 +184,8 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
 
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """A line for each phase, the one shown first."""
-    placed = place(PHASE_COLUMNS, width - 2)
     shown = [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
+    placed = place(phase_columns(shown), width - 2)
     rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]

@@ -124,7 +124,8 @@ class Sources(View):
     wants_data = False
     doc = (
         "Every process that is known here: the live ones first, the newest of them on top, and those that have ended "
-        "in one row that Enter unfolds. Enter on a process shows it in every view; nothing else but < and > does. "
+        "in one row that Enter unfolds. Enter on a process, or < and >, shows it in every view and stays with it; "
+        "until then the newest that runs is shown. "
         "Under the list stands the one under the cursor in words, with the reason for each n/a, and its last two "
         "minutes; then what cbtop itself costs: this viewer, and the daemon where that is another process, of one "
         "processor."
@@ -267,7 +268,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
     about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
     found = [
-        figure_chart(f"tokens/s, {phase}", "accent", row.tokens_per_sec_history, formatting.number, has_mean=False),
+        figure_chart(f"{row.rate.unit}, {phase}", "accent", row.rate.history, formatting.number, has_mean=False),
         figure_chart(about, "norm", times_ms, formatting.number, has_mean=False),
         *(process_charts(process) if process is not None else ()),
     ]

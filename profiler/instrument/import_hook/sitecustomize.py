@@ -12,7 +12,7 @@ Rules
 CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
 `PID,PID:FILE`: the process that the command became, the first Python of this branch of its children, and a file that
 is there until some process of the run has recorded a step of a model. In it stands, a line each, why those that have
-imported torch did not.
+imported torch did not. Next to FILE there may be a FIFO, FILE.end: a process waits there to print a summary.
 """
 
 import atexit
@@ -26,6 +26,7 @@ if MYPY:
     from typing import Any
 
 MAX_REASONS_BYTES = 4096
+SUMMARY_WITHIN_MS = 300  # at most so much later does a process end because of its summary
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
@@ -76,6 +77,8 @@ class TorchFinder:
             has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # of its own
             if why and not has_a_profiler:
                 say("nothing was instrumented: " + why)
+            elif self._is_launched and self._nothing_yet:
+                self._await_summary()
 
     def _instrument(self) -> None:
         try:
@@ -97,6 +100,25 @@ class TorchFinder:
             self._note(unseen.why())
         except Exception as error:  # noqa: BLE001 - see the rules
             let_through(error)
+
+    def _await_summary(self) -> None:
+        """Have the summary of the run printed while this process is still there, and a shell shows no prompt yet."""
+        try:
+            fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:  # with --quiet there is none
+            let_through(error)
+            return
+        try:
+            os.write(fifo, b"end\n")
+            import select  # a program that ends with its torch has loaded it
+
+            waiting = select.poll()
+            waiting.register(fifo, 0)  # an error, reported without being asked for: the reader has closed it
+            waiting.poll(SUMMARY_WITHIN_MS)
+        except Exception as error:  # noqa: BLE001 - see the rules
+            let_through(error)
+        finally:
+            os.close(fifo)
 
     def _follow(self, loader: "Any") -> None:
         real = loader.exec_module

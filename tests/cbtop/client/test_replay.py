@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 from cbtop.client import store, trend
 from cbtop.client.recent import RecentRecords
 from cbtop.client.replay import RECENT_NS, ReplayFeed, baselines_in
+from cbtop.commands import replay
 from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE
@@ -497,6 +498,32 @@ def test_headless_prints_a_window_as_long_as_was_asked_for(recording: Path, wind
     known_s = min(window_s, at_s)
     assert known_s <= source["window_covers_s"] <= known_s * 1.1 + 1
     assert source["steps"]["count"] == 2 * source["window_covers_s"]
+
+
+@pytest.mark.parametrize("begins_s", [0, 7])
+def test_the_first_moment_with_data_is_where_a_screen_opens(
+    runtime: Path, tmp_path: Path, begins_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 10, begins_s=begins_s)
+    opened: list[tuple[float, bool]] = []
+
+    def show(feed: ReplayFeed, *_: object) -> int:
+        view = feed.view()
+        opened.append((feed.at_s, view is not None and view.has_data))
+        return 0
+
+    monkeypatch.setattr(replay, "is_headless", lambda _: False)
+    monkeypatch.setattr(replay, "show_on_screen", show)
+    assert cbtop("replay", str(tmp_path / "run.cbtop")).returncode == 0
+    assert cbtop("replay", str(tmp_path / "run.cbtop"), "--at", "0").returncode == 0
+    assert opened == [(begins_s, True), (0, begins_s == 0)]
+
+
+def test_a_selected_process_says_where_its_data_begin(tmp_path: Path, runtime: Path) -> None:
+    made_recording(runtime, tmp_path / "run.cbtop", 10, begins_s=3)
+    for selected, begins_s in (((), 3), (("99",), 0)):
+        with ReplayFeed(tmp_path / "run.cbtop", selected=selected) as feed:
+            assert feed.first_data_s() == begins_s
 
 
 @pytest.mark.parametrize("holds_data", [False, True])

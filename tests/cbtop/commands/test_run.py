@@ -184,7 +184,7 @@ else:
 raise SystemExit(6)
 """
     file = tmp_path / "run.cbtop"
-    recorded = [*RUN, "--overhead", "100%", "--record", str(file), "--", sys.executable, "-c", program]
+    recorded = [*RUN, "--quiet", "--overhead", "100%", "--record", str(file), "--", sys.executable, "-c", program]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path))}
     done = subprocess.run(recorded, env=with_torch, capture_output=True, timeout=DEADLINE_S, check=False)
     assert (done.returncode, done.stdout) == (6, b"no child\n")
@@ -276,10 +276,12 @@ def test_it_may_cost_three_percent_and_a_recording_has_every_step_unless_overhea
         assert understood == understood_by_argparse(words.split())
 
 
-OPTIONS = st.sampled_from(["--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b"])
+OPTIONS = st.sampled_from(
+    ["--quiet", "--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b"]
+)
 WORDS = st.sampled_from(
-    ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--watch", "-V", "--debug", "0", "1%",
-     "-1", "", "python", "-c", "a b"]
+    ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--quiet", "--qui", "--watch", "-V",
+     "--debug", "0", "1%", "-1", "", "python", "-c", "a b"]
 )  # fmt: skip
 
 

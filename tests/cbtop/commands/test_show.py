@@ -16,7 +16,7 @@ PRINTED = ["replay", RECORDING, "--headless"]
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--view", "brick"], "'brick' is no view; did you mean bricks? there are bricks, categories, layers,"),
+        (["--view", "brick"], "'brick' is no view; did you mean bricks? there are overview, bricks, categories,"),
         (["--sort", "p9"], "'p9' is no column; did you mean p95 µs? there are brick, wall %,"),
         (["--sort", ""], "'' is no column; there are brick,"),
         (["--theme", "drak"], "'drak' is no theme; did you mean dark? there are dark, light"),
@@ -44,7 +44,7 @@ def test_a_report_is_sorted_and_filtered_as_asked(capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in table[1:]] == ["AttentionScore", "QkvProjection", "AttentionOutput"]
 
 
-@pytest.mark.parametrize(("tab", "holds"), [("Graph", "Execution Graph"), ("overview", "ceiling: ")])
+@pytest.mark.parametrize(("tab", "holds"), [("Graph", "Execution Graph"), ("Overview", "the rest: --view all")])
 def test_a_view_may_be_called_as_its_tab_on_the_screen_is(
     tab: str, holds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

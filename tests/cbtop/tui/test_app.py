@@ -952,10 +952,63 @@ async def test_a_workload_that_failed_ends_the_app_with_its_exit_code(feed: Scri
 OTHER = replace(samples.LIVE, key="other", program="second program")
 
 
-async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) -> None:
+async def test_the_newest_process_is_shown_until_a_key_has_chosen_one(feed: ScriptedFeed) -> None:
+    third = replace(samples.LIVE, key="third", program="third program")
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
+        feed.seen.insert(0, OTHER)
+        app.tick()
+        await pilot.pause()
+        assert "second program started and is shown now" in (await what_is_told(pilot)).replace("\n", " ")
+        assert "second program" in screen_text(app).splitlines()[0]
+        await press(pilot, "greater_than_sign", "less_than_sign")
+        feed.seen.insert(0, third)
+        app.tick()
+        await pilot.pause()
+        assert "second program" in screen_text(app).splitlines()[0]
+        assert "third program started: < shows it" in [note.message for note in app._notifications]
+
+
+@pytest.mark.parametrize("key", ["space", "m"])
+async def test_a_held_screen_and_a_merge_stay_where_they_are(key: str, feed: ScriptedFeed) -> None:
+    feed.seen.append(replace(samples.LIVE, key="alike"))
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, key)
+        feed.seen.insert(0, OTHER)
+        app.tick()
+        await pilot.pause()
+        assert app.selection.key == samples.LIVE.key
+
+
+async def test_a_process_that_ended_gives_way_to_the_newest_that_runs(feed: ScriptedFeed) -> None:
+    feed.seen.append(OTHER)
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        feed.seen = [OTHER, replace(samples.LIVE, state=SourceStatus.ENDED)]
+        app.tick()
+        await pilot.pause()
+        assert "has ended: second program runs and is shown now" in await what_is_told(pilot)
+
+
+async def test_the_last_process_stays_on_the_screen_when_it_has_ended(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        feed.seen = [
+            replace(OTHER, state=SourceStatus.ENDED), replace(samples.LIVE, state=SourceStatus.ENDED),
+        ]  # fmt: skip
+        app.tick()
+        await pilot.pause()
+        assert app.selection.key == samples.LIVE.key
+
+
+async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) -> None:
+    app = CbtopApp(feed, section="bricks", interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await press(pilot, "greater_than_sign")
         feed.seen.insert(0, OTHER)  # the newest is the first
         app.tick()
         await pilot.pause()
@@ -970,7 +1023,7 @@ async def test_a_process_that_ends_stays_on_the_screen_and_the_others_are_told(f
     feed.seen.append(OTHER)
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.pause()
+        await press(pilot, "greater_than_sign", "less_than_sign")
         feed.seen = [OTHER, replace(samples.LIVE, state=SourceStatus.ENDED)]
         app.tick()
         await pilot.pause()
@@ -1146,10 +1199,10 @@ def test_how_often_to_press_is_counted_the_shorter_way_round() -> None:
 
     selection = Selection()
     selection.look([summary("c"), summary("b"), summary("a")], is_complete=True)
-    selection.key = "a"
+    selection.choose("a")
     told = selection.look([summary(key) for key in "dcba"], is_complete=True)
     assert told == "d started: > shows it"
-    selection.key = "b"
+    selection.choose("b")
     told = selection.look([summary(key) for key in "edcba"], is_complete=True)
     assert told == "e started: > 2 times shows it"
     for _ in range(2):

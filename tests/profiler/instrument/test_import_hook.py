@@ -159,7 +159,7 @@ def test_torch_that_a_pth_file_imports_in_an_environment_with_customisations_of_
         subprocess.run(
             [*before, python, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
-        for before in ((), (*CBTOP, "run", "--"))
+        for before in ((), (*CBTOP, "run", "--quiet", "--"))
     )
     assert bare.stdout.startswith(f"my site\nmy user\n{tmp_path}")
     assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, bare.stderr, 0)

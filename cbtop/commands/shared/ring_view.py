@@ -1,0 +1,30 @@
+"""The view of a ring, read without a daemon."""
+
+from __future__ import annotations
+
+from cbtop.client.store import Store
+from cbtop.daemon.source import Source
+from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.verdicts import judged
+
+
+def view_of(source: Source) -> SourceView | None:
+    """Read `source` to its end; return its view with verdicts, or None if it cannot be read.
+
+    The phase is the one that the screen would open with, or the one that took most time if that has no step here.
+    """
+    source.poll()
+    while source.is_behind:
+        source.poll()
+    store = Store()
+    for message in source.snapshot():
+        store.apply(message)
+    record = store.sources.get(source.key)
+    if record is None:
+        return None
+    view = source_view(record)
+    if view.steps is None and view.phases:
+        longest = max(view.phases, key=lambda steps: steps.union_us or 0)
+        view = source_view(record, longest.phase)
+    return judged(view, ())

@@ -1,0 +1,97 @@
+"""The process next to a run that prints a summary when it ends.
+
+It is a fork of `cbtop run`, and the program may run for days: nothing is loaded before there is something to show.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from cbtop.protocol.process import is_running, process_start
+from cbtop.protocol.signals import suppressed
+
+TYPE_CHECKING = False  # see `cbtop.commands.run`
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STDERR = 2
+POLL_MS = 250  # how often to look whether the command runs, on a kernel without pidfd_open
+LESS_URGENT = 19  # for nice(2): the program needs the processors more
+MAX_PROCESSES = 4096
+END = b"end"
+
+
+def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
+    """Print a summary when process `pid` ends, or says through `fifo` that it is about to.
+
+    `pidfd` becomes readable when the process ends; None if the kernel has no such descriptor. `path` is the file of
+    the FIFO, and `next_command` the last line of the summary.
+    """
+    _close_all_but({fifo, pidfd})
+    try:
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each processor
+        os.nice(LESS_URGENT)
+        pids = list(_recording_pids(fifo, pidfd, pid))
+        if pids:
+            from cbtop.commands.shared.run_summary import run_summary
+
+            lines = run_summary(os.path.dirname(path), pid, pids, next_command)
+            _write("".join(f"cbtop: {line}\n" for line in lines))
+    finally:
+        with suppressed(OSError):  # the next run has removed it, if it found that this one was killed
+            os.unlink(path)
+
+
+def _recording_pids(fifo: int, pidfd: int | None, command_pid: int) -> Iterator[int]:
+    """Yield the processes that record steps, in the order of their first ones, until the command ends."""
+    start, timeout = process_start(command_pid) or 0, POLL_MS if pidfd is None else None
+    poll = select.poll()
+    poll.register(fifo, select.POLLIN)
+    if pidfd is not None:
+        poll.register(pidfd, select.POLLIN)
+    seen: set[int] = set()
+    while True:
+        events = poll.poll(timeout)
+        # What a process that has ended wrote before that is in the FIFO by now.
+        is_over = any(descriptor != fifo for descriptor, _ in events)
+        is_over = is_over or (timeout is not None and not is_running(command_pid, start))
+        for line in _lines(fifo):
+            if line == END:
+                is_over = True
+            elif line.isdigit() and int(line) not in seen and len(seen) < MAX_PROCESSES:
+                seen.add(int(line))
+                yield int(line)
+        if is_over:
+            return
+        if seen:
+            # Half a second of work, so that none is left at the end.
+            import cbtop.commands.shared.run_summary  # noqa: F401
+
+
+def _lines(fifo: int) -> list[bytes]:
+    """Read all that is in the FIFO; a line is written in one piece."""
+    data = b""
+    with suppressed(BlockingIOError):
+        while piece := os.read(fifo, 1 << 16):
+            data += piece
+    return data.split()
+
+
+def _close_all_but(kept: set[int | None]) -> None:
+    """Close all descriptors above stderr except `kept`: a pipe of the command would stay open for its reader."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > STDERR and int(name) not in kept:
+            with suppressed(OSError):  # that of the directory
+                os.close(int(name))
+
+
+def _write(text: str) -> None:
+    """Write all of `text` to stderr, which may be closed, full, or not waited for."""
+    data = text.encode(errors="replace")
+    with suppressed(OSError):
+        while data:
+            try:
+                data = data[os.write(STDERR, data) :]
+            except BlockingIOError:
+                select.select([], [STDERR], [])

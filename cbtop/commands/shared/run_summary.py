@@ -1,0 +1,84 @@
+"""The summary of a run, made of the rings that its processes left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.commands.shared.ring_view import view_of
+from cbtop.daemon.source import Source
+from cbtop.protocol.ended import rings_of
+from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, Batch
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.reports.summary import summary
+from cbtop.viewmodels.model import SourceView
+
+MAX_RECORDS = 1 << 17  # the newest of a ring: to add up so many takes 0.1 s
+WARM_UP_STEPS = 3  # the first call allocates, compiles or reads from disk
+MIN_STEPS = 10  # of fewer, all are shown
+
+
+class SteadySource(Source):
+    """A ring that is read once, from where the process was warm: the last ten seconds at most."""
+
+    def _count(self, batch: Batch) -> None:
+        if not self._received and len(batch.node):
+            first = self._first_steady(batch)
+            batch = replace(batch.only(np.arange(len(batch.node)) >= first), overwritten=batch.overwritten + first)
+        super()._count(batch)
+
+    def _first_steady(self, batch: Batch) -> int:
+        """The index of the first record to count. It follows the end of a step, so that no step is cut."""
+        steps = [node.id for node in self._nodes.children[None] if node.kind is NodeKind.STEP]
+        is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
+        ends = np.flatnonzero(is_end)
+        if not len(ends):
+            return 0
+        ended_ns = batch.end_ns[ends]
+        is_early = ended_ns < int(ended_ns.max()) - round(DEFAULT_WINDOW_S * 1e9)
+        is_early |= ends < len(batch.node) - MAX_RECORDS
+        if len(ends) >= MIN_STEPS:
+            is_early[:WARM_UP_STEPS] = True
+        early = ends[is_early]
+        if not len(early):
+            return 0
+        first = int(early[-1]) + 1
+        says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
+        while first < len(says_size) and says_size[first]:  # how many sequences the step before had
+            first += 1
+        return first
+
+
+def run_summary(directory: str, command_pid: int, pids: Sequence[int], next_command: str) -> list[str]:
+    """Return the lines of the summary: of the command if it recorded steps, else of the first process that did.
+
+    `pids` are the processes that recorded steps. Returns nothing if no ring of theirs can be read.
+    """
+    for pid in sorted(pids, key=lambda pid: pid != command_pid):
+        views = [view for ring in _rings(directory, pid) if (view := _view(ring)) and view.steps and view.steps.count]
+        if views:
+            view = max(views, key=lambda view: view.loss.produced)
+            return summary(view, next_command, more_processes=len(pids) - 1)
+    return []
+
+
+def _rings(directory: str, pid: int) -> list[Path]:
+    return [Path(directory, name) for name in rings_of(os.listdir(directory)) if name.startswith(f"{pid}-")]
+
+
+def _view(ring: Path) -> SourceView | None:
+    """Return the view of the process of `ring`, or None if the ring cannot be read."""
+    try:
+        source = SteadySource(ring)
+    except (ProtocolError, OSError):
+        return None
+    try:
+        return view_of(source)
+    finally:
+        source.close()

@@ -1,0 +1,95 @@
+"""The text report on one screen: how fast it is, what takes the time, what is wrong, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop import formatting as fmt
+from cbtop.reports.tables import Table, first_lines, table
+from cbtop.reports.text import (
+    baseline_text,
+    books_text,
+    cells,
+    filtered_text,
+    foot_text,
+    head_text,
+    heads,
+    ranks_text,
+    replay_text,
+    verdicts_text,
+)
+from cbtop.row_choice import AS_THEY_COME, RowChoice
+from cbtop.statistics import OVERVIEW_REPORT
+from cbtop.viewmodels.model import ReplayView, SourceView
+
+MAX_LINES = 60
+MAX_VERDICTS = 4
+MIN_BRICKS, MAX_BRICKS = 3, 12
+MAX_HEAD = 18  # lines
+MAX_COMPARED = 10  # lines that compare with a baseline
+MAX_OTHERS = 5
+THE_REST = "the rest: --view all"
+
+
+def overview_report(
+    sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
+) -> str:
+    """The first source on one screen, and a line for each other one: 60 lines at most."""
+    first, *others = sources
+    before = [] if replay is None else [replay_text(replay), ""]
+    after = _others(others)
+    room = MAX_LINES - len(before) - len(after) - 2
+    return "\n".join([*before, *_source(first, rows or AS_THEY_COME, room), "", *after, THE_REST])
+
+
+def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
+    """At most `most` bricks of `view`, and its worst verdicts."""
+    found = _verdicts(view)
+    return [*_bricks(view, most), *(["", *found] if found else [])]
+
+
+def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
+    shown = rows.of(view)
+    parts = [
+        first_lines(head_text(view).splitlines(), MAX_HEAD),
+        first_lines(baseline_text(view.baseline).splitlines(), MAX_COMPARED),
+        _verdicts(view),
+        [filtered_text(view, shown, rows.filter)] if rows.filter else [],
+        books_text(view).splitlines(),
+        foot_text(view).splitlines(),
+    ]
+    left = room - sum(len(part) + 1 for part in parts if part)
+    parts.insert(-2, _bricks(shown, max(MIN_BRICKS, min(left - 2, MAX_BRICKS))))
+    lines: list[str] = []
+    for part in parts:
+        lines += ["", *part] if part and lines else part
+    return first_lines(lines, room)
+
+
+def _verdicts(view: SourceView) -> list[str]:
+    more = len(view.verdicts) - MAX_VERDICTS
+    lines = verdicts_text(view.verdicts[:MAX_VERDICTS]).splitlines()
+    return [*lines, f"  {fmt.counted(more, 'more verdict')}"] if more > 0 else lines
+
+
+def _bricks(view: SourceView, most: int) -> list[str]:
+    """The costliest bricks, or the first by the order that was chosen."""
+    if view.ranks is not None:
+        return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
+    if not view.bricks:
+        return [f"bricks: n/a ({fmt.no_bricks(view)})"]
+    cut: Table = [("brick", "category", *heads(OVERVIEW_REPORT))]
+    cut += [(row.name, row.category.display_name, *cells(OVERVIEW_REPORT, row)) for row in view.bricks[:most]]
+    more = len(view.bricks) - most
+    return [*table(cut, left=2).splitlines(), *([f"{fmt.counted(more, 'more brick')}"] if more > 0 else [])]
+
+
+def _others(sources: Sequence[SourceView]) -> list[str]:
+    lines = []
+    for view in sources[:MAX_OTHERS]:
+        steps = view.steps
+        rates = "no step has ended" if steps is None else f"{steps.phase} {fmt.throughput(view, steps)}"
+        who = (view.program, f"pid {view.pid}", fmt.rank(view.rank, view.world_size))
+        lines.append(f"{', '.join(word for word in who if word)}: {fmt.standing(view)}, {rates}")
+    more = len(sources) - MAX_OTHERS
+    return [*lines, f"{more} more process{'es' * (more > 1)}: --view sources"] if more > 0 else lines

@@ -1,0 +1,280 @@
+"""The summary that a run ends with: what it says, of whom, and that the command does not notice it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from cbtop.commands.shared.run_summary import WARM_UP_STEPS, SteadySource, run_summary
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol.vocabulary import BrickId
+from cbtop.reports.summary import MAX_BRICKS, MAX_VERDICTS, summary
+from tests.cbtop.recorded import Clock, profiler_in
+from tests.cbtop.samples import COMPARED
+from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
+from tests.profiler.instrument.under_run import MODULE, TORCH, fake_torch
+
+RUN = [*CBTOP, "run"]
+MAX_LINES = 10
+#: A step of it has a layer with two bricks.
+TORCH_WITH_BRICKS = (
+    TORCH
+    + """
+import time
+from cbtop import BrickId
+def install(profiler):
+    global step
+    def step():
+        return profiler.step("decode", tokens=1)
+    globals()["profiler"] = profiler
+instrument.install = install
+def work():
+    with profiler.layer(0):
+        with profiler.brick(BrickId.RMS_NORM, 64): pass
+        with profiler.brick(BrickId.DOWN_PROJECTION, 64): time.sleep(0.001)
+def decode(steps=20):
+    for _ in range(steps): forward(work)
+"""
+)
+
+
+def run(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` with a torch that costs nothing to import under `cbtop run`, every step recorded."""
+    command = [*RUN, "--overhead", "100%", *options, "--", sys.executable, "-c", f"import torch\n{program}"]
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
+    return subprocess.run(
+        command, env=with_torch, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE_S,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_run_ends_with_rates_bricks_and_the_next_command_on_stderr(tmp_path: Path, runtime: Path) -> None:
+    done = run(tmp_path, "torch.decode()\nprint('done')\nraise SystemExit(6)")
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (6, "done\n")
+    assert all(line.startswith("cbtop: ") for line in lines)
+    assert len(lines) <= MAX_LINES
+    assert re.match(r"cbtop: decode: [\d.,]+ tokens/s, step p50 .+, p99 .+ \(last 17 steps, .+\)$", lines[0])
+    assert re.match(r"cbtop:   DownProjection +\d+\.\d % .+ a call$", lines[1])
+    assert lines[2].startswith("cbtop:   RmsNorm ")
+    assert lines[-1] == "cbtop: next: cbtop"
+    assert not list(runtime.glob("*.end"))
+
+
+def test_quiet_prints_no_summary_and_starts_no_process_for_it(tmp_path: Path) -> None:
+    program = "import glob; torch.decode(); print(glob.glob(os.environ['CBTOP_RUNTIME_DIR'] + '/*.end'))"
+    done = run(tmp_path, f"import os; {program}", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_recorded_run_names_the_replay_of_its_file_as_next(tmp_path: Path) -> None:
+    file = tmp_path / "run.cbtop"
+    done = run(tmp_path, "torch.decode()", "--record", str(file))
+    assert f"cbtop: next: cbtop replay {file}\n" in done.stderr
+
+
+def test_a_run_of_which_nothing_was_instrumented_has_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "pass")
+    assert done.stderr == "cbtop: nothing was instrumented: no call of a model was seen\n"
+
+
+def test_of_several_processes_one_is_summarized_and_others_counted(tmp_path: Path) -> None:
+    workers = """
+import os
+children = []
+for _ in range(2):
+    if not (child := os.fork()):
+        torch.decode(30)
+        os._exit(0)
+    children.append(child)
+torch.decode(20)
+for child in children: os.waitpid(child, 0)
+"""
+    lines = run(tmp_path, workers).stderr.splitlines()
+    assert "(last 17 steps, " in lines[0]  # of the parent, not of a worker
+    assert lines[-2:] == ["cbtop: 2 more processes: cbtop", "cbtop: next: cbtop"]
+    assert sum("tokens/s, step p50" in line for line in lines) == 1
+
+
+def test_a_parent_without_steps_leaves_the_summary_to_its_first_worker(tmp_path: Path) -> None:
+    worker = "import os\nif os.fork(): os.wait()\nelse:\n    torch.decode(15)\n    os._exit(0)"
+    lines = run(tmp_path, worker).stderr.splitlines()
+    assert "(last 12 steps, " in lines[0]
+    assert not any("more process" in line for line in lines)
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_ends_past_its_exit_handlers_has_a_summary(tmp_path: Path, end: str) -> None:
+    done = run(tmp_path, f"import os; torch.decode(); {end}")
+    assert done.returncode in (3, -signal.SIGKILL)
+    assert "cbtop: decode: " in done.stderr
+
+
+def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> None:
+    script = f"{sys.executable} -c 'import torch; torch.decode()'; {sys.executable} -c 'import torch; torch.decode()'"
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
+    done = subprocess.run(
+        [*RUN, "--", "sh", "-c", f"{script}; exit 5"], env=with_torch, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "cbtop: 1 more process: cbtop\n" in done.stderr
+    assert done.stderr.count("next: cbtop\n") == 1
+
+
+def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
+    """A reader that is stopped prints nothing; the command ends all the same."""
+    program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
+    command = [*RUN, "--", sys.executable, "-c", f"{program}print('ready', flush=True)\nimport sys; sys.stdin.read()"]
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
+    with subprocess.Popen(
+        command, env=with_torch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == b"ready\n"
+        (reader,) = _who_reads(runtime)
+        os.kill(reader, signal.SIGSTOP)
+        try:
+            process.stdin.close()
+            began_s = float(process.stdout.readline())
+            process.wait(DEADLINE_S)
+            waited_s = time.time() - began_s
+        finally:
+            os.kill(reader, signal.SIGKILL)
+        assert process.stderr.read() == b""
+    assert 0.25 < waited_s < 3  # 0.3 s, and what a busy machine makes of it
+
+
+def _who_reads(runtime: Path) -> list[int]:
+    """The processes that have the FIFO of a run open."""
+
+    def readers() -> list[int]:
+        (fifo,) = runtime.glob("*.end")
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if any(os.readlink(each) == str(fifo.resolve()) for each in (process / "fd").iterdir()):
+                    found.append(int(process.name))
+            except OSError:
+                continue  # it has ended, or is not ours
+        return found
+
+    found: list[int] = eventually(readers)
+    return found
+
+
+def test_the_process_that_waits_is_no_child_and_holds_no_pipe(tmp_path: Path, runtime: Path) -> None:
+    read, write = os.pipe()
+    program = """
+import os, sys, torch
+torch.decode()
+try: os.wait()
+except ChildProcessError: print("no child", os.times()[2:4], flush=True)
+sys.stdin.read()
+"""
+    with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
+    with subprocess.Popen(
+        [*RUN, "--", sys.executable, "-c", program], pass_fds=[write],
+        env=with_torch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"no child (0.0, 0.0)\n"
+        (reader,) = _who_reads(runtime)
+        ours = [os.readlink(f"/proc/{reader}/fd/{name}") for name in os.listdir(f"/proc/{reader}/fd")]
+        assert sum(name.startswith("pipe:") for name in ours) == 0
+        process.stdin.close()
+    os.close(read)
+    os.close(write)
+
+
+def _ring(directory: Path, steps: int, first_us: int) -> Path:
+    """The ring of a process whose first step took `first_us`, and each other one 10 µs."""
+    ticks = count(0, 10_000)
+    late_ns = 0
+
+    def clock_ns() -> int:
+        return next(ticks) + late_ns
+
+    recorder = RingRecorder(directory)
+    profiler = BrickProfiler(recorder=recorder, clock_ns=clock_ns)
+    for number in range(steps):
+        with profiler.step("decode", tokens=1), profiler.brick(BrickId.RMS_NORM, 64):
+            if number == 0:
+                late_ns = first_us * 1000
+    recorder.close("done")
+    (path,) = directory.glob("*.ring")
+    return path
+
+
+def test_the_first_steps_are_left_out_of_the_steady_state(runtime: Path) -> None:
+    pid = int(_ring(runtime, 20, first_us=5_000_000).name.split("-")[0])
+    (rates, *_) = run_summary(str(runtime), pid, [pid], "cbtop")
+    assert "p99 30.00 µs" in rates
+    assert f"(last {20 - WARM_UP_STEPS} steps, " in rates
+
+
+def test_all_steps_are_shown_if_there_are_few(runtime: Path) -> None:
+    pid = int(_ring(runtime, 4, first_us=0).name.split("-")[0])
+    (rates, *_) = run_summary(str(runtime), pid, [pid], "cbtop")
+    assert "(last 4 steps, " in rates
+
+
+def test_a_phase_that_ended_before_the_steady_state_is_not_shown(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for phase, steps in (("decode", 3), ("prefill", 12)):
+        for _ in range(steps):
+            with profiler.step(phase, tokens=4), profiler.brick(BrickId.RMS_NORM, 64):
+                clock.sleep_us(1_000_000)
+    profiler.close()
+    (rates, *_) = run_summary(str(runtime), os.getpid(), [os.getpid()], "cbtop")
+    assert rates.startswith("prefill: 4.00 tokens/s, ")
+
+
+def test_a_failed_instrumentation_leaves_a_file_of_the_program_alone(tmp_path: Path) -> None:
+    (tmp_path / ".end").write_text("the program's own")
+    torch = fake_torch(tmp_path, f"{MODULE}\nimport sys; sys.modules['msgpack'] = None")
+    done = subprocess.run(
+        [*RUN, "--", sys.executable, "-c", "import torch; torch.nn.Module()()"], cwd=tmp_path, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(torch)}, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"runs uninstrumented: " in done.stderr
+    assert (tmp_path / ".end").read_text() == "the program's own"
+
+
+def test_records_before_the_steady_state_count_as_not_looked_at(runtime: Path) -> None:
+    source = SteadySource(_ring(runtime, 20, first_us=0))
+    source.poll()
+    state = source.state_message()
+    source.close()
+    assert state.produced == state.received + state.overwritten
+    assert state.before_attach == state.overwritten == 2 * WARM_UP_STEPS
+
+
+def test_a_process_without_a_ring_that_can_be_read_has_no_summary(runtime: Path) -> None:
+    (runtime / "7-1-0.ring").write_bytes(b"no ring")
+    assert run_summary(str(runtime), 7, [7], "cbtop") == []
+
+
+def test_a_summary_has_the_costliest_bricks_and_no_notes() -> None:
+    view = COMPARED
+    lines = summary(view, "cbtop", more_processes=3)
+    assert len(lines) <= MAX_LINES
+    costliest = sorted(view.bricks, key=lambda row: -row.total_exclusive_us)[:MAX_BRICKS]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == [row.name for row in costliest]
+    assert sum(line.startswith(("error ", "warning ")) for line in lines) <= MAX_VERDICTS
+    assert not any(line.startswith("note ") for line in lines)
+    assert lines[-2:] == ["3 more processes: cbtop", "next: cbtop"]
