@@ -444,9 +444,10 @@ def _pairs(
 ) -> tuple[Any, int]:
     queries, keys, values = shapes
     axes = len(queries)
-    # The axes may be in a different order: keys on their side.
+    # The axes may be in a different order: keys on their side. One query may be shared by several sequences.
     is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
-    if is_odd:
+    given = zip(queries, keys[:-2], values[:-2], strict=False)
+    if is_odd or any([max(of_key, of_value) > of_query for of_query, of_key, of_value in given]):
         return _attention_brick(name, label, 0, 0, ""), 0
     new, columns = queries[-2:]
     kept, value_columns = values[-2:]
