@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cbtop.profiler.instrument.module_tree import attribute_of, dictionary_of
+from cbtop.profiler.instrument.module_tree import dictionary_of, home_of_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +19,7 @@ _STATE = "_active_adapter"
 
 def has_adapters(module: nn.Module) -> bool:
     """Return whether `module` is a layer of PEFT that wraps another."""
-    return _STATE in module.__dict__ and type(module).__module__.startswith(_LIBRARY)
+    return _STATE in module.__dict__ and home_of_class(type(module)).startswith(_LIBRARY)
 
 
 def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
@@ -28,8 +28,10 @@ def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
     active = own[_STATE]
     if type(active) is list:
         active = tuple(active)
+    merged = own.get("merged_adapters")
+    has_merged = type(merged) is list and len(merged) > 0
     # PEFT hands the adapters of each sequence of a mixed batch to a layer by a hook.
-    return active, own.get("_disable_adapters"), len(own.get("merged_adapters") or ()), len(own["_forward_pre_hooks"])
+    return active, own.get("_disable_adapters") is True, has_merged, len(own["_forward_pre_hooks"])
 
 
 def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:
@@ -40,7 +42,7 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     own, children = dictionary_of(module), module._modules
     base = children.get("base_layer")
     kind = type(module)
-    if base is None or not kind.__module__.startswith(_LORA) or not kind.__name__.startswith("Linear"):
+    if base is None or not home_of_class(kind).startswith(_LORA) or not kind.__name__.startswith("Linear"):
         return None
     active, is_disabled, merged, hooks = state_of_adapters(module)
     if hooks:
@@ -48,15 +50,12 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     if is_disabled or merged:
         return base, []
     found: list[nn.Module] = []
+    variants = own.get("lora_variant") or {}, {key for key, is_so in (own.get("use_dora") or {}).items() if is_so}
     for name in (active,) if isinstance(active, str) else active:
         pair = [getattr(children.get(part), "_modules", {}).get(name) for part in ("lora_A", "lora_B")]
         if pair == [None, None]:
             continue  # this layer has none of that name
-        if (
-            None in pair
-            or name in (own.get("lora_variant") or ())
-            or (attribute_of(module, "use_dora") or {}).get(name)
-        ):
+        if None in pair or any([name in names for names in variants]):
             return None
         found += [one for one in pair if one is not None]
     return base, found

@@ -67,6 +67,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
+MAX_IN_MODE = 4096  # bricks that are remembered
 MAX_ASKING = 2  # products before the layers, and first layers: each asks for 0.2 us a step
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
@@ -79,6 +80,7 @@ class _Said:
 
     model: str  # its name
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick, mode, and size of an image
 
 
 @dataclass(slots=True)
@@ -158,14 +160,14 @@ class Attachment:
     def _call(self, part: Part, key: Hashable) -> BrickCall:
         if part.product is None:
             return BrickCall(part.module, key, self.steps)
-        definitions, module, is_there = self._said.definitions, weakref.ref(part.module), self.timing.is_there
-        key_in = functools.partial(_key_in, definitions, module, part.product, key, is_there)
+        module, is_there = weakref.ref(part.module), self.timing.is_there
+        key_in = functools.partial(_key_in, self._said, module, part.product, key, is_there)
         if depends_on_size(part.module):
             sized = SizedCall(part.module, key, self.steps, key_in, dimensions(part.module))
             sized.follow(self._mode)
             sized.may_be_first = part.product.may_be_first
             return sized
-        call = BrickCall(part.module, key, self.steps, key_in)
+        call = BrickCall(part.module, key, self.steps, key_in, self._mode)
         call.may_be_first = part.product.may_be_first
         return call
 
@@ -186,6 +188,7 @@ class Attachment:
     def _follow_changes(self, root: nn.Module, plan: Plan, state: list[object]) -> None:
         """Time the sections of `plan` that are new, and those that are unchanged as before."""
         self.stacks, self._state = plan.stacks, state
+        has_new_mode = self._look_at_mode(root)
         former = self._sections
         places = {section.place for section in plan.sections if section.is_unchanged}
         with swaps.lock:
@@ -201,7 +204,7 @@ class Attachment:
                 for section in plan.sections
             }
             self._ask_first()
-            if self._look_at_mode(root):
+            if has_new_mode:
                 for call in self.steps.calls:
                     call.follow(self._mode)
             for place, section in self._sections.items():
@@ -393,7 +396,7 @@ def _said_at(path: str, brick: BrickDefinition) -> Hashable:
 
 
 def _key_in(
-    definitions: dict[Hashable, Hashable],
+    said: _Said,
     reference: weakref.ref[nn.Module],
     product: Product,
     key: Hashable,
@@ -405,9 +408,16 @@ def _key_in(
     module = reference()
     if module is None or not isinstance(key, BrickDefinition):
         return key
-    work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=product.top_k, size=size)
-    brick = key if work == key.work else replace(key, work=work)
-    return definitions.setdefault(_said_at(product.place, brick), brick)
+    brick = said.in_mode.get((key, mode, size))
+    if brick is None:
+        top_k = product.top_k
+        work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
+        brick = key if work == key.work else replace(key, work=work)
+        if not module._modules:  # else it may have adapters of its own
+            if len(said.in_mode) >= MAX_IN_MODE:
+                said.in_mode.clear()
+            said.in_mode[key, mode, size] = brick
+    return said.definitions.setdefault(_said_at(product.place, brick), brick)
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cbtop.profiler.instrument.module_tree import attribute_of
+from cbtop.profiler.instrument.module_tree import attribute_of, home_of_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ class _Settings(NamedTuple):
 
 def is_convolution(module: nn.Module) -> bool:
     """Return whether `module` is one of torch's own, not of a class made from it."""
-    return type(module).__module__ == _TORCHS and "Lazy" not in type(module).__name__
+    return home_of_class(type(module)) == _TORCHS and "Lazy" not in type(module).__name__
 
 
 def dimensions(module: nn.Module) -> int:

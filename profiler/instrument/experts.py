@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import Parameter
 
-from cbtop.profiler.instrument.module_tree import attribute_of
+from cbtop.profiler.instrument.module_tree import attribute_of, home_of_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ def flops_per_element(experts: nn.Module, top_k: int | None) -> float | None:
 def _matrices(experts: nn.Module) -> dict[str, Parameter] | None:
     """Return the matrices of all experts by name, (experts, rows, columns) each; None for any other module."""
     own = experts.__dict__
-    if not type(experts).__module__.startswith(_LIBRARY) or not all([name in own for name in _LAYOUT]):
+    if not home_of_class(type(experts)).startswith(_LIBRARY) or not all([name in own for name in _LAYOUT]):
         return None
     expected = {"gate_up_proj" if own["has_gate"] else "up_proj", "down_proj"}
     held = {name: weights for name, weights in experts._parameters.items() if weights is not None}

@@ -19,6 +19,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from operator import gt
 from types import BuiltinFunctionType, CellType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -444,9 +445,9 @@ def _pairs(
 ) -> tuple[Any, int]:
     queries, keys, values = shapes
     axes = len(queries)
-    # The axes may be in a different order: keys on their side.
+    # The axes may be in a different order: keys on their side. One query may be shared by several sequences.
     is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
-    if is_odd:
+    if is_odd or any(map(gt, keys[:-2], queries)) or any(map(gt, values[:-2], queries)):
         return _attention_brick(name, label, 0, 0, ""), 0
     new, columns = queries[-2:]
     kept, value_columns = values[-2:]

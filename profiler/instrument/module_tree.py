@@ -160,7 +160,8 @@ def _has_method(kind: type, name: str) -> bool:
 def _home_of(kind: type, name: str) -> str:
     """Return the module that defines the method `name` of this class; "" if it is not a function."""
     method = _of_class(kind, name)
-    return method.__module__ if type(method) is FunctionType else ""
+    home = method.__module__ if type(method) is FunctionType else ""
+    return home if type(home) is str else ""
 
 
 home_of: Callable[[type, str], str] = functools.lru_cache(maxsize=256)(_home_of)
@@ -174,6 +175,12 @@ def _of_class(kind: type, name: str) -> Any:
         if name in held:
             return held[name]
     return None
+
+
+def home_of_class(kind: type) -> str:
+    """Return the module that defines `kind`; "" if it says something else."""
+    home = _of_class(kind, "__module__")
+    return home if type(home) is str else ""
 
 
 def _is_plain(value: Any) -> bool:

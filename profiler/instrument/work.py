@@ -28,6 +28,7 @@ from cbtop.profiler.instrument.module_tree import (
     children_of,
     first_tensor,
     home_of,
+    home_of_class,
     modules_of,
     tensors_of,
 )
@@ -125,7 +126,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
-    if type(module).__module__ == _TORCHS and len(shape) == 2 and all(shape):
+    if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
         rows, columns = shape  # what it computes with, whatever its attributes say
     itemsize, dtype = _types(module, mode)
     return Work(
@@ -139,7 +140,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
     """Return the work of a module with a matrix for each expert, where each row meets one expert."""
     kind = type(module)
-    if not kind.__module__.startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
+    if not home_of_class(kind).startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
         return UNKNOWN_WORK
     return Work(flops_per_element=2 * rows, dtype=_types(module, mode)[1])
 
@@ -167,7 +168,7 @@ def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
     columns, flops, moved, dtypes = sizes[0], base.flops_per_element, base.bytes_per_call, {base.dtype}
     for product in found[1]:
         weight = product._parameters.get("weight")
-        if type(product).__module__ != _TORCHS or weight is None:
+        if home_of_class(type(product)) != _TORCHS or weight is None:
             return UNKNOWN_WORK
         flops += 2 * weight.numel() / columns
         moved = None if moved is None else moved + _read_bytes(product, mode)
@@ -186,7 +187,7 @@ class _Packed(NamedTuple):
 
 
 def _packed_weights(module: nn.Module) -> _Packed | None:
-    activation_bytes = PACKED.get(type(module).__module__)
+    activation_bytes = PACKED.get(home_of_class(type(module)))
     holder = module._modules.get("_packed_params")
     if activation_bytes is None or holder is None:
         return None
@@ -289,7 +290,7 @@ def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
     """Whether the weights in `module` itself can be so many numbers. Those of a low-rank product are fewer."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
-    if not tensors or type(module).__module__ == _TORCHS:
+    if not tensors or home_of_class(type(module)) == _TORCHS:
         return True  # packed out of sight, as torch's dynamic quantisation does; or torch's own, which says its size
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)

@@ -160,12 +160,14 @@ class BrickCall(Call):
         "may_be_first",
     )
 
-    def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None, mode: Hashable = None
+    ) -> None:
         super().__init__(module)
         self._key = key
         self._key_in = key_in
         # By mode and size. C borrows them: `key_in` keeps each that it has given.
-        self._keys: dict[Hashable, Hashable] = {}
+        self._keys: dict[Hashable, Hashable] = {(mode, None): key}
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # of the products in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)

@@ -85,6 +85,23 @@ def test_attention_of_the_same_shapes_is_looked_at_anew_under_autocast() -> None
         assert bricks["sdpa"].dtypes == {expected}
 
 
+def test_a_layer_that_is_replaced_follows_autocast_as_the_others_do() -> None:
+    model, ids = model_of("qwen2"), words(1, 6)
+    under = _under(model, ids)
+
+    def replaced() -> None:
+        model.model.layers[1].self_attn.q_proj = nn.Linear(32, 32)
+        for _ in range(20):  # it is looked for now and then
+            under()
+
+    for bricks, expected in zip(
+        each_step(model, under, replaced, lambda: model(ids), under),
+        ({"bfloat16"}, {"bfloat16"}, {"float32"}, {"bfloat16"}),
+        strict=True,
+    ):
+        assert bricks["q_proj"].dtypes == expected
+
+
 def test_bytes_under_autocast_are_those_of_the_type_that_is_multiplied() -> None:
     model, ids = model_of("qwen2"), words(1, 6)
     (bricks,) = each_step(model, _under(model, ids))

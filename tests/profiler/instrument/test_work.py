@@ -233,6 +233,22 @@ def test_weights_that_are_computed_from_others_are_unknown() -> None:
     assert work_of(product, BrickId.UP_PROJECTION) == Work()
 
 
+def test_a_class_that_names_no_file_runs_no_code_of_its_own() -> None:
+    class Named(type(nn.Module)):  # type: ignore[misc]
+        @property
+        def __module__(cls) -> str:
+            raise AssertionError("code of the host ran")
+
+    class Product(nn.Module, metaclass=Named):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_features, self.out_features = 8, 6
+            self.weight = nn.Parameter(torch.zeros(6, 8))
+            self._active_adapter = "default"
+
+    assert work_of(Product(), BrickId.UP_PROJECTION).flops(1, 8) == 2 * 8 * 6
+
+
 def test_attention_whose_values_are_narrower_counts_both_widths() -> None:
     model, ids = model_of("deepseek_v3", **DEEPSEEK, attn_implementation="sdpa"), words(2, 1)
     ours, theirs = recorded(model, lambda: model(ids)), counted(model, lambda: model(ids))
@@ -278,6 +294,12 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
 def test_attention_of_any_shape_counts_as_torch_does(shapes: tuple[tuple[int, ...], ...]) -> None:
     ours, theirs = _attention([torch.randn(shape) for shape in shapes])
     assert ours.flops == theirs > 0
+
+
+@of_a_builtin
+def test_a_query_that_several_sequences_share_is_unknown() -> None:
+    ours, _ = _attention([torch.randn(1, 2, 5, 8), torch.randn(3, 2, 5, 8), torch.randn(3, 2, 5, 8)])
+    assert ours.flops is None
 
 
 @of_a_builtin
