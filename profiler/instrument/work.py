@@ -129,12 +129,9 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
         rows, columns = shape  # what it computes with, whatever its attributes say
     itemsize, dtype = _types(module, mode)
-    return Work(
-        flops_per_element=2 * rows,
-        bytes_per_call=_read_bytes(module, mode),
-        bytes_per_element=itemsize * (1 + rows / columns) if itemsize else None,
-        dtype=dtype,
-    )
+    if not itemsize:
+        return Work(flops_per_element=2 * rows, dtype=dtype)
+    return Work(None, 2 * rows, _read_bytes(module, mode), itemsize * (1 + rows / columns), dtype=dtype)
 
 
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
@@ -150,12 +147,7 @@ def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | No
     if found is None:
         return UNKNOWN_WORK
     itemsize, dtype = _types(module, mode, CONVOLUTION)
-    return Work(
-        flops_per_element=found.flops,
-        bytes_per_call=_read_bytes(module, mode),
-        bytes_per_element=itemsize * (1 + found.outputs) if itemsize else None,
-        dtype=dtype,
-    )
+    return Work(None, found.flops, _read_bytes(module, mode), itemsize * (1 + found.outputs), dtype=dtype)
 
 
 def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
@@ -220,7 +212,7 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
         return _itemsize(module), UNKNOWN_TYPE
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
-        return largest.element_size(), UNKNOWN_TYPE  # it may convert its weights to the type of what it is given
+        return 0, UNKNOWN_TYPE  # it may convert its weights to the type of its input
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 

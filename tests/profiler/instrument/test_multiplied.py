@@ -120,7 +120,8 @@ def test_a_product_that_may_convert_its_weights_has_no_type() -> None:
         def forward(self, tokens: Any) -> Any:
             return nn.functional.linear(tokens, self.weight.to(tokens.dtype))
 
-    assert work_of(Casted(8, 6), BrickId.UP_PROJECTION).dtype == UNKNOWN_TYPE
+    work = work_of(Casted(8, 6), BrickId.UP_PROJECTION)
+    assert (work.dtype, work.flops(1, 8), work.bytes(1, 8)) == (UNKNOWN_TYPE, 2 * 8 * 6, None)
     assert work_of(nn.Linear(8, 6), BrickId.UP_PROJECTION).dtype == "float32"
 
 
