@@ -106,7 +106,7 @@ class BrickProfiler:
     """
 
     #: Whether steps of eager models on a CUDA device are recorded by their kernels: instrument/kernel_steps.py.
-    by_kernels: bool = False
+    _by_kernels: bool = False
     #: `timer = profiler.start_brick(BrickId.RMS_NORM)`: start timing a BrickId, a BrickDefinition, or a name.
     start_brick: Callable[[Hashable], Any]
     #: `profiler.stop_brick(timer, elements, failed=False)`: record it, with the elements it worked on.

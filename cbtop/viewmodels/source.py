@@ -189,7 +189,9 @@ class _Parts:
     @cached_property
     def is_inside_of_all(self) -> bool:
         """Whether the window has so few recorded steps that what lies in steps is shown of all that was seen."""
-        if self._found.window is None or self._record.window.is_range or self.steps is None or not self.steps.count:
+        if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
+            return False
+        if self.steps is None or not self.steps.count:
             return False
         return (
             self.steps.recorded < MIN_STEPS

@@ -85,7 +85,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     if not kinds:
         return Timing(profiler._host_path)
     device = _only_cuda_device(model)
-    if device is not None and profiler.by_kernels:
+    if device is not None and profiler._by_kernels:
         return Timing(profiler._host_path, "torch on cuda", is_there=True, by_kernels=True)
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:

@@ -99,7 +99,7 @@ class KernelSteps:
         """CUPTI is not to be had: the model is timed by stamps from its next step on."""
         self.is_running, self.has_failed = False, True
         self.burst = KernelBurst()
-        self._steps.profiler.by_kernels = False
+        self._steps.profiler._by_kernels = False
         self._governor.models_by_kernels.discard(self._steps.model)
         ours_of = in_words(error)
         say(f"kernels are not recorded ({ours_of}): the device is timed by stamps, which slow the steps they are in")

@@ -79,7 +79,7 @@ def instrument(overhead_percent: float, nothing_yet: str) -> None:
         GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
     )
     profiler._steps.warm_ups = WarmUps()
-    profiler.by_kernels = is_governed
+    profiler._by_kernels = is_governed
     instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from types import FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -52,24 +51,6 @@ def _add_modules(module: Module, found: dict[int, Module]) -> None:
                 _add_modules(child, found)
 
 
-def _modules_of(root: Module) -> Iterator[Module]:
-    """The same, read only as far as asked for."""
-    if not root._modules:
-        yield root
-        return
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module
-        children = module._modules
-        if children:
-            waiting += [child for child in reversed(list(children.values())) if child is not None]
-
-
 def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
     """The first module of each class."""
     first: dict[int, Module] = {}
@@ -104,9 +85,27 @@ def parameters_of(module: Module) -> list[Tensor]:
 
 
 def first_tensor(module: Module) -> Tensor | None:
-    """The first parameter of `module` or of those inside it, else the first buffer; None if there is no tensor."""
-    held = chain(_held(_modules_of(module), "_parameters"), _held(_modules_of(module), "_buffers"))
-    return next(held, None)
+    """The first parameter of `module` or of those inside it, else the first buffer; None if there is no tensor.
+
+    No generator is left half-way: an exception that a signal handler raises as one ends would be lost.
+    """
+    for name in ("_parameters", "_buffers"):
+        seen: set[int] = set()
+        waiting = [module]
+        while waiting:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            held = getattr(one, name)
+            if held:
+                for tensor in held.values():
+                    if tensor is not None:
+                        return tensor
+            children = one._modules
+            if children:
+                waiting += [child for child in reversed(list(children.values())) if child is not None]
+    return None
 
 
 def _held(modules: Iterable[Module], name: str) -> Iterator[Tensor]:

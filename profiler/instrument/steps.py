@@ -146,6 +146,7 @@ class OpenStep:
     """A step from the model's call to its end."""
 
     __slots__ = (
+        "_begun_ns",
         "_in_burst",
         "_noting",
         "_sampling",
@@ -172,6 +173,7 @@ class OpenStep:
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
         phase, tokens, sequences, cached = self.call
+        self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps._steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
         step = self._step = Step(steps._steps, name, tokens, steps.model)
@@ -267,9 +269,8 @@ class OpenStep:
                 except BaseException:  # of a signal handler: what has ended by then ends no more
                     self._step.__exit__(kind, error, trace)
                     raise
-                begun_ns = getattr(self._step, "_begun_ns", None)  # none while nothing is recorded
-                if kind is None and begun_ns is not None and (self._step._name or "").endswith(WARM_UP):
-                    took_ns = clock.perf_counter_ns() - begun_ns
+                if kind is None and (self._step._name or "").endswith(WARM_UP):
+                    took_ns = clock.perf_counter_ns() - self._begun_ns
                     self.steps._steps.warm_ups.took(self.call.phase, self.steps.model, took_ns)
                 for generation in self._unit.generations:
                     generation.prepared = None

@@ -176,6 +176,7 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
         "_model_paths",
         "_callbacks",
         "_recorder",
+        "_chance",
     }
     # Who runs where keeps its place, the graph's scopes keep their ids, and a profiler that gave up has.
     places = {"_path", "_host_path", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps", "_settlers"}

@@ -29,6 +29,7 @@ GUARDS = {
     "timed.<locals>.call",
     "_scores.<locals>.process_scores",
     "_chosen.<locals>.is_done",
+    "ModelSteps.ask",
     # These stand in for the host's in C, if that is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
