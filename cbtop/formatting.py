@@ -46,6 +46,7 @@ from cbtop.viewmodels.model import (
     SourceRow,
     SourceView,
     StallView,
+    Standstill,
     StepsView,
     StragglerView,
     StretchView,
@@ -626,7 +627,9 @@ def stall(found: StallView) -> str:
     """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    parts = [f"{member}{found.word} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
+    # How long a process has been stopped is not known: it may have stood still before.
+    standing = "suspended, without progress" if found.word is Standstill.SUSPENDED else found.word
+    parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
         parts.append(f", after {after}")
     if found.threads > 1:

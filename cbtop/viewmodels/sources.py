@@ -21,6 +21,7 @@ NO_CLOCK = "how far the clocks of its host are from ours is not known yet"
 NOTHING_YET, NOT_RECORDED = "no figures of it have come yet", "a recording does not say it"
 NO_LIST, OTHER_NAMESPACE = "its daemon's samplers have not told it", "it is in another pid namespace than its daemon"
 NOT_COMPARED = "it does not measure that: under `cbtop run` it does"
+EVERY_STEP = "every step is recorded: there is none to compare"
 TOO_FEW = "too few steps were compared yet"
 NO_MODEL = "it announces none"
 NO_SAMPLE, OLDER = "its samplers have told nothing yet", "an older cbtop, it does not say it"
@@ -105,7 +106,8 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
         is_elsewhere = machine is not None and machine.devices and row.key in machine.elsewhere
         yield Unknown("devices", OTHER_NAMESPACE if is_elsewhere else NO_LIST)
     if row.overhead is None or row.overhead.overhead_percent is None:
-        why = NOT_COMPARED if row.overhead is None else TOO_FEW
+        is_every = row.overhead is None and row.sample_every == 1
+        why = EVERY_STEP if is_every else NOT_COMPARED if row.overhead is None else TOO_FEW
         yield Unknown("overhead_percent", NOT_READ if is_unread else why)
 
 

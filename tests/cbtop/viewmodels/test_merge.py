@@ -326,7 +326,7 @@ def test_a_merge_names_every_member_that_is_gone_suspended_or_stalled(tmp_path: 
     assert [one.name for one in gone.merged.troubled] == ["rank 2", "rank 3"]
     text = text_report([gone], [])
     assert "\nrank 2: stalled for 32 s in decode → Layer 0 → DownProjection" in text
-    assert "\nrank 3: suspended for 20 s" in text
+    assert "\nrank 3: suspended, without progress for 20 s" in text
     shown = "".join(part for part, _ in notice(gone))
     assert shown.startswith("  ✗ gone: also rank 2 stalled, rank 3 suspended; rank 4: it left")
     fine = merged_view(records[:2], mode).merged

@@ -207,7 +207,7 @@ def test_a_suspended_process_says_so_and_what_it_is_in(record: SourceRecord) -> 
     record.activity = Activity("measuring ceilings", 0.4)
     stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_suspended=True))
     assert stall is not None
-    assert formatting.stall(stall) == "suspended for 32 s in decode → Layer 17 → AllReduce"
+    assert formatting.stall(stall) == "suspended, without progress for 32 s in decode → Layer 17 → AllReduce"
 
 
 def test_who_announces_what_it_is_busy_with_is_not_judged(record: SourceRecord) -> None:
