@@ -143,6 +143,9 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
     except (OSError, ProtocolError) as error:
         said.append(f"this runs uninstrumented: {error}")
     try:
+        if record is not None and os.path.exists(record):
+            _say(f"{record} exists: choose another name, or remove it")
+            return 2
         if record is not None and not _record_beside(record):
             return 2  # the recorder has said why
     except OSError as error:
