@@ -80,6 +80,13 @@ class BrickRow:
         return self.name, self.category
 
     @property
+    def exclusive_us_per_token(self) -> float | None:
+        """`us_per_token` without the bricks that ran inside it; derived."""
+        if self.us_per_token is None or not self.total_inclusive_us:
+            return None
+        return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
+
+    @property
     def budget_used_percent(self) -> float | None:
         """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
         if self.us_per_token is None or not self.budget_us_per_token:

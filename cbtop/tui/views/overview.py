@@ -246,10 +246,13 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
+    us, of_what = row.exclusive_us_per_token, " a token"  # without what runs inside, as the share beside it
+    if us is None:
+        us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
         (f"  {formatting.percent(row.percent):>8}", ""),
-        (f"  {formatting.duration(row.us_per_token):>9}", ""),
-        (" a token", "dim"),
+        (f"  {formatting.duration(us):>9}", ""),
+        (of_what, "dim"),
     )
     room = max(4, width - width_of(name) - width_of(figures) - 3)
     fraction = None if row.percent is None else row.percent / largest
