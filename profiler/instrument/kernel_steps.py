@@ -66,7 +66,7 @@ class KernelSteps:
         plain_ns = None if kind is None else kind.plain_ns
         if plain_ns is None or torch.cuda._is_in_bad_fork() or not kernel_bursts.is_on_cuda():
             return None
-        if not kernel_bursts._one_at_a_time.acquire(blocking=False):
+        if torch.cuda.is_current_stream_capturing() or not kernel_bursts._one_at_a_time.acquire(blocking=False):
             return None
         try:
             window = Window(kernel_bursts.new_cupti(), kernel_bursts.new_driver(), has_calls=True)

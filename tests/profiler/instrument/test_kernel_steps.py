@@ -1,0 +1,149 @@
+"""Steps of an eager model that are recorded by their kernels, in a torch whose CUDA is played."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
+from cbtop.profiler.device.kernel_burst import Kernel, KernelBurst  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    attach,
+    eager_stamps,
+    kernel_bursts,
+    kernel_steps,
+    trouble,
+    uninstall,
+)
+from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
+from cbtop.profiler.instrument.kernel_steps import _parts, _together  # noqa: E402
+from cbtop.protocol.messages import KernelBurst as Found  # noqa: E402
+from cbtop.protocol.messages import Node, Sampling  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
+from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
+from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
+from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
+from tests.profiler.instrument.test_captured_graphs import NORM_NS, PRODUCT_NS, REST_NS  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
+
+KERNEL = Kernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
+LAYERS = 4
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
+    world = bursts.World()
+    bursts.play(world, monkeypatch)
+    monkeypatch.setattr(eager_stamps, "_kinds_of_devices", lambda model: {"cuda"})
+    monkeypatch.setattr(eager_stamps, "_only_cuda_device", lambda model: 0)
+    monkeypatch.setattr(kernel_steps, "LEAST_PAUSE_NS", 1)
+    monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 1)
+    monkeypatch.setattr(trouble, "_said", {})
+    yield world
+    world.pass_time(10_000_000)
+    uninstall()
+
+
+class Host:
+    def __init__(self, world: bursts.World) -> None:
+        self.world, self.memory = world, Memory()
+        self.profiler = GovernedProfiler(3, recorder=self.memory)
+        self.profiler._by_kernels = True
+        self.model = played.model_of(world, LAYERS)
+        attach(self.model, self.profiler)
+
+    def call(self, times: int) -> None:
+        for _ in range(times):
+            self.model(torch.ones(2, 1, dtype=torch.long))
+            self.world.pass_time(10_000_000)
+
+    def steps(self) -> list[list[tuple[str, int, int]]]:
+        """Of each recorded step what was recorded: kind and name, duration and elements; the step itself last."""
+        nodes = {node.id: node for node in self.memory.said if isinstance(node, Node)}
+        found: list[list[tuple[str, int, int]]] = [[]]
+        for tag, start_ns, end_ns, elements in self.memory.records:
+            node = nodes[tag & 0xFFFF]
+            if tag & FLAG_AMOUNTS or (tag & FLAG_PLAIN and node.kind is NodeKind.STEP):
+                continue
+            found[-1].append((node.name, end_ns - start_ns, elements))
+            if node.kind is NodeKind.STEP:
+                found.append([])
+        return found[:-1]
+
+
+def test_a_brick_takes_as_long_as_its_kernels_and_a_layer_as_its_bricks(world: bursts.World) -> None:
+    host = Host(world)
+    host.call(40)
+    recorded = host.steps()
+    assert len(recorded) >= 2
+    for step in recorded:
+        took = {name: [ns for one, ns, _ in step if one == name] for name, _, _ in step}
+        assert took["RmsNorm"] == [NORM_NS] * LAYERS
+        assert took["DownProjection"] == [PRODUCT_NS] * LAYERS
+        assert took["Other kernels"] == [REST_NS] * (LAYERS + 1)
+        layers = [ns for name, ns, _ in step if name.isdigit()]
+        assert layers == [NORM_NS + PRODUCT_NS + REST_NS] * LAYERS
+        (whole,) = took[step[-1][0]]
+        assert whole >= sum(layers) + REST_NS
+
+
+def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: bursts.World) -> None:
+    host = Host(world)
+    host.call(40)
+    said = [one for one in host.memory.said if isinstance(one, Sampling)]
+    assert said
+    assert all(one.overhead_percent is not None and one.overhead_percent > 0 for one in said)
+    (found, *_) = [one for one in host.memory.said if isinstance(one, Found)]
+    assert (found.number, found.steps) == (0, kernel_steps.KEPT)
+    nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}
+    assert {nodes[one.node].kind for one in found.kernels} == {NodeKind.KERNEL}
+
+
+def test_where_cupti_is_refused_the_model_runs_on_and_it_is_said_once(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Held:
+        def begin(self, kinds: Any) -> None:
+            raise CuptiError("another tool has it")
+
+    monkeypatch.setattr(kernel_bursts, "new_cupti", Held)
+    host = Host(world)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        host.call(40)
+    assert not host.profiler._by_kernels
+    assert not host.profiler.governor.models_by_kernels
+    lines = [record.getMessage() for record in caplog.records if "kernels are not recorded" in record.getMessage()]
+    assert lines == [
+        "cbtop: kernels are not recorded (CuptiError: another tool has it): "
+        "the device is timed by stamps, which slow the steps they are in"
+    ]
+
+
+def test_parts_lie_inside_each_other_one_after_another() -> None:
+    took = {("layer", "block", "norm"): 10, ("layer", "block"): 5, ("layer", "down"): 20, ("head",): 7}
+    parts = {keys: (begin, end, elements) for keys, begin, end, elements in _parts(took, 100, {("head",): 3})}
+    assert parts == {
+        ("layer",): (100, 135, 0),
+        ("layer", "block"): (100, 115, 0),
+        ("layer", "block", "norm"): (105, 115, 0),
+        ("layer", "down"): (115, 135, 0),
+        ("head",): (135, 142, 3),
+    }
+
+
+def test_bursts_add_up_and_stay_what_they_were() -> None:
+    bursts_, keys = [KernelBurst() for _ in range(2)], ("step", "brick")
+    for burst, duration_ns in zip(bursts_, (10, 30), strict=True):
+        burst.add(keys, KERNEL, duration_ns)
+        burst.steps["step"] += 1
+    found = _together(deque(bursts_))
+    durations = found.kernels[keys, KERNEL]
+    assert (durations.count, durations.mean_ns, durations.min_ns, durations.max_ns) == (2, 20, 10, 30)
+    assert found.steps["step"] == 2
+    assert bursts_[0].kernels[keys, KERNEL].count == 1
