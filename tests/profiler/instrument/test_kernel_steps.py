@@ -42,6 +42,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
     bursts.play(world, monkeypatch)
     monkeypatch.setattr(eager_stamps, "_kinds_of_devices", lambda model: {"cuda"})
     monkeypatch.setattr(eager_stamps, "_only_cuda_device", lambda model: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(kernel_steps, "LEAST_PAUSE_NS", 1)
     monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 1)
     monkeypatch.setattr(trouble, "_said", {})
