@@ -23,6 +23,7 @@ from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
 from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.slower_than_baseline import SLOWER_THAN_BASELINE
+from cbtop.viewmodels.verdicts.starved import STARVED
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
 from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
@@ -32,6 +33,7 @@ VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
     FAILED_CHECKS,
+    STARVED,
     STRAGGLER,
     CLOCK_THROTTLED,
     SLOWER_THAN_BASELINE,

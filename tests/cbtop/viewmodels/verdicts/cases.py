@@ -9,7 +9,7 @@ from pathlib import Path
 from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.messages import CheckResult, DeviceProcess, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
-from tests.cbtop.made_machines import GPU, NVML
+from tests.cbtop.made_machines import CPU, GPU, NVML
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
@@ -62,6 +62,23 @@ def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], Source
         process = DeviceProcess(hello.pid, hello.process_start, "decode.py")
         gpu = replace(GPU, utilization_percent=busy_percent, processes=(process,), slowed_by="")
         made.hear(replace(NVML, devices=(gpu,)))
+        return made.one()
+
+    return view
+
+
+def _beside_others(plan: Decoding, had_percent: float, busy_percent: float = 100.0) -> Callable[[Path], SourceView]:
+    """It had a processor for so much of the time, and all processors were so busy."""
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, plan)
+        (source,) = made.seen().values()
+        hello = source.record.hello
+        assert hello is not None
+        process = DeviceProcess(hello.pid, hello.process_start, "decode.py", utilization_percent=had_percent)
+        cpu = replace(CPU.devices[0], utilization_percent=busy_percent, processes=(process,))
+        for second in range(4):
+            made.hear(replace(CPU, devices=(cpu,), monotonic_ns=CPU.monotonic_ns + second * 10**9))
         return made.one()
 
     return view
@@ -121,6 +138,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
+    "starved": _beside_others(Decoding(), had_percent=55),
     "straggler": _of(Decoding(reduce_us=605), Decoding(down_factor=1.5, reduce_us=5), Decoding(reduce_us=605)),
     "clock-throttled": _with_gpu(held_down=True),
     "slower-than-baseline": _beside(
@@ -149,6 +167,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
 # The same causes, too small to be worth a word.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
+    "starved": _beside_others(Decoding(), had_percent=90),
     "straggler": _of(Decoding(reduce_us=245), Decoding(down_factor=1.2, reduce_us=5), Decoding(reduce_us=245)),
     "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
     "slower-than-baseline": _beside(
