@@ -455,7 +455,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """The number of steps behind bricks and layers, if it is small or not that of the window; else ""."""
+    """The number of recorded steps that bricks and layers are of, if it is small or of all steps; else ""."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -627,7 +627,7 @@ def stall(found: StallView) -> str:
     """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # How long a process has been stopped is not known: it may have stood still before.
+    # A process may have stood still before somebody stopped it.
     standing = "suspended, without progress" if found.word is Standstill.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:

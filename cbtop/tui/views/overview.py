@@ -54,7 +54,7 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
 )  # fmt: skip
 
 
-#: Of a process none of whose steps has tokens.
+#: For a process without tokens.
 COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
     PHASE_COLUMNS[0],
     Column("steps/s", 9, 1, lambda row, _: figure(formatting.number(row.steps_per_sec), "strong good"),

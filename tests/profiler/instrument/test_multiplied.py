@@ -1,4 +1,4 @@
-"""The type that is multiplied is told where it is known, as it is in each step."""
+"""The type of a product is the one in each step. It is not told if it is unknown."""
 
 from __future__ import annotations
 
