@@ -359,7 +359,10 @@ print(engine.scores.float().sum().item())
 def test_under_cbtop_run_a_process_that_knows_nothing_of_it_shows_bricks_of_its_graph(tmp_path: Path) -> None:
     (tmp_path / "host.py").write_text(HOST)
     root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": str(root), "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
     bare = subprocess.run(
         [sys.executable, "host.py"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE_S,

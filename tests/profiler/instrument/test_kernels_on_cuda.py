@@ -89,7 +89,10 @@ assert len(found) == 1
 def test_a_process_under_cbtop_run_is_asked_by_the_command_and_runs_on(host: str, tmp_path: Path) -> None:
     (tmp_path / "host.py").write_text(HOSTS[host])
     root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": str(root), "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
     running = subprocess.Popen(
         [*CBTOP, "run", "--", sys.executable, "host.py"],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
