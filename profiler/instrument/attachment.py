@@ -117,7 +117,9 @@ compile_lookup()
 class Attachment:
     """One model that is timed, from `begin` to `detach`."""
 
-    def __init__(self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> None:
+    def __init__(
+        self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
+    ) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
         self._models = _models.setdefault(profiler, _Models())
@@ -129,11 +131,14 @@ class Attachment:
         self._engine = engine
         self._how_measured = ""  # the times of captured graphs, once that is known
         self.is_attached = True
-        self._follow(root, plan)
+        self._follow(root, plan, timing)
 
-    def _follow(self, root: nn.Module, plan: Plan) -> None:
+    def _follow(self, root: nn.Module, plan: Plan, timing: Timing | None = None) -> None:
         self.stacks = plan.stacks
-        self.timing = timing_of(self.profiler, root) if plan.parts else Timing(self.profiler._host_path)
+        if plan.parts:
+            self.timing = timing_of(self.profiler, root) if timing is None else timing
+        else:
+            self.timing = Timing(self.profiler._host_path)
         self.steps.time_on(self.timing)
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
@@ -430,12 +435,13 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
         if why:
             raise ValueError(why)
         profiler = BrickProfiler() if profiler is None else profiler
-        is_there = holds_a_stack(model) and timing_of(profiler, model).is_there
+        timing = timing_of(profiler, model) if holds_a_stack(model) else None
+        is_there = timing is not None and timing.is_there
         plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
         if plan is None:
             kind = type(model).__name__
             raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        return _begin(model, plan, profiler, "torch")
+        return _begin(model, plan, profiler, "torch", timing)
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
@@ -463,12 +469,14 @@ def installed() -> BrickProfiler | None:
     return _profiler
 
 
-def _begin(model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str) -> Attachment:
+def _begin(
+    model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
+) -> Attachment:
     for module in plan.trunk:  # a part that was called by itself before
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
-    attachment = Attachment(model, plan, profiler, engine)
+    attachment = Attachment(model, plan, profiler, engine, timing)
     try:
         for module in (model, *plan.trunk):
             other = _attached.setdefault(module, attachment)
