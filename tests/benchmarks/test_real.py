@@ -59,7 +59,6 @@ def test_a_program_runs_on_a_cpu_and_prints_its_steps(name: str) -> None:
 def test_a_program_that_cannot_run_here_is_skipped_with_its_reason() -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     assert run.skipped(Program("serve", needs=("no_such_module",)), True) == "no_such_module is not installed"
-    pytest.importorskip("torch", reason="torch is not installed: make torch")
     assert run.skipped(PROGRAMS["captured"], False) == "it needs a CUDA device"
     assert run.skipped(PROGRAMS["captured"], True) == ""
 
