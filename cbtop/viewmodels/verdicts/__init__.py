@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.viewmodels.model import SourceView, Verdict
 from cbtop.viewmodels.on_demand import Later, with_parts
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
@@ -53,12 +54,18 @@ VERDICTS: tuple[Rule, ...] = (
     COMPUTE_BOUND,
 )
 
+OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
+
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
-    """`view` with the verdicts on it, less those whose id is among `silenced`."""
+    """`view` with the verdicts on it, less those whose id is among `silenced`.
+
+    Of a process that has only steps of a warm-up, its speed is not judged.
+    """
+    rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
 
     def verdicts() -> tuple[Verdict, ...]:
-        found = (rule.judge(view) for rule in VERDICTS if rule.id not in silenced)
+        found = (rule.judge(view) for rule in rules if rule.id not in silenced)
         return tuple(verdict for verdict in found if verdict is not None)
 
     return with_parts(view, verdicts=Later(verdicts))

@@ -16,11 +16,12 @@ import pytest
 from cbtop.commands.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.vocabulary import WARM_UP
 from cbtop.reports import REPORTS
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.model import MergedView, MergeMode, Severity, SourceView
-from cbtop.viewmodels.verdicts import VERDICTS
+from cbtop.viewmodels.verdicts import VERDICTS, judged
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
@@ -302,3 +303,10 @@ _LEFT_OUT = """\
 ## What is not judged
 
 - What others than Dynamo compile (TensorRT): nobody tells when. It shows as outlier-mean.""".splitlines()
+
+
+def test_the_speed_of_a_warm_up_is_not_judged(views: dict[str, SourceView]) -> None:
+    view = views["bimodal-latency"]
+    assert view.phase is not None
+    assert judged(view).verdicts
+    assert not judged(replace(view, phase=view.phase + WARM_UP)).verdicts
