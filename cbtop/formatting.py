@@ -627,7 +627,7 @@ def stall(found: StallView) -> str:
     """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # A process may have stood still before somebody stopped it.
+    # The process may have stood still before it was stopped.
     standing = "suspended, without progress" if found.word is Standstill.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:

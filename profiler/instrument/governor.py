@@ -126,7 +126,7 @@ class Kind:
     def estimate(self, sort: Sort) -> Estimate | None:
         """What a step of that sort pays; None where that is not known."""
         found = list(self.excess[sort])
-        return _median(sorted(found)) if len(found) >= ENOUGH else None
+        return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
     def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
         """Compare the steps between two plain ones with these, or remember that the second one is alone."""
@@ -359,7 +359,7 @@ class Governor:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
             return
-        own = _median(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
+        own = median_of(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         share_ns = self.allowed_share * step_ns
         allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # a step, for recording
@@ -399,7 +399,7 @@ def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
     return cost
 
 
-def _median(ordered: list[float]) -> Estimate:
+def median_of(ordered: list[float]) -> Estimate:
     """The median between the ends of its interval."""
     count = len(ordered)
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)

@@ -22,7 +22,7 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import FLOOR, USED
+from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.protocol import clock
@@ -30,6 +30,8 @@ from cbtop.protocol.messages import Sampling
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
+LEAST_WINDOWS = 5  # before it is said what they cost
+MEASURED = "kernels by CUPTI, a recorded step as long as the plain one before it"
 KEPT = 3  # windows whose kernels are shown in the graph
 TOLD_EVERY = 8  # windows
 
@@ -47,6 +49,7 @@ class KernelSteps:
         self._kept: deque[KernelBurst] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
         self._call: Any = None
@@ -101,8 +104,8 @@ class KernelSteps:
         self.burst = KernelBurst()
         self._steps.profiler._by_kernels = False
         self._governor.models_by_kernels.discard(self._steps.model)
-        ours_of = in_words(error)
-        say(f"kernels are not recorded ({ours_of}): the device is timed by stamps, which slow the steps they are in")
+        why = in_words(error)
+        say(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
 
     def _pause(self, pause_ns: int) -> None:
         self.due_ns = self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
@@ -113,7 +116,10 @@ class KernelSteps:
         paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
         self._first_ns = self._first_ns or self._began_ns
         self._paid_ns += paid_ns
+        self._costs_ns.append(paid_ns)
         self._windows += 1
+        if self._windows == 1:
+            self._steps.measured(MEASURED)
         share = governor.allowed_share if self._windows >= FLOOR else max(governor.allowed_share, FLOOR_SHARE)
         pause_ns = round(paid_ns / (USED * share))
         self._pause(min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns)))
@@ -121,7 +127,11 @@ class KernelSteps:
         percent = 100 * self._paid_ns / lived_ns
         every = max(1, round(pause_ns / max(1, self._plain_ns)))
         profiler = self._steps.profiler
-        profiler.announce(Sampling(every, percent, percent, percent, governor._allowed_percent))
+        ends: tuple[float | None, float | None, float | None] = None, None, None
+        if self._windows >= LEAST_WINDOWS:
+            low, middle, high = median_of(sorted(self._costs_ns))
+            ends = percent, percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
+        profiler.announce(Sampling(every, *ends, governor._allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:
                 self._bursts.announce(_together(self._kept))

@@ -19,7 +19,7 @@ from cbtop.protocol.attributes import UNKNOWN_TYPE
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _FULL = ("none", "ieee")  # a float32 product multiplies float32
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
-AUTOCAST_DEVICES = frozenset(_BACKENDS)  # for which autocast is asked for
+AUTOCAST_DEVICES = frozenset(_BACKENDS)  # autocast is looked up for these
 PRODUCT, CONVOLUTION = "matmul", "conv"
 
 

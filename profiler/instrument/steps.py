@@ -499,17 +499,7 @@ class ModelSteps:
 
         `called_ns` is when that was asked for.
         """
-        step: OpenStep | None = None
-        try:
-            step = self.begun(call, args, kwargs, called_ns)
-            result = called(*args, **kwargs)
-            if step is not None:
-                step.ended()
-        except BaseException:  # of the model, or of a signal handler
-            if step is not None:
-                step.close(*sys.exc_info())
-            raise
-        return result
+        return call_in(self.begun(call, args, kwargs, called_ns), called, args, kwargs)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
         """The step that begins; None inside one of this model, and where it cannot."""
@@ -645,6 +635,19 @@ class ModelSteps:
             self._are_in = False
 
 
+def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `called`, and end `step` after it, if there is one."""
+    try:
+        result = called(*args, **kwargs)
+        if step is not None:
+            step.ended()
+    except BaseException:  # of the model, or of a signal handler
+        if step is not None:
+            step.close(*sys.exc_info())
+        raise
+    return result
+
+
 class ModelCall(Call):
     """Stands in for a call that is a step of its own where none of this model is open.
 
@@ -671,15 +674,7 @@ class ModelCall(Call):
             called, step = self.begin(args, kwargs, clock.perf_counter_ns())
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             self._steps.failed(error)
-        try:
-            result = called(*args, **kwargs)
-            if step is not None:
-                step.ended()
-        except BaseException:  # of the model, or of a signal handler
-            if step is not None:
-                step.close(*sys.exc_info())
-            raise
-        return result
+        return call_in(step, called, args, kwargs)
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int

@@ -24,7 +24,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import _parts, _together  # noqa: E402
 from cbtop.protocol.messages import KernelBurst as Found  # noqa: E402
-from cbtop.protocol.messages import Node, Sampling  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
@@ -98,8 +98,15 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     host = Host(world)
     host.call(40)
     said = [one for one in host.memory.said if isinstance(one, Sampling)]
-    assert said
-    assert all(one.overhead_percent is not None and one.overhead_percent > 0 for one in said)
+    assert len(said) > kernel_steps.LEAST_WINDOWS
+    early, late = said[: kernel_steps.LEAST_WINDOWS - 1], said[kernel_steps.LEAST_WINDOWS - 1 :]
+    assert {one.overhead_percent for one in early} == {None}  # an interval of so few would be none
+    for one in late:
+        assert one.low_percent is not None
+        assert one.overhead_percent is not None
+        assert one.high_percent is not None
+        assert 0 <= one.low_percent <= one.overhead_percent <= one.high_percent
+    assert kernel_steps.MEASURED in [one.backend for one in host.memory.said if isinstance(one, Manifest)][-1]
     (found, *_) = [one for one in host.memory.said if isinstance(one, Found)]
     assert (found.number, found.steps) == (0, kernel_steps.KEPT)
     nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}

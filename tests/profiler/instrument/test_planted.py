@@ -15,10 +15,8 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 import cbtop
 from cbtop.profiler.instrument import install, steps, trouble, uninstall
 from cbtop.profiler.profiler import BrickProfiler
-from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.instrument.tiny import Layer, Stack, model_of, torch, words
 from tests.profiler.memory import Memory
-
-from torch import nn  # isort: skip
 
 ROOT = str(Path(cbtop.__file__).parent)
 #: The functions that stand in for the host's and hold the guard: they call the host's own function, or guard another.
@@ -40,26 +38,6 @@ EACH = 9  # of the functions, one in so many by default
 
 class PlantedError(Exception):
     """Raised by a function of ours as it begins."""
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return nn.functional.scaled_dot_product_attention(*[self.up_proj(x)] * 3)
-
-
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def program() -> list[Any]:

@@ -22,7 +22,7 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.vocabulary import NodeKind
-from tests.profiler.instrument.tiny import model_of, torch, words
+from tests.profiler.instrument.tiny import Layer, Stack, model_of, torch, words
 from tests.profiler.memory import Memory
 from tests.profiler.signals import nothing_is_lost
 
@@ -112,26 +112,6 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
     if how == "installed" or caplog.records:  # what attaching alone uses has been used before
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
     assert len(caplog.records) <= 6  # a line for each function that is a brick
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        return nn.functional.scaled_dot_product_attention(*[self.up_proj(x)] * 3)
-
-
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def _whole_steps(memory: Memory) -> int:

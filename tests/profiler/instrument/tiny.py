@@ -42,3 +42,23 @@ def words(*shape: int) -> Any:
     """Token ids, the same each time."""
     generator = torch.Generator().manual_seed(3)
     return torch.randint(2, WORDS, shape, generator=generator)
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(*[self.up_proj(x)] * 3)
+
+
+class Stack(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
