@@ -93,9 +93,7 @@ class Steps:
         self.forks = 0  # that led to this process
         self.is_on = True  # the profiler records
         self.governor: Any = None  # who is told of each step, where somebody is: see instrument/governor.py
-        self.warm_ups: Any = (
-            None  # who names the first steps of each kind, where somebody does: instrument/warm_up.py
-        )
+        self.warm_ups: Any = None  # names the first steps of each kind, see instrument/warm_up.py; None: not done
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
         # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}

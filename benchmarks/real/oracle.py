@@ -2,12 +2,12 @@
 
     python -m benchmarks.real.oracle RESULT.json PROGRAM.py [ARGUMENT ...]
 
-On a CPU the own time of a module is the time of its calls, less that of the modules inside it. On a GPU it is the
+On a CPU the own time of a module is the time of its calls, without the modules inside it. On a GPU it is the
 time of the kernels that torch.profiler saw the module launch. The kernels of a replayed CUDA graph belong to the
 modules of an earlier eager call that launched the same kernels in the same order.
 
 The result has each kind of call of a root module, such as `LlamaForCausalLM 1, 1 position`: how many there were, the
-microseconds of each brick, and those in modules that are no brick.
+microseconds of each brick, and those in all other modules.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def skipped(program: Program, has_cuda: bool) -> str:
 
 
 def measured(program: Program, options: Options, folder: Path) -> Row:
-    """Measure a program; if a part fails, the reason stands in its place."""
+    """Measure a program; if a part fails, the result is the reason."""
     overhead: Overhead | str
     verdicts: Sequence[str] | str
     compared: Comparison | str

@@ -308,7 +308,7 @@ class ReplayFeed(StoreViews):
     def first_data_s(self) -> float:
         """Return the first moment at which a selected process has data, or 0 if none ever has.
 
-        The recording is read as far as that.
+        The recording is read up to there.
         """
         scratch = Store()
         for at_ns, said in self._said():

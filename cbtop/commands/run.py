@@ -235,7 +235,7 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 
 
 def _is_detached_child() -> bool:
-    """Fork a process that is no child of this one, in a session of its own; return whether this is that process.
+    """Fork a process that is not a child of this one, in a session of its own; return whether this is that process.
 
     Its stdin and stdout are empty. This process counts no time of children for it: SIGCHLD is ignored meanwhile.
     """

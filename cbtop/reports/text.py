@@ -100,7 +100,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """How many bricks the filter leaves; shares and books are of all."""
+    """The number of bricks that the filter leaves. Shares and books are of all."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 

@@ -20,8 +20,8 @@ from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
 
 ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
 BETWEEN = "between bricks"
-# The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. One
-# median in 1,500 lies outside; it is that wide because the largest of many layers is looked at.
+# The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. It
+# misses one median in 1,500. It is that wide because the slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # recorded: medians of fewer scatter
 MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
@@ -118,9 +118,9 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return how many layers like `row` stand out at least half as far, or 0 if `row` does not stand out.
+        """Return how many layers like `row` are at least half as slow, or 0 if `row` is not slow.
 
-        The first layer of a stack is not counted beside another: it pays for what was not in the caches.
+        The first layer of a stack does not count against another one: it pays for cold caches.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS

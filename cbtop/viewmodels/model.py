@@ -109,7 +109,7 @@ class StepsView:
 
 
 class Rate(NamedTuple):
-    """How fast steps of a phase are: tokens a second, or steps a second if their tokens are not known."""
+    """The speed of a phase: tokens a second, or steps a second if tokens are not known."""
 
     unit: str  # tokens/s or steps/s
     per_sec: float | None
@@ -267,7 +267,7 @@ class WarmUpView:
 
     steps: int
     took_us: float
-    has_ended: bool  # False: there are no other steps yet, and these are shown
+    has_ended: bool  # False: no other step has ended, so these are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -729,9 +729,7 @@ class SourceView:
     since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
     stretch: StretchView | None = None  # None without steps, or while none has ended
     warm_up: WarmUpView | None = None  # None without such steps
-    is_inside_of_all: bool = (
-        False  # what lies in steps is of all that was seen: the window has too few recorded steps
-    )
+    is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
     compiling: CompilingView | None = None  # None where no compilation was told of, and of a merge
     rank: int | None = None  # what its launcher said
     local_rank: int | None = None

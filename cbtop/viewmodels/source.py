@@ -188,7 +188,7 @@ class _Parts:
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether the window has so few recorded steps that what lies in steps is shown of all that was seen."""
+        """Whether bricks and layers are of all steps, because the window has too few recorded ones."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:

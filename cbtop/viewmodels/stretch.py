@@ -112,7 +112,7 @@ def _steps(record: SourceRecord) -> list[Node]:
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """The phases that are no warm-up, or all if there is nothing else."""
+    """The phases without the warm-ups, or all if there is nothing else."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 

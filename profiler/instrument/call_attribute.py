@@ -30,7 +30,7 @@ ATTRIBUTE = "_compiled_call_impl"
 _standing: dict[int, Any] = {}
 _alive: dict[
     int, weakref.ref[Any]
-] = {}  # the same modules: an entry ends with its module, before its id is another's
+] = {}  # the same modules: an entry ends with its module, before another module gets its id
 
 
 def _nobody(module: Any) -> None:
@@ -39,7 +39,7 @@ def _nobody(module: Any) -> None:
 
 #: The code that reads the attribute to call a module; None in a torch that has no such function.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
-_last = threading.local()  # `replaced`: the id of the module for which a thread was last given a replacement
+_last = threading.local()  # `replaced`: the id of the module whose replacement this thread got last
 
 
 class Meeting:
@@ -146,7 +146,7 @@ def replacement(module: Any) -> Any:
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
-    # Anybody else who asks (peft asks whether a model is compiled) is told what is true without us.
+    # Others get the answer without us: peft asks whether a model is compiled.
     asking: FrameType | None = sys._getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back

@@ -40,7 +40,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
 FIRST_EVERY = 4  # until the cost is known, and until FLOOR steps are recorded
-FLOOR = 20  # recorded steps of a kind, at least, behind every figure
+FLOOR = 20  # recorded steps of a kind that a figure needs at least
 WARM_UP_RECORDED = 2  # steps of a kind
 MOST_EVERY = 10_000
 PASSED_OVER = 8  # steps of a kind, which may still fill caches: the cost is not measured by them

@@ -54,7 +54,7 @@ _is_left_on = False
 
 
 class Owner(Protocol):
-    """Whose steps are recorded by their kernels."""
+    """The owner of steps that are recorded by their kernels."""
 
     burst: KernelBurst
 
@@ -223,7 +223,7 @@ class Bursts:
     def announce(self, burst: KernelBurst, number: int = 0) -> None:
         """Let every kernel be a node under its brick, and say what was measured of it.
 
-        `number` is that of the request, or 0 without one.
+        `number` is the request's, or 0 without a request.
         """
         profiler = self._profiler()
         if profiler is None:
@@ -301,7 +301,7 @@ class PlacedCalls(Capture):
         super().__init__(lambda: None)
         self.recording = recording
         self._labelled = labelled
-        self._elements = elements  # of all calls by their place, without the step; None: nobody asks for them
+        self._elements = elements  # of all calls by their place, without the step; None: not needed
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:

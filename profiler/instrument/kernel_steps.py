@@ -1,11 +1,11 @@
 """Records steps of an eager model on a CUDA device by their kernels, one every so often.
 
-Stamps between modules make a step of small kernels wait for the host, so that their times are those of launches. So a
+Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. So a
 step is recorded as CUPTI sees it: a brick takes as long as its kernels together, and the step takes as long as the
-plain step before it, or as its kernels if these take longer. What is left is time in which the device waited.
+plain step before it, or as its kernels if these take longer. The rest is time when the device waited.
 
 Rules
-- All other steps are plain. The step that CUPTI records is in no statistics: its record stands for it.
+- All other steps are plain. The step that CUPTI records counts once, by this record.
 - A window costs the host the opening, the wait for the device and the closing, 25 to 40 ms. The next one is due when
   that is within the share allowed, or within 5 % until FLOOR steps are recorded.
 - Steps of a warm-up are not recorded.
@@ -30,9 +30,9 @@ from cbtop.protocol.messages import Sampling
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
-LEAST_WINDOWS = 5  # before it is said what they cost
+LEAST_WINDOWS = 5  # that the figure of their cost needs
 MEASURED = "kernels by CUPTI, a recorded step as long as the plain one before it"
-KEPT = 3  # windows whose kernels are shown in the graph
+KEPT = 3  # windows: the graph shows their kernels
 TOLD_EVERY = 8  # windows
 
 
@@ -159,7 +159,7 @@ class KernelSteps:
 
 
 def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
-    """Return one part for each place, in the order in which they first ran, with those inside it."""
+    """Return one part for each place, in the order of their first kernels."""
     inside: dict[Keys, list[Keys]] = {}
     for keys in took_ns:
         for length in range(1, len(keys) + 1):

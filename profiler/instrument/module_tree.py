@@ -187,7 +187,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
-    """The attribute of each of `modules`, see `attribute_of`; classes are asked once."""
+    """The attribute of each of `modules`, see `attribute_of`. Each class is looked up once."""
     values = []
     of_class: dict[int, Any] = {}  # by the id of the class: its metaclass may be the host's
     for module in modules:

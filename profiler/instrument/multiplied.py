@@ -38,7 +38,7 @@ PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quanti
 
 
 def autocast_type(device: str) -> torch.dtype | None:
-    """Return the type to which autocast converts on `device` here and now; None if it is off."""
+    """Return the type that autocast converts to on `device` here and now; None if it is off."""
     if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
@@ -80,7 +80,7 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type in which a product with weights of type `stored` computes."""
+    """Return the type that a product computes in with weights of type `stored` computes."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 

@@ -29,7 +29,9 @@ POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_leng
 PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # the method by which caches tell their length: what answers to any name has none
+_LENGTH = (
+    "get_seq_length"  # the method of caches that tells their length; an object that answers to any name lacks it
+)
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 

@@ -232,7 +232,7 @@ class _Planner:
         self._found: list[_Found] = []  # bricks of the layer, or of what lies outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
         # Layers of a stack are alike: what was found of a module in one is so of its like in the next.
-        self._layer = ("", "")  # the path of the layer that is planned now, and that of its stack
+        self._layer = ("", "")  # the path of the layer that is planned now, and of its stack
         self._kinds: dict[tuple[object, ...], Kind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
 
@@ -304,7 +304,7 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _place(self, path: str) -> tuple[str, str]:
-        """The path in the layer, and that of the stack: the same for modules in the same place of alike layers."""
+        """The path in the layer, and the path of the stack: equal for modules in the same place of alike layers."""
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 
@@ -364,7 +364,7 @@ class _Planner:
 
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
-    """What the work of a module with plain parameters and nothing else follows from; None of any other."""
+    """The inputs of the work of a module with plain parameters and nothing else; None for any other."""
     if module._modules or module._buffers or not module._parameters or is_convolution(module):
         return None  # of convolutions that also follows from their settings
     held: list[object] = []

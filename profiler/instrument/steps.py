@@ -416,7 +416,7 @@ class ModelSteps:
         self.changed = changed  # plans anew where the model is no longer what it was
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
-        self.kernel_steps: KernelSteps | None = None  # who records steps by their kernels, where that is done
+        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels; None: not done
         self.kernels_due_ns = 0  # when the next one is to be, on the host's clock; 0: never; read in C
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # the model's own calls are no steps
@@ -587,7 +587,7 @@ class ModelSteps:
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Ask for autocast on `device` and for the adapters of `adapted` from now on; they are those of `mode`."""
+        """Ask for autocast on `device` and for the adapters of `adapted` from now on; now they are as in `mode`."""
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
@@ -747,7 +747,7 @@ def _takes_a_cache(module: nn.Module) -> bool:
         return False
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
-        known.remove("state")  # of a model written by hand it may be that of any recurrent network
+        known.remove("state")  # in a model written by hand it may be the state of any recurrent network
     return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
 
 
@@ -756,7 +756,7 @@ def _has_words(module: nn.Module) -> bool:
     modules = modules_of(module)
     if any([isinstance(rows, int) for rows in attributes_of(modules, "num_embeddings")]):
         return True
-    # Those of a scripted module are no dictionaries.
+    # A scripted module has no dictionaries here.
     names = {name for one in modules for held in (one._modules, one._parameters) for name in held.keys()}  # noqa: SIM118
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
 

@@ -1,8 +1,8 @@
 """Tells the first steps of a kind, its warm-up, from those that follow.
 
-The first steps compile, tune, allocate and fill caches. How long that lasts is seen by the steps themselves: it
-ends when steps become no faster, that is when the faster of the last two took at least SETTLED of the faster of the
-two before. It ends after MOST steps in any case: the steps of such a program never settle, and all are shown.
+The first steps compile, tune, allocate and fill caches. The steps themselves show how long that lasts. It ends when
+steps stop becoming faster: the faster of the last two took at least SETTLED of the faster of the two before. It ends
+after MOST steps in any case: the steps of such a program never settle, and all are shown.
 Its steps have a name of their own, so that no figure of later steps contains them.
 """
 

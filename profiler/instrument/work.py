@@ -279,7 +279,7 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
-    """Whether the weights in `module` itself can be so many numbers. Those of a low-rank product are fewer."""
+    """Whether the weights in `module` itself can hold this many numbers. Those of a low-rank product are fewer."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:

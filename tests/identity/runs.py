@@ -60,7 +60,7 @@ def missing_packages(program: Path) -> list[str]:
     return sorted(name for name in names - own - sys.stdlib_module_names if find_spec(name) is None)
 
 
-#: A frame of a traceback in which torch calls a module. It has two lines for that, and runs the other one if watched.
+#: torch's frame of a module's call in a traceback. torch has two lines for that, and runs the other one if watched.
 _CALL_IN_TORCH = re.compile(r'  File ".*", line \d+, in _wrapped_call_impl\n    return self\._.*\n +\^+\n')
 
 

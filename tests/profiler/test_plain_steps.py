@@ -736,7 +736,7 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(runtime)), one_in_two())
     source = None
     for second in range(1, 31):
-        for _ in range(4):  # of fewer than 20 recorded steps in the window, what lies in them would be of all
+        for _ in range(4):  # with fewer than 20 recorded steps in the window, bricks would be of all steps
             with profiler.step("decode", tokens=3), profiler.brick("a"):
                 clock.sleep_us(100 if second < 15 else 400)
         source = source or source_of(runtime)

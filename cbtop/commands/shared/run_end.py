@@ -53,7 +53,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int) -> Iterator[
     seen: set[int] = set()
     while True:
         events = poll.poll(timeout)
-        # What a process that has ended wrote before that is in the FIFO by now.
+        # Everything that an ended process wrote is in the FIFO by now.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):

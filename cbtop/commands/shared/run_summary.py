@@ -19,13 +19,13 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.model import SourceView
 
-MAX_RECORDS = 1 << 17  # the newest of a ring: to add up so many takes 0.1 s
+MAX_RECORDS = 1 << 17  # the newest of a ring: adding them up takes 0.1 s
 WARM_UP_STEPS = 3  # the first call allocates, compiles or reads from disk
 MIN_STEPS = 10  # of fewer, all are shown
 
 
 class SteadySource(Source):
-    """A ring that is read once, from where the process was warm: the last ten seconds at most."""
+    """A ring that is read once, from the end of the warm-up: the last ten seconds at most."""
 
     def _count(self, batch: Batch) -> None:
         if not self._received and len(batch.node):

@@ -246,7 +246,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    us, of_what = row.exclusive_us_per_token, " a token"  # without what runs inside, as the share beside it
+    us, of_what = row.exclusive_us_per_token, " a token"  # without what runs inside, as the share is
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (

@@ -14,7 +14,7 @@ MISSING_PERCENT = 20.0  # of the time: in steps, but without a processor
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
-    """The shares (%) of the last seconds in which steps ran, the process had a processor, and all processors worked.
+    """Three shares (%) of the last seconds: steps ran, the process had a processor, all processors worked.
 
     None if any of them is not known, or if the process uses a GPU: it may wait for that.
     """
@@ -64,7 +64,7 @@ def _find(view: SourceView) -> Finding | None:
 STARVED = Rule(
     id="starved",
     severity=Severity.WARNING,
-    means="Other programs use the machine's processors. How long steps and bricks take says little of the code.",
+    means="Other programs use the machine's processors. Times of steps and bricks say little about the code.",
     fires=f"The machine's processors are {BUSY_PERCENT:g} % busy or more, and the process has a processor for "
     f"{MISSING_PERCENT:g} % less of the time than its steps take. Not of a process on a GPU. Verdicts about kinds of "
     "steps and outliers are withheld then.",

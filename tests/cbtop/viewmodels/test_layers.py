@@ -184,7 +184,7 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
 
 @pytest.mark.parametrize("steps", [20, 60, 200])
 def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: int, runtime: Path) -> None:
-    """Each call waits for a processor with a probability of a half, for as long as it runs twice over."""
+    """Half of the calls wait for a processor, for twice the time that they run."""
     chance, found = random.Random(steps), 0
     for trial in range(20):
         clock = Clock()

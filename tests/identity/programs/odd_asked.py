@@ -1,4 +1,4 @@
-"""What a watcher might ask of a model or its arguments changes the program: it draws, loads, creates or records."""
+"""Reading attributes of a model or its arguments changes the program: it draws, loads, creates or records."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Noisy(nn.Module):
 
 
 class Made(defaultdict):
-    """A config that creates what it is asked for."""
+    """A config that creates each attribute that is read."""
 
     def __init__(self):
         super().__init__(Made)
@@ -70,7 +70,7 @@ class LazyBatchOfDict(dict):
 
 
 class Lazy:
-    """Loads itself when it is asked what class it has, as proxies of web frameworks do."""
+    """Loads itself when its class is read, as proxies of web frameworks do."""
 
     @property
     def __class__(self):

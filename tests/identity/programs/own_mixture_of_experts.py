@@ -1,4 +1,4 @@
-"""A mixture of experts routes tokens to experts, some of which are not called in a step."""
+"""A mixture of experts routes tokens to some experts in each step."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""What a module answers, and to whom, while its calls are replaced."""
+"""The answers of a module while its calls are replaced."""
 
 from __future__ import annotations
 

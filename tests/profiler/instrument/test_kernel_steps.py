@@ -65,7 +65,7 @@ class Host:
             self.world.pass_time(10_000_000)
 
     def steps(self) -> list[list[tuple[str, int, int]]]:
-        """Of each recorded step what was recorded: kind and name, duration and elements; the step itself last."""
+        """The records of each recorded step: name, duration and elements. The step itself is the last one."""
         nodes = {node.id: node for node in self.memory.said if isinstance(node, Node)}
         found: list[list[tuple[str, int, int]]] = [[]]
         for tag, start_ns, end_ns, elements in self.memory.records:

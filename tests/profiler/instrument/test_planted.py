@@ -19,7 +19,7 @@ from tests.profiler.instrument.tiny import Layer, Stack, model_of, torch, words
 from tests.profiler.memory import Memory
 
 ROOT = str(Path(cbtop.__file__).parent)
-#: The functions that stand in for the host's and hold the guard: they call the host's own function, or guard another.
+#: The functions with the guard: they call the host's own function, or guard another one.
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
@@ -28,12 +28,12 @@ GUARDS = {
     "_scores.<locals>.process_scores",
     "_chosen.<locals>.is_done",
     "ModelSteps.ask",
-    # These stand in for the host's in C, if that is compiled:
+    # C code replaces these, if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
 }
-EACH = 9  # of the functions, one in so many by default
+EACH = 9  # by default one function in EACH
 
 
 class PlantedError(Exception):

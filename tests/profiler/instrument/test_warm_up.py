@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 def warm_up_of(durations_ms: list[float]) -> int:
-    """How many of the steps belong to the warm-up."""
+    """The number of steps of the warm-up."""
     warm_ups = WarmUps()
     names = []
     for duration_ms in durations_ms:
