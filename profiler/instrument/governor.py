@@ -175,7 +175,6 @@ class Governor:
     """Decides which steps are recorded; `every`: one in so many."""
 
     __slots__ = (
-        "_allowed_percent",
         "_announce",
         "_begun",
         "_early",
@@ -191,6 +190,7 @@ class Governor:
         "_recent_ns",
         "_recorded",
         "_seen",
+        "allowed_percent",
         "allowed_share",
         "every",
         "floor",
@@ -201,7 +201,7 @@ class Governor:
     )
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
-        self._allowed_percent = allowed_percent
+        self.allowed_percent = allowed_percent
         self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # whose steps are all plain, or recorded by kernel_steps.py
@@ -287,7 +287,7 @@ class Governor:
         """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
         if not self._has_announced and not self.models_by_kernels:
             self._has_announced = True
-            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+            self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
         self.has_looked = False
         if name.endswith(WARM_UP):
             return
@@ -321,6 +321,11 @@ class Governor:
                     del kind.waiting[0]
         if self._seen >= self._look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
+
+    def last_plain_ns(self, name: str, model: str) -> int | None:
+        """Return the time of the last plain step of a kind; None if there was none."""
+        kind = self._kinds.get((name, model))
+        return None if kind is None else kind.plain_ns
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
         """A step that a device timed has ended, in the order of its work: none runs beside it."""
@@ -357,7 +362,7 @@ class Governor:
             return  # what those cost, kernel_steps.py says
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
-            self._announce(Sampling(self.every, None, None, None, self._allowed_percent))
+            self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
             return
         own = median_of(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
@@ -370,7 +375,7 @@ class Governor:
         self.every = every = min(MOST_EVERY, max(1, every))
         # Noise may make recorded steps seem faster than plain ones: a cost is never below zero.
         low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
-        self._announce(Sampling(every, middle, low, high, self._allowed_percent))
+        self._announce(Sampling(every, middle, low, high, self.allowed_percent))
 
 
 def _model_in(key: object) -> str:

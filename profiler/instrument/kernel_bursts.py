@@ -48,7 +48,7 @@ new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
-_one_at_a_time = threading.Lock()  # CUPTI has one owner in a process
+one_at_a_time = threading.Lock()  # CUPTI has one owner in a process
 _here: dict[int, Recording] = {}  # the step of a burst that each thread is in
 _is_left_on = False
 
@@ -93,7 +93,7 @@ class Recording:
         finally:
             _here.pop(get_ident(), None)
             _is_left_on |= self.window.is_left_on
-            _one_at_a_time.release()
+            one_at_a_time.release()
         if error is None:
             self.bursts.recorded(self.step)
         else:
@@ -173,18 +173,18 @@ class Bursts:
         if not is_on_cuda():
             self.refuse(CuptiError("its model does not lie on a CUDA device", State.NOT_ON_CUDA))
             return None
-        if torch.cuda._is_in_bad_fork() or not _one_at_a_time.acquire(blocking=False):
+        if torch.cuda._is_in_bad_fork() or not one_at_a_time.acquire(blocking=False):
             return None
         try:
             window = Window(new_cupti(), new_driver(), has_calls=has_calls)
-            recording = Recording(self, window, step, _stream())
+            recording = Recording(self, window, step, stream_here())
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
             if around is not None:  # it would be longer than others
                 around.cancel()
         except BaseException as error:
-            _one_at_a_time.release()
+            one_at_a_time.release()
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
@@ -288,7 +288,8 @@ def recording_here() -> Recording | None:
     return _here.get(get_ident()) if _here else None
 
 
-def _stream() -> int:
+def stream_here() -> int:
+    """Return the current stream of the current device."""
     return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
 
 

@@ -42,7 +42,6 @@ class KernelSteps:
     def __init__(self, steps: Any) -> None:
         self._steps = steps  # the ModelSteps of the model
         self._bursts = bursts_of(steps.profiler)
-        self.due_ns = 0  # on the host's clock; C code reads what `steps.kernels_due_ns` says
         self.has_failed = False
         self.is_running = False
         self.burst = KernelBurst()
@@ -59,25 +58,24 @@ class KernelSteps:
 
     def is_due(self, now_ns: int) -> bool:
         """Whether the step that begins now is to be recorded."""
-        return now_ns >= self.due_ns and not self.has_failed
+        return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
     def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
         """Record the step of that key, which begins; None if it cannot be."""
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
-        kind = self._governor._kinds.get((call.phase, self._steps.model))
-        plain_ns = None if kind is None else kind.plain_ns
+        plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
         if plain_ns is None or torch.cuda._is_in_bad_fork() or not kernel_bursts.is_on_cuda():
             return None
-        if torch.cuda.is_current_stream_capturing() or not kernel_bursts._one_at_a_time.acquire(blocking=False):
+        if torch.cuda.is_current_stream_capturing() or not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return None
         try:
             window = Window(kernel_bursts.new_cupti(), kernel_bursts.new_driver(), has_calls=True)
-            recording = Recording(self, window, key, kernel_bursts._stream())
+            recording = Recording(self, window, key, kernel_bursts.stream_here())
             window.begin()
             kernel_bursts.enter_here(recording)
         except BaseException as error:
-            kernel_bursts._one_at_a_time.release()
+            kernel_bursts.one_at_a_time.release()
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
@@ -108,7 +106,7 @@ class KernelSteps:
         say(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
 
     def _pause(self, pause_ns: int) -> None:
-        self.due_ns = self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
+        self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
     def _count(self, ended_ns: int) -> None:
         """Take what the window cost, and let the next one be due when that is within the share."""
@@ -131,7 +129,7 @@ class KernelSteps:
         if self._windows >= LEAST_WINDOWS:
             low, middle, high = median_of(sorted(self._costs_ns))
             ends = percent, percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
-        profiler.announce(Sampling(every, *ends, governor._allowed_percent))
+        profiler.announce(Sampling(every, *ends, governor.allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:
                 self._bursts.announce(_together(self._kept))

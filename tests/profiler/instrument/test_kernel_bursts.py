@@ -242,7 +242,7 @@ def test_modules_and_what_times_them_are_afterwards_as_they_were(world: World, h
     assert not capturing.captures
     assert steps.swapped_in == swapped_in
     assert not kernel_bursts._here
-    assert not kernel_bursts._one_at_a_time.locked()
+    assert not kernel_bursts.one_at_a_time.locked()
 
 
 def test_a_call_that_fails_ends_its_step_of_the_burst(world: World, host: Host) -> None:
@@ -258,7 +258,7 @@ def test_a_call_that_fails_ends_its_step_of_the_burst(world: World, host: Host) 
         host.call()
     assert host.state() is State.DONE
     assert world.owner is None
-    assert not kernel_bursts._one_at_a_time.locked()
+    assert not kernel_bursts.one_at_a_time.locked()
     host.model.__class__ = was
     host.call()
 
