@@ -528,6 +528,10 @@ class BrickProfiler:
     def _device_paths(self) -> list[DevicePath]:
         return [*self._model_paths, *([] if self._device_path is None else [self._device_path])]
 
+    def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
+        """Whether the replay of a captured graph that begins now is recorded."""
+        return self._is_sampled(key)
+
     def _is_sampled(self, key: object) -> bool:
         """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
         if self.sample_every <= 1 or not self._enabled:

@@ -97,16 +97,16 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     every = BrickProfiler()
     attach(model, governed)
     attach(another, every)
-    default, striped = Engine(model, batch).capture(), Engine(another, batch).capture()
+    default, everywhere = Engine(model, batch).capture(), Engine(another, batch).capture()
     nodes = len(captured_graphs._devices[0].device.driver.nodes(captured_graphs._graphs[default.graph].clone))
-    took = {"default": build_bytes(default), "every step": build_bytes(striped)}
+    took = {"default": build_bytes(default), "every step": build_bytes(everywhere)}
     plain = torch._C._CUDAGraph.replay
     kinds: dict[str, tuple[Engine, Callable[[], None]]] = {
         "bare": (default, lambda: plain(default.graph)),
         "bare again": (default, lambda: plain(default.graph)),
-        "bare, another": (striped, lambda: plain(striped.graph)),
+        "bare, another": (everywhere, lambda: plain(everywhere.graph)),
         "default": (default, default.step),
-        "every step": (striped, striped.step),
+        "every step": (everywhere, everywhere.step),
         "layers alone": (default, with_layer_stamps(default)),
         "event nodes": (eventful, lambda: plain(eventful.graph)),
     }

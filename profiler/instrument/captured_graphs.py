@@ -20,8 +20,8 @@ Rules
 - What the stamps inside cost is how much longer such replays take than the others (stamp_cost.py), and is taken off,
   stretch by stretch. Until that is known nothing is recorded. In a graph of few stamps the time from the stamp before
   it to its begin would tell: there the replay that is compared runs a clone, too, with stamps at its ends alone.
-- What lies between bricks is named "Other kernels": the books close. Where every step is recorded, the bricks of
-  each layer are looked at in one step of STRIPES, and are "Bricks of another turn" in the others.
+- What lies between bricks is named "Other kernels": the books close. If every step is recorded, COPIES of the clone
+  take turns, because the host may be ahead of its device.
 - Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
   numbers, or two models are called in, is left alone, and so is one where anything of ours fails: that is said in one
   line, and the host's own replay runs.
@@ -63,10 +63,10 @@ from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
 from cbtop.profiler.steps import Step
 from cbtop.protocol import clock
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.protocol.vocabulary import NodeKind
 
 FEW_STAMPS = 200  # inside: of less, what a launch takes (10 us) would be 0.05 us and more each
-STRIPES = 4  # where every step is recorded, the bricks of a layer are looked at in one of so many
+COPIES = 4  # of a clone with stamps, if every step is recorded
 PLAIN_EVERY = 64  # replays with stamps and none without: the next has none, and beside it what they cost is seen
 FIRST_PLAIN = 8  # as long as that is not known; where every step is recorded, the next
 MOST_HELD = 256  # replays, until what stamps cost is known
@@ -76,10 +76,6 @@ MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
 SAMPLE = "a sample"  # in the name of steps, where only those that are recorded are counted
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
-
-ANOTHER_TURN = BrickDefinition(
-    "Bricks of another turn", BrickCategory.OTHER, backend="torch on cuda", label="not looked into in this step"
-)
 
 
 # --- what a capture has told ------------------------------------------------------------------------------------
@@ -98,11 +94,10 @@ class Stretch:
 
 
 class Plan:
-    """Which places of a graph are stamped in one variant, and what lies between them."""
+    """Which places of a graph are stamped, and what lies between them."""
 
-    def __init__(self, shape: Shape, spans: list[Span], stripe: int | None) -> None:
+    def __init__(self, shape: Shape, spans: list[Span]) -> None:
         self._shape = shape
-        self._stripe = stripe
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # by number of place
         self.left_out = 0  # calls of which a stamp may not tell
         first, last = shape.places[START], shape.places[shape.end]
@@ -140,18 +135,11 @@ class Plan:
                 self._found.append(((*keys, OTHER), at, first, 0))
             key = span.key
             is_layer = isinstance(key, tuple)
-            if not is_layer or self._is_looked_into(key):
-                self._walk(span.inside, (*keys, key), first, last, names_gaps=is_layer)
-            elif span.inside:
-                self._found.append(((*keys, key, ANOTHER_TURN), first, last, 0))
+            self._walk(span.inside, (*keys, key), first, last, names_gaps=is_layer)
             self._found.append(((*keys, key), first, last, span.elements))
             at, some = last, True
         if names_gaps and some and at < end:
             self._found.append(((*keys, OTHER), at, end, 0))
-
-    def _is_looked_into(self, layer: Hashable) -> bool:
-        assert isinstance(layer, tuple)
-        return self._stripe is None or layer[1] % STRIPES == self._stripe
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
@@ -232,10 +220,13 @@ class CapturedGraph:
         if capture.why_not:
             self.leave_alone(capture.why_not)
 
-    def _is_dropped_with(self, _: object) -> None:
-        """The host's graph is no more, nor is the clone: NCCL ends only when no graph holds its kernels."""
+    def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The host's graph is no more, nor is the clone: NCCL ends only when no graph holds its kernels.
+
+        As the interpreter ends, the names of this module may be gone already.
+        """
         self._on.drop(self)
-        if not captures and not sys.is_finalizing():
+        if not is_finalizing() and not captures:
             settle(False)
 
     def leave_alone(self, why: str) -> None:
@@ -383,7 +374,7 @@ class CapturedGraph:
     def _is_recorded(self, step: Any) -> bool:
         """Whether this replay is; it lies in `step`, or is one."""
         if step is None:
-            is_sampled = self.profiler._is_sampled(self._key) or self._is_due
+            is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
             is_sampled = bool(step.model == self.steps.model)  # else it is another model's
@@ -426,17 +417,16 @@ class CapturedGraph:
             self.leave_alone(f"{MAX_STAMPED} others are")
             return False
         shape = Shape.of(on.device.driver, self.clone)
-        stripes: list[int | None] = [*range(STRIPES)] if self._is_every else [None]
-        for stripe in stripes:
-            plan = Plan(shape, self._spans, stripe)
-            if not any([isinstance(stretch.keys[-1], BrickDefinition) for stretch in plan.stretches]):
-                self.leave_alone("no call of a brick was seen between its nodes")
-                return False
-            if plan.left_out:
-                say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
+        plan = Plan(shape, self._spans)
+        if not any([isinstance(stretch.keys[-1], BrickDefinition) for stretch in plan.stretches]):
+            self.leave_alone("no call of a brick was seen between its nodes")
+            return False
+        if plan.left_out:
+            say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
+        for _ in range(COPIES if self._is_every else 1):
             self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
-            if len(plan.places) < FEW_STAMPS and self._ends is None:
-                self._ends = StampedGraph(on.device, self.clone, [plan.places[0], plan.places[-1]], stream)
+        if len(plan.places) < FEW_STAMPS:
+            self._ends = StampedGraph(on.device, self.clone, [plan.places[0], plan.places[-1]], stream)
         return True
 
     def _put_on_device(self, span: Span) -> None:

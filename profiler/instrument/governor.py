@@ -52,6 +52,7 @@ LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision t
 LOOK_TIMES = 2_000  # as long as a decision takes
 LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
 MAX_KINDS = 64
+REPLAYED = "replayed"  # in the key of steps that are replays: they are counted apart from others of their name
 Z_95 = 1.96
 USED = 0.8  # of the share allowed
 LEAST_USED = 0.2  # of it, by recording, where plain steps use up the rest
@@ -227,10 +228,17 @@ class Governor:
 
     def is_sampled(self, key: object) -> bool:
         """Whether the step of kind `key` that begins now is recorded."""
-        number = self._begun.get(key)
         if self.models_by_kernels and _model_in(key) in self.models_by_kernels:
-            self._begun[key] = (number or 0) + 1
+            self._begun[key] = self._begun.get(key, 0) + 1
             return False
+        return self._is_next_sampled(key)
+
+    def is_replay_sampled(self, key: tuple[object, ...]) -> bool:
+        """Whether the replay of a captured graph that begins now is recorded; also of a model recorded by kernels."""
+        return self._is_next_sampled((*key, REPLAYED))
+
+    def _is_next_sampled(self, key: object) -> bool:
+        number = self._begun.get(key)
         if number is None:
             early = self._early.get(key)
             if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
@@ -358,7 +366,7 @@ class Governor:
         self._recent_ns /= 2
         for kind in kinds:
             kind.recent /= 2
-        if cost is None and self.models_by_kernels:
+        if cost is None and self.models_by_kernels and not self._recorded:
             return  # what those cost, kernel_steps.py says
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
@@ -422,6 +430,9 @@ class GovernedProfiler(BrickProfiler):
 
     def _is_sampled(self, key: object) -> bool:
         return self.governor.is_sampled(key)
+
+    def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
+        return self.governor.is_replay_sampled(key)
 
     def _after_fork(self) -> None:
         self.governor.forget()
