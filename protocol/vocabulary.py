@@ -112,6 +112,7 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 
 
 WARM_UP = " (warm-up)"  # ends the name of a step that came before the steps of its kind had settled
+SAMPLE = ", a sample"  # ends the name of steps of which only those that were recorded are counted
 LAUNCHES = ": launches"  # ends the backend of what runs on a device and is timed by the host
 
 

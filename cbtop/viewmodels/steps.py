@@ -13,7 +13,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind, is_warm_up
+from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
 from cbtop.viewmodels.on_demand import Later
@@ -31,9 +31,17 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
     ended.sort(key=lambda step: is_warm_up(step.name))
     in_others = _names_in_others(record.nodes) if record.leaves_steps_out else set()
 
+    names = {display_name(step) for step in ended}
+
     def is_sample(step: Node) -> bool:
-        """Where none was plain, others may have left nothing (llama.cpp's do); those in a plain one leave nothing."""
-        is_known = record.stats.rare("plain", (step.id,)) and display_name(step) not in in_others
+        """Where none was plain, others may have left nothing (llama.cpp's do); those in a plain one leave nothing.
+
+        Once steps of a name become a sample, those before it are not all of them either.
+        """
+        name = display_name(step)
+        if name.endswith(SAMPLE) or name + SAMPLE in names:
+            return True
+        is_known = record.stats.rare("plain", (step.id,)) and name not in in_others
         return record.leaves_steps_out and not is_known
 
     tokens = record.stats.column("elements")

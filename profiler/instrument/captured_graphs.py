@@ -63,7 +63,7 @@ from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import device_of, work_of
 from cbtop.profiler.steps import Step
 from cbtop.protocol import clock
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
 FEW_STAMPS = 200  # inside: of less, what a launch takes (10 us) would be 0.05 us and more each
 COPIES = 4  # of a clone with stamps, if every step is recorded
@@ -73,7 +73,6 @@ MOST_HELD = 256  # replays, until what stamps cost is known
 MOST_WAITING = 1024  # replays of a graph, until the device is through and the step that they lie in has ended
 ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
-SAMPLE = "a sample"  # in the name of steps, where only those that are recorded are counted
 WAIT_S = 1.0  # for the device, where the books are closed
 NAP_S = 1e-3
 
@@ -528,7 +527,7 @@ class CapturedGraph:
         if step is not None:
             step.told(parts)
         else:
-            name = self.phase if launch.is_of_all else f"{self.phase}, {SAMPLE}"
+            name = self.phase if launch.is_of_all else f"{self.phase}{SAMPLE}"
             self._record_step(name, begun_ns, at[-1], parts)
 
     def _record_step(self, name: str, begun_ns: int, ended_ns: int, parts: list[Part] | None) -> None:

@@ -166,3 +166,17 @@ def test_a_rate_of_which_records_were_lost_is_at_least_that_in_the_report_as_in_
     profiler.close()
     assert view.loss.lost > 0
     assert re.search(r", ≥[\d,]+ tokens/s", REPORTS["text"]([view], [], None))
+
+
+def test_steps_of_which_only_some_are_counted_later_have_no_rate(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 20), sample_every=2)
+    for name in ("decode", "decode", "decode", "decode, a sample", "decode, a sample"):
+        with profiler.step(name, tokens=1), profiler.brick("a"):
+            clock.sleep_us(10)
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert [(steps.phase, steps.tokens_per_sec, steps.is_sample) for steps in view.phases] == [
+        ("decode", None, True),
+        ("decode, a sample", None, True),
+    ]
