@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.diff import add_anyway_argument
+from cbtop.commands.run import recorded_overhead
 from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import one_of
 from cbtop.commands.shared.numbers import count
@@ -335,8 +336,8 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
-    """A run of the command after --, of whose torch models every step is recorded."""
-    under = [sys.executable, "-m", "cbtop", "run", "--overhead", "100%", "--"]
+    """A run of the command after --, recorded as `cbtop run --record` does."""
+    under = [sys.executable, "-m", "cbtop", "run", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 

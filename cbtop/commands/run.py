@@ -50,13 +50,14 @@ with a sitecustomize first on PYTHONPATH keeps Python from it: append that direc
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
         "PERCENT", None,
-        "how much slower its models' steps may become, at most (default: 3%%, with --record 100%%; 100%%: record "
-        "every step)",
+        "how much slower its models' steps may become, at most (default: 3%%, with --record 100%% where there is no "
+        "NVIDIA GPU; 100%%: record every step)",
     ),
     "--record": ("FILE", None, "record it and what begins while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
 QUIET = "--quiet"
-DEFAULT_OVERHEAD, DEFAULT_OVERHEAD_RECORDED = "3%", "100%"
+DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # either is there if a process may have a GPU
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
 MAX_MARK_CHARS = 80
@@ -339,8 +340,17 @@ def _say(line: str) -> None:
 def _allowed(overhead: str | None, record: str | None) -> float:
     """The overhead allowed, in percent. Raises UsageError if `overhead` is not a valid one."""
     if overhead is None:
-        overhead = DEFAULT_OVERHEAD if record is None else DEFAULT_OVERHEAD_RECORDED
+        overhead = DEFAULT_OVERHEAD if record is None else recorded_overhead()
     return _percent(overhead)
+
+
+def recorded_overhead() -> str:
+    """Return the overhead that a recording may have by default: every step is recorded where that tells the truth.
+
+    Of an eager model on a GPU every step could be timed by stamps alone, which make it wait for the host. Within the
+    default overhead its steps are recorded by their kernels.
+    """
+    return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 
 
 def _percent(text: str) -> float:

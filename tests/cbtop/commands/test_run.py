@@ -263,10 +263,15 @@ def test_before_the_command_begins_little_is_loaded(runtime: Path) -> None:
     assert {name for name in loaded if not name.startswith(("cbtop", "_"))} <= {"errno", "fcntl", "struct"}
 
 
-def test_it_may_cost_three_percent_and_a_recording_has_every_step_unless_overhead_is_given() -> None:
+@pytest.mark.parametrize(("has_gpu", "of_a_recording"), [(False, 100), (True, 3)])
+def test_a_recording_has_every_step_unless_a_gpu_is_there_or_a_share_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, of_a_recording: int
+) -> None:
+    driver = tmp_path if has_gpu else tmp_path / "none"
+    monkeypatch.setattr(run_command, "NVIDIA_DRIVERS", (str(driver),))
     for words, allowed in {
         "-- python": 3,
-        "--record r.cbtop -- python": 100,
+        "--record r.cbtop -- python": of_a_recording,
         "--record r.cbtop --overhead 2% -- python": 2,
         "--overhead 1% -- python": 1,
     }.items():
