@@ -113,6 +113,10 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 
 WARM_UP = " (warm-up)"  # ends the name of a step that came before the steps of its kind had settled
 SAMPLE = ", a sample"  # ends the name of steps of which only those that were recorded are counted
+# Ends the backend of a model on a GPU that is recorded by its kernels.
+BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
+# Follows BY_KERNELS if nothing that came before could run on the GPU in most of these steps.
+IDLE_BEFORE = ", the GPU idle as it began"
 LAUNCHES = ": launches"  # ends the backend of what runs on a device and is timed by the host
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cbtop.profiler.books import Beside, Books
+from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.model import BesideView, BooksView, NamedTime
 
+# Of a step recorded by its kernels: the time in which none of them ran.
+GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
-def books_view(books: Books | None) -> BooksView | None:
-    """The books in µs; None for a process without steps."""
+
+def books_view(books: Books | None, measured: str = "") -> BooksView | None:
+    """The books in µs; None for a process without steps. `measured`: how, as the manifest's backend says it."""
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
+    gaps_ns = dict(books.gaps_ns)
+    if BY_KERNELS in measured and unattributed_ns > 0:
+        name = GPU_WAITED if BY_KERNELS + IDLE_BEFORE in measured else NOT_ITS_KERNELS
+        gaps_ns[name], unattributed_ns = unattributed_ns, 0
     return BooksView(
         wall_us=books.wall_ns / 1e3,
         bricks_us=books.bricks_ns / 1e3,
-        gaps=_named(books.gaps_ns.items()),
-        gaps_us=sum(books.gaps_ns.values()) / 1e3,
+        gaps=_named(gaps_ns.items()),
+        gaps_us=sum(gaps_ns.values()) / 1e3,
         unattributed_us=unattributed_ns / 1e3,
         residual_percent=100 * unattributed_ns / books.wall_ns if books.wall_ns else None,
         open_us=books.open_ns / 1e3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cbtop.profiler.books import INNER_STEPS
+from cbtop.viewmodels.books import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.model import NamedTime, SourceView
 
 # An instrumented decoder leaves some percent between its bricks; a quarter is more than most single bricks take.
@@ -28,7 +29,7 @@ def not_instrumented(view: SourceView) -> NotInstrumented | None:
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
         return None
-    parts = [gap for gap in books.gaps if gap.name != INNER_STEPS and gap.us]
+    parts = [gap for gap in books.gaps if gap.name not in (INNER_STEPS, GPU_WAITED, NOT_ITS_KERNELS) and gap.us]
     if books.unattributed_us:
         parts.append(NamedTime("in no layer", books.unattributed_us))
     share = 100 * sum(part.us for part in parts) / books.wall_us

@@ -132,7 +132,7 @@ def source_view(
         roofline=Later(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
         graph=Later(lambda: parts.graph[0]),
         layer_times=Later(lambda: layers_view(parts.totals)),
-        books=books_view(books_of(parts.totals, parts.whole)),
+        books=books_view(books_of(parts.totals, parts.whole), manifest.backend if manifest else ""),
         outside=Later(lambda: parts.outside),
         loss=loss_view(record),
         checks=checks,

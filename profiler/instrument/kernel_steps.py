@@ -2,7 +2,8 @@
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. So a
 step is recorded as CUPTI sees it: a brick takes as long as its kernels together, and the step takes as long as the
-plain step before it, or as its kernels if these take longer. The rest is time when the device waited.
+plain step before it, or as its kernels if these take longer. If the device was idle as the step began, the rest is
+time when it waited. Else it may have run what came before.
 
 Rules
 - All other steps are plain. The step that CUPTI records counts once, by this record.
@@ -27,11 +28,12 @@ from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, burs
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
+from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # that the figure of their cost needs
-MEASURED = "kernels by CUPTI, a recorded step as long as the plain one before it"
+MOSTLY = 0.8  # of the steps
 KEPT = 3  # windows: the graph shows their kernels
 TOLD_EVERY = 8  # windows
 
@@ -48,6 +50,8 @@ class KernelSteps:
         self._kept: deque[KernelBurst] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
+        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # whether the device was, as the steps began
+        self._said = ""  # of how the times come about
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
@@ -70,8 +74,10 @@ class KernelSteps:
         if torch.cuda.is_current_stream_capturing() or not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return None
         try:
-            window = Window(kernel_bursts.new_cupti(), kernel_bursts.new_driver(), has_calls=True)
-            recording = Recording(self, window, key, kernel_bursts.stream_here())
+            driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
+            self._were_idle.append(driver.is_done(stream))
+            window = Window(kernel_bursts.new_cupti(), driver, has_calls=True)
+            recording = Recording(self, window, key, stream)
             window.begin()
             kernel_bursts.enter_here(recording)
         except BaseException as error:
@@ -116,8 +122,7 @@ class KernelSteps:
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
         self._windows += 1
-        if self._windows == 1:
-            self._steps.measured(MEASURED)
+        self._say_measured()
         share = governor.allowed_share if self._windows >= FLOOR else max(governor.allowed_share, FLOOR_SHARE)
         pause_ns = round(paid_ns / (USED * share))
         self._pause(min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns)))
@@ -135,6 +140,14 @@ class KernelSteps:
                 self._bursts.announce(_together(self._kept))
             except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
                 ours(error, "kernels are not in the graph")
+
+    def _say_measured(self) -> None:
+        how = BY_KERNELS
+        if self._windows >= LEAST_WINDOWS and sum(self._were_idle) >= MOSTLY * len(self._were_idle):
+            how += IDLE_BEFORE
+        if how != self._said:
+            self._said = how
+            self._steps.measured(how)
 
     def _record(self, step: Hashable, burst: KernelBurst) -> None:
         self._kept.append(burst)

@@ -21,6 +21,7 @@ from cbtop.protocol.messages import (
     CheckResult,
     Compilation,
     HostHello,
+    Manifest,
     Message,
     SourceCatalog,
     StatsUpdate,
@@ -57,7 +58,9 @@ class Decoding:
     cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one step of so many
     reduce_us: float = 0.0  # in each layer, until all ranks are there
     gap_us: float = GAP_US
+    rest_us: float = 0.0  # of a step, in none of its layers and bricks
     between_us: float = 200.0  # steps
+    measured: str = ""  # how, as its manifest says it
     cached: Callable[[int], int] | None = None  # positions before step number n, which the process says
     sequences: Callable[[int], int] | None = None  # that step number n works on, likewise
     tokens: Callable[[int], int] = lambda _step: 1
@@ -109,6 +112,8 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
     profiler = BrickProfiler(clock_ns=clock, recorder=recorder, sample_every=plan.sample_every)
     for announced in (Activity(""), *plan.ceilings, *plan.checks):
         profiler.announce(announced)
+    if plan.measured:
+        profiler.announce(Manifest("made", "made", plan.measured, "F32", 1, LAYERS, 64, 256, 1_000, 4_000))
     bricks = {name: _brick(name, plan) for name in (*IN_LAYERS, "LmHead")}
     waiting = {name: launch_bound(definition) for name, definition in bricks.items()}
 
@@ -143,6 +148,7 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                             clock.sleep_us(plan.reduce_us)
                     clock.sleep_us(plan.gap_us * factor)
             brick("LmHead", LM_HEAD_US * factor)
+            clock.sleep_us(plan.rest_us)
             if step in plan.compiles_at:
                 compile_ns = clock()
                 clock.sleep_us(500_000)

@@ -16,7 +16,7 @@ import pytest
 from cbtop.commands.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
-from cbtop.protocol.vocabulary import WARM_UP
+from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
 from cbtop.reports import REPORTS
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
@@ -85,6 +85,24 @@ def test_of_a_recorded_run_only_what_was_wrong_is_said(views: dict[str, SourceVi
 def test_a_layer_far_ahead_of_another_odd_one_is_found(tmp_path: Path) -> None:
     (verdict,) = run(tmp_path, Decoding(layer_factor={0: 1.6, 5: 5.0})).one().verdicts
     assert (verdict.id, verdict.about.name) == ("odd-layer", "Layer 5")
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "gap"),
+    [
+        (BY_KERNELS + IDLE_BEFORE, ["launch-bound"], "GPU waited"),
+        (BY_KERNELS, [], "GPU waited, or ran what came before"),
+        ("torch", [], None),
+    ],
+)
+def test_a_gpu_is_said_to_wait_only_if_it_was_idle_as_steps_began(
+    tmp_path: Path, measured: str, expected: list[str], gap: str | None
+) -> None:
+    view = run(tmp_path, Decoding(rest_us=12_000, gap_us=0, measured=measured)).one()
+    assert [verdict.id for verdict in view.verdicts] == expected
+    text = REPORTS["text"]([view], ["bricks"])
+    assert ("not instrumented" in text) == (gap is None)
+    assert gap is None or f" + {gap} " in text
 
 
 def test_a_pause_before_a_process_was_found_is_no_warm_up(tmp_path: Path) -> None:
