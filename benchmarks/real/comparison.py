@@ -14,6 +14,7 @@ from benchmarks.real.names import ATTENTION_REST, BETWEEN_MODULES, FEED_FORWARD_
 MAX_RATIO = 1.03  # the default of `cbtop run --overhead`
 MAX_POINTS = 3.0
 LEAST_SHARE = 3.0  # percent: smaller bricks are not compared
+OTHER_KERNELS = ("Other kernels", "Other")  # of a GPU: those that no brick launched
 Times = dict[tuple[str, str], float]  # brick and category: microseconds
 
 
@@ -76,6 +77,8 @@ def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) 
         for row in kind["bricks"]:
             if row["name"] in timed or row["name"] not in (ATTENTION_REST, FEED_FORWARD_REST):
                 oracle[row["name"], row["category"]] += row["us"]
+        if OTHER_KERNELS in ours:
+            oracle[OTHER_KERNELS] += kind["between_us"]
         oracles.append(oracle)
     categories, bricks = _shares(ours, oracles, 1), _shares(ours, oracles, 0)
     large = [share for share in bricks if max(share.ours, share.oracle) >= LEAST_SHARE]

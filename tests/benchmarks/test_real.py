@@ -194,6 +194,15 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
     assert [share.name for share in found.bricks] == ["QkvProjection", "LayerNorm", "AttentionBlock"]
 
 
+def test_kernels_that_no_brick_launched_are_compared_with_the_oracles() -> None:
+    snapshot = {"phase": "decode", "bricks": [brick("LayerNorm", "Norm", 30), brick("Other kernels", "Other", 10)]}
+    kind = {"kind": "GPT 1, 1 positions", "bricks": [brick("LayerNorm", "Norm", 60)], "between_us": 20}
+    assert [(one.name, one.difference) for one in comparison(snapshot, [kind, kind]).bricks] == [
+        ("LayerNorm", 0),
+        ("Other kernels", 0),
+    ]
+
+
 SHARES = Comparison(
     "decode",
     "GPT 1, 1 positions",
