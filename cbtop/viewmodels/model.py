@@ -61,6 +61,16 @@ class PaceView:
     cached: float | None  # positions in the cache of a sequence before a step, mean; None where none says it
 
 
+@dataclass(frozen=True, slots=True)
+class BrickGrowth:
+    """Exclusive time of a brick in a recorded step, in the first and in the last third of a window."""
+
+    name: str
+    category: BrickCategory
+    before_us: float
+    after_us: float
+
+
 @dataclass(frozen=True)
 class StepsView:
     """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
@@ -754,6 +764,7 @@ class SourceView:
     machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
     # Of the steps shown, in the last two minutes; none of a merge.
     pace: OnDemand[tuple[PaceView, ...]] = OnDemand(())
+    brick_growth: OnDemand[tuple[BrickGrowth, ...]] = OnDemand(())  # none where the window is too short to tell
     # The mean step of each second, as the rates above; none of a merge.
     step_us_history: OnDemand[tuple[float | None, ...]] = OnDemand(())
     # Its last seconds with the baseline; None where there is none.

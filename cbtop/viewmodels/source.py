@@ -17,6 +17,7 @@ from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Ceiling, Node
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.books import beside_view, books_view
+from cbtop.viewmodels.brick_growth import brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import GraphRows, graph_rows
@@ -140,6 +141,7 @@ def source_view(
         steps_per_sec_history=steps_per_sec_history(record, steps),
         traces=Later(lambda: trace_views(record.traces.values())),
         pace=Later(lambda: pace(record, name)),
+        brick_growth=Later(lambda: brick_growth(record, name)),
         step_us_history=Later(lambda: step_us_history(record, name)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,

@@ -24,6 +24,7 @@ from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
 from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.slower_than_baseline import SLOWER_THAN_BASELINE
+from cbtop.viewmodels.verdicts.slows_down import SLOWS_DOWN
 from cbtop.viewmodels.verdicts.starved import STARVED
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
 from cbtop.viewmodels.verdicts.stuck import STUCK
@@ -48,6 +49,7 @@ VERDICTS: tuple[Rule, ...] = (
     OVER_BUDGET,
     WARM_UP,
     GROWS_WITH_CACHE,
+    SLOWS_DOWN,
     BELOW_RESOLUTION,
     ROOF_UNSURE,
     MEMORY_BOUND,

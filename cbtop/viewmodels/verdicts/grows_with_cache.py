@@ -1,18 +1,22 @@
-"""Grows with the cache: steps take longer, the more positions their caches hold."""
+"""Grows with the cache: steps take longer, the more positions their caches hold, and not every brick alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import StatisticsError, correlation, linear_regression
 
+from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import count, duration
-from cbtop.viewmodels.model import About, Evidence, PaceView, Severity, SourceView, Subject
+from cbtop.viewmodels.brick_growth import alike
+from cbtop.viewmodels.model import About, BrickGrowth, Evidence, PaceView, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # with steps: a line through fewer means proves little
 LONGER = 1.5  # times as many positions at the end as at the beginning: over less nothing else stays equal
 GROWTH = 1.2  # times as long a step: less is not worth a word
+MOST = 0.8  # of the growth: the bricks that are named
 CORRELATION = 0.9  # of the seconds' means: the cache explains four fifths of what moves them
+NOT_ATTENTION = "What grows is not attention: look at what these bricks do with what came before."
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -29,9 +33,14 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
+    if alike(view.brick_growth) is not None:  # a cache that grows does not slow every brick
+        return None
+    growing = _growing(view)
+    named = f"; it is {', '.join(one.name for one in growing)} that takes longer" if growing else ""
+    is_attention = any(one.category is BrickCategory.ATTENTION for one in growing)
     return Finding(
         f"{steps.phase} steps grow with the cache: {duration(short_us)} at {count(least)} positions, "
-        f"{duration(long_us)} at {count(most)}",
+        f"{duration(long_us)} at {count(most)}{named}",
         (
             Evidence("a position", slope_us, "µs"),
             Evidence("fewest positions", least, "positions"),
@@ -40,7 +49,20 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("step at the most", long_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
+        advice="" if is_attention or not growing else NOT_ATTENTION,
     )
+
+
+def _growing(view: SourceView) -> list[BrickGrowth]:
+    """The bricks that most of the growth lies in, the largest first."""
+    longer = [one for one in view.brick_growth if one.after_us > one.before_us]
+    growth_us = sum(one.after_us - one.before_us for one in longer)
+    found: list[BrickGrowth] = []
+    for one in longer:
+        if sum(each.after_us - each.before_us for each in found) >= MOST * growth_us:
+            break
+        found.append(one)
+    return found[:3]
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
@@ -61,11 +83,12 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
 GROWS_WITH_CACHE = Rule(
     id="grows-with-cache",
     severity=Severity.NOTE,
-    means="Attention reads the whole cache at every step: the longer the sequence, the slower the token.",
+    means="Something in a step works on all that came before, as attention reads the whole cache: the longer the "
+    "sequence, the slower the token.",
     fires=f"In {MIN_SECONDS} seconds or more with steps of the same number of tokens, the mean step follows the mean "
     f"number of cached positions (correlation {CORRELATION:g}), these grow by half or more, and a step by "
     f"{100 * GROWTH - 100:.0f} %. Of the last two minutes at most, and only where the process says how much is "
-    "cached.",
+    "cached. Not if every larger brick takes longer by the same factor.",
     advice="A smaller cache (grouped heads, a quantized one, a sliding window) or a fused attention kernel; compare "
     "runs at equal lengths.",
     find=_find,

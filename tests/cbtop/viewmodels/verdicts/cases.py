@@ -154,8 +154,11 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "over-budget": _of(Decoding(budget_us=1_100)),
     "warm-up": _of(Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)),
     "grows-with-cache": _of(
-        Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 1_000, seconds=15)
+        Decoding(
+            cached=lambda step: 100 + step, brick_factor={"AttentionScore": lambda step: 1 + step / 150}, seconds=15
+        )
     ),
+    "slows-down": _of(Decoding(step_factor=lambda step: 1 + step / 1_000, seconds=15)),
     "below-resolution": _read_every(40_000),
     "roof-unsure": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 33), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 39), ceiling("compute", 1_000)))),
@@ -183,8 +186,11 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "over-budget": _of(Decoding(budget_us=1_230)),
     "warm-up": _of(Decoding(step_factor=lambda step: 8.0 if step < 7 else 1.0, seconds=15)),
     "grows-with-cache": _of(
-        Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 4_000, seconds=15)
+        Decoding(
+            cached=lambda step: 100 + step, brick_factor={"AttentionScore": lambda step: 1 + step / 1_000}, seconds=15
+        )
     ),
+    "slows-down": _of(Decoding(step_factor=lambda step: 1 + step / 4_000, seconds=15)),
     "below-resolution": _read_every(19_000),
     "roof-unsure": _of(Decoding(ceilings=(ceiling("bandwidth", 40, 36.5), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 52), ceiling("compute", 1_000)))),

@@ -54,6 +54,7 @@ class Decoding:
     step_factor: Callable[[int], float] = usual  # on all times of step number n
     layer_factor: dict[int, float] = field(default_factory=dict)
     down_factor: float = 1.0  # on DownProjection
+    brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)  # of step number n
     cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)  # on a brick in a layer
     cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one step of so many
     reduce_us: float = 0.0  # in each layer, until all ranks are there
@@ -140,6 +141,7 @@ def _updates(directory: Path, rank: int, plan: Decoding) -> Iterator[list[Messag
                 with profiler.layer(index):
                     for each, us in IN_LAYERS.items():
                         down = plan.down_factor if each == "DownProjection" else 1.0
+                        down *= plan.brick_factor.get(each, usual)(step)
                         own = plan.layer_factor.get(index, 1.0) * plan.cell_factor.get((index, each), 1.0)
                         every = plan.cell_pauses.get((index, each), 0)
                         brick(each, us * factor * down * own + (4_000 if every and step % every == 0 else 0))

@@ -88,6 +88,23 @@ def test_a_layer_far_ahead_of_another_odd_one_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("brick", "advice"),
+    [("AttentionScore", "A smaller cache (grouped heads"), ("DownProjection", "What grows is not attention")],
+)
+def test_the_brick_that_grows_with_the_cache_is_named(tmp_path: Path, brick: str, advice: str) -> None:
+    grows = Decoding(cached=lambda step: 100 + step, brick_factor={brick: lambda step: 1 + step / 150}, seconds=15)
+    (verdict,) = run(tmp_path, grows).one().verdicts
+    assert verdict.id == "grows-with-cache"
+    assert verdict.sentence.endswith(f"; it is {brick} that takes longer")
+    assert verdict.advice.startswith(advice)
+
+
+def test_a_clock_that_falls_is_not_the_cache(tmp_path: Path) -> None:
+    falls = Decoding(cached=lambda step: 100 + step, step_factor=lambda step: 1 + step / 1_000, seconds=15)
+    assert [verdict.id for verdict in run(tmp_path, falls).one().verdicts] == ["slows-down"]
+
+
+@pytest.mark.parametrize(
     ("measured", "expected", "gap"),
     [
         (BY_KERNELS + IDLE_BEFORE, ["launch-bound"], "GPU waited"),

@@ -1,0 +1,53 @@
+"""How much longer each brick takes at the end of a window than at its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop.client.store import SourceRecord
+from cbtop.client.window import Block
+from cbtop.profiler.brick_stats import brick_stats
+from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.stats import NodeStats
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.viewmodels.model import BrickGrowth
+
+MIN_BLOCKS = 6  # seconds with recorded steps
+LEAST_SHARE = 0.05  # of the bricks' time: smaller ones tell nothing about all
+ALIKE = 0.15  # the factor of each brick is so near that of all together
+
+
+def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, ...]:
+    """The bricks of `phase`, the largest growth first; nothing if too little is known."""
+    blocks = [block for block in record.window.blocks() if block.growth.node.size]
+    if phase is None or len(blocks) < MIN_BLOCKS:
+        return ()
+    third = len(blocks) // 3
+    before, after = (_us_a_step(record, part, phase) for part in (blocks[:third], blocks[-third:]))
+    found = [BrickGrowth(*brick, before[brick], after[brick]) for brick in before.keys() & after.keys()]
+    return tuple(sorted(found, key=lambda one: one.before_us - one.after_us))
+
+
+def alike(growth: Sequence[BrickGrowth]) -> float | None:
+    """The factor by which all larger bricks take longer; None if they differ, or fewer than two are known."""
+    before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
+    larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]
+    if len(larger) < 2 or not before_us:
+        return None
+    factor = after_us / before_us
+    is_alike = all(abs(one.after_us / one.before_us / factor - 1) <= ALIKE for one in larger)
+    return factor if is_alike else None
+
+
+def _us_a_step(record: SourceRecord, blocks: Sequence[Block], phase: str) -> dict[tuple[str, BrickCategory], float]:
+    """Exclusive microseconds a recorded step of each brick, by its name and category."""
+    stats = NodeStats()
+    for block in blocks:
+        stats.count(block.growth)
+    totals = PhaseTotals.of(record.nodes, stats, phase)
+    if totals.step is None:
+        return {}
+    steps = int(totals.columns["count"][totals.step.id])
+    if not steps:
+        return {}
+    return {(one.name, one.category): one.exclusive_ns / 1e3 / steps for one in brick_stats(totals)}

@@ -1,0 +1,52 @@
+"""Slows down: every brick takes longer alike, second by second."""
+
+from __future__ import annotations
+
+from statistics import StatisticsError, correlation
+
+from cbtop.units import duration, number
+from cbtop.viewmodels.brick_growth import ALIKE, alike
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
+
+MIN_SECONDS = 8  # with steps
+SLOWER = 1.2  # times as long a step at the end of the window as at its beginning
+CORRELATION = 0.9  # of the seconds' means with time
+
+
+def _find(view: SourceView) -> Finding | None:
+    steps, factor = steps_alike(view), alike(view.brick_growth)
+    if steps is None or factor is None or factor < SLOWER:
+        return None
+    shown = pace_shown(view)
+    if len(shown) < MIN_SECONDS:
+        return None
+    try:
+        follows = correlation([-one.ago_s for one in shown], [one.us for one in shown])
+    except StatisticsError:  # all are the same
+        return None
+    if follows < CORRELATION:
+        return None
+    return Finding(
+        f"{steps.phase} steps slow down, every brick alike: {duration(shown[0].us)} at first, "
+        f"{duration(shown[-1].us)} at last; their processor or GPU has become slower",
+        (
+            Evidence("step at first", shown[0].us, "µs"),
+            Evidence("step at last", shown[-1].us, "µs"),
+            Evidence("times as long, every larger brick", factor, ""),
+        ),
+        Subject(About.STEPS, steps.phase),
+    )
+
+
+SLOWS_DOWN = Rule(
+    id="slows-down",
+    severity=Severity.NOTE,
+    means="All that a step does takes longer from second to second. No brick does more: a clock falls, or other "
+    "programs take more and more of the machine.",
+    fires=f"In {MIN_SECONDS} seconds or more the mean step of the same number of tokens grows with time (correlation "
+    f"{CORRELATION:g}), and each larger brick takes at least {number(SLOWER)} times as long at the end, within "
+    f"{100 * ALIKE:.0f} % of the same factor.",
+    advice="Look at clocks, temperature and load in Devices; fix the clock before runs are compared.",
+    find=_find,
+)
