@@ -135,7 +135,7 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
-def _are_alike(tokens: int, steps: int, squared: int | None) -> bool:
+def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     """Whether so many steps had as many tokens each; `squared`: those of each step times itself, added up."""
     if squared is None:  # a daemon of before said no squares: where the mean is no whole number they differ
         return tokens % steps == 0
@@ -161,7 +161,7 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # A step's time is that of a token times its tokens only where all of them had as many.
-    is_even = _are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
+    is_even = are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
     is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cbtop import formatting
 from cbtop.client.store import SourceRecord
-from cbtop.protocol.messages import Activity, Quiet, Sampling
+from cbtop.protocol.messages import Activity, Manifest, Quiet, Sampling
 from cbtop.protocol.ring import HELD
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.json import json_report
@@ -109,6 +109,23 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
     assert stall is not None
     assert (stall.word, stall.phase) == ("quiet", "verify")
     assert "none of these has ended yet" in formatting.stall(stall)
+
+
+@pytest.mark.parametrize(
+    ("context", "seconds", "standing"), [(0, 60, "quiet"), (10_000, 60, "live"), (10_000, 101, "stalled")]
+)
+def test_a_step_may_take_as_long_as_its_most_tokens_at_the_usual_pace(
+    runtime: Path, context: int, seconds: float, standing: str
+) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    for tokens in (10, 20, 30):  # 1 ms a token
+        with profiler.step("prefill", tokens), profiler.brick("AttentionScore"):
+            clock.sleep_us(1000 * tokens)
+    record = record_of(source_of(runtime))
+    record.manifest = Manifest("made", "made", "torch", "F32", 1, 1, 8, context, 1_000, 4_000)
+    quiet(record, seconds, in_flight=node(record, "prefill"), in_flight_ns=10**9, threads=1, is_watched=True)
+    assert source_view(record).standing == standing
 
 
 def test_between_two_steps_a_process_is_idle(record: SourceRecord) -> None:
