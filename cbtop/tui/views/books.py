@@ -10,6 +10,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import Part, stacked
 from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
 from cbtop.viewmodels.model import BooksView, SourceView
+from cbtop.viewmodels.not_instrumented import not_instrumented
 
 RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
 BETWEEN_BOUND_PERCENT = 10.0  # more of the time than this between steps, too
@@ -44,10 +45,12 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """What must be known beside the books, the worst first: that they do not close, much time between steps, and
-    whatever is no part of the wall time that they are of."""
+    """What must be known beside the books, the worst first: that they do not close, much time that is not
+    instrumented, much time between steps, and whatever is no part of the wall time that they are of."""
     trouble = formatting.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
+    if outside := not_instrumented(source):
+        found.append(((f"not instrumented: {formatting.percent(outside.percent)} of the step time", "warn"),))
     if _is_much_between(source):
         found.append(((formatting.between_steps(source.stretch), "warn"),))
     notes = formatting.books_notes(source.books, source.outside)

@@ -18,6 +18,7 @@ from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
 from cbtop.reports import REPORTS
+from cbtop.tui.views.books import books_rule
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.model import MergedView, MergeMode, Severity, SourceView
@@ -345,3 +346,9 @@ def test_the_speed_of_a_warm_up_is_not_judged(views: dict[str, SourceView]) -> N
     assert view.phase is not None
     assert judged(view).verdicts
     assert not judged(replace(view, phase=view.phase + WARM_UP)).verdicts
+
+
+def test_the_screen_says_how_much_time_is_not_instrumented(tmp_path: Path) -> None:
+    view = run(tmp_path, Decoding(rest_us=12_000, gap_us=0)).one()
+    rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 100))
+    assert "not instrumented: 33.5 % of the step time" in rule
