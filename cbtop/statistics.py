@@ -276,6 +276,8 @@ STATISTICS = (
               "share of the time in which the process ran on that GPU's SMs, since the sample before", _PROCESS),
     Statistic("cpu_percent", "CPU %", "%", Origin.MEASUREMENTS,
               "processor time since the sample before; 100 is one whole processor", _PROCESS),
+    Statistic("waiting_percent", "wait %", "%", Origin.MEASUREMENTS,
+              "share of the time in which its busiest thread could run and had no processor", _PROCESS),
     Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host that the process has",
               _PROCESS),
 )
@@ -389,7 +391,7 @@ DEVICE_COLUMNS = (
 )  # fmt: skip
 PROCESS_COLUMNS = _places(
     Of.PROCESS, ("gpu_memory_bytes", 10, 3), ("gpu_utilization_percent", 6, 4), ("cpu_percent", 7, 5),
-    ("resident_bytes", 8, 6),
+    ("waiting_percent", 7, 6), ("resident_bytes", 8, 7),
 )  # fmt: skip
 
 

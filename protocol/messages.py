@@ -321,7 +321,8 @@ class DeviceProcess:
     """A process on a device. On a GPU `memory_bytes` are the GPU's, on the host's processors they are resident.
 
     `utilization_percent` is of a GPU's SMs the share of the time in which it ran; on the host, 100 is one processor.
-    `process_start` is as in HostHello, 0 where it is not known.
+    `process_start` is as in HostHello, 0 where it is not known. `waiting_percent` is the share of the time in
+    which its busiest thread could run and had no processor, as the kernel counts it.
     """
 
     pid: int
@@ -329,6 +330,7 @@ class DeviceProcess:
     name: str = ""
     memory_bytes: float | None = None
     utilization_percent: float | None = None
+    waiting_percent: float | None = None
 
     def __post_init__(self) -> None:
         _check_figures(self)

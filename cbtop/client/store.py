@@ -220,6 +220,7 @@ class ProcessMoment(NamedTuple):
 
     cpu_percent: float | None
     resident_bytes: float | None
+    waiting_percent: float | None = None  # for a processor
 
 
 @dataclass(slots=True)
@@ -252,7 +253,7 @@ class SampledDevices:
                 )
             for process in processes:
                 self.of_processes[_who(process)].append(
-                    ProcessMoment(process.utilization_percent, process.memory_bytes)
+                    ProcessMoment(process.utilization_percent, process.memory_bytes, process.waiting_percent)
                 )
 
 

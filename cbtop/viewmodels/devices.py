@@ -51,6 +51,7 @@ class ProcessRow:
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
+    waiting_percent: float | None = None
     resident_bytes: float | None = None
     history: tuple[ProcessMoment, ...] = ()  # as a device's
 
@@ -173,6 +174,7 @@ def _process(
         gpu_memory_bytes=process.memory_bytes if row else None,
         gpu_utilization_percent=process.utilization_percent if row else None,
         cpu_percent=host.utilization_percent if host else None,
+        waiting_percent=host.waiting_percent if host else None,
         resident_bytes=host.memory_bytes if host else None,
         history=seen.get(key, ()),
     )

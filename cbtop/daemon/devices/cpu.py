@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
+MAX_THREADS = 256  # of a process, whose waits are read
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of cpu_times: the guests' are in user and nice already
 
 
@@ -76,7 +78,31 @@ class Cpu:
         with suppress(NotKnownError):
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
-        return DeviceProcess(pid, start, name, float(memory.rss), percent)
+        return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
+
+    def _waiting_percent(self, pid: int, start: int) -> float | None:
+        """The share of the time in which its busiest thread waited for a processor; None if that is not known."""
+        now_ns = self._clock_ns()
+        found: list[tuple[float, float]] = []  # of each thread: ran and waited, and waited
+        for thread, ran_ns, waited_ns in _schedule(pid):
+            rates = []
+            for counter, count_ns in (("could run", ran_ns + waited_ns), ("waited", waited_ns)):
+                with suppress(NotKnownError):
+                    rates.append(self._rates.per_second((pid, start, thread, counter), now_ns, count_ns))
+            if len(rates) == 2:
+                found.append((rates[0], rates[1]))
+        return min(100.0, max(found)[1] / 1e7) if found else None
+
+
+def _schedule(pid: int) -> Iterator[tuple[str, int, int]]:
+    """Of each thread of a process the ns that it ran, and that it waited for a processor; nothing without /proc."""
+    directory = f"/proc/{pid}/task"
+    with suppress(OSError):
+        for thread in os.listdir(directory)[:MAX_THREADS]:
+            with suppress(OSError, ValueError, IndexError):
+                with open(f"{directory}/{thread}/schedstat", encoding="ascii") as file:
+                    ran_ns, waited_ns = file.read().split()[:2]
+                yield thread, int(ran_ns), int(waited_ns)
 
 
 def _memory(found: Any) -> tuple[float, float]:

@@ -57,17 +57,22 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
+# Of a process that waits for a processor these say nothing about its code.
+OF_LATENCY = (SLOWER_THAN_BASELINE, BIMODAL_LATENCY, OUTLIER_MEAN, OVER_BUDGET, SLOWS_DOWN)
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """`view` with the verdicts on it, less those whose id is among `silenced`.
 
-    Of a process that has only steps of a warm-up, its speed is not judged.
+    Of a process that has only steps of a warm-up, its speed is not judged; of one that waits for a processor, its
+    latency is not.
     """
     rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
 
     def verdicts() -> tuple[Verdict, ...]:
-        found = (rule.judge(view) for rule in rules if rule.id not in silenced)
+        is_starved = rules is VERDICTS and STARVED.find(view) is not None
+        asked = [rule for rule in rules if rule.id not in silenced and not (is_starved and rule in OF_LATENCY)]
+        found = (rule.judge(view) for rule in asked)
         return tuple(verdict for verdict in found if verdict is not None)
 
     return with_parts(view, verdicts=Later(verdicts))

@@ -9,7 +9,6 @@ from cbtop.units import duration, percent
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
-from cbtop.viewmodels.verdicts.starved import is_starved
 
 APART = 1.20  # times as long as the fast mode: kinds that differ by less need no name
 MIN_PERCENT = 10.0  # of the steps in each mode: what is rarer is a tail
@@ -20,8 +19,6 @@ MIN_COUNT = 200  # steps: of fewer, the bars of a histogram jump by themselves
 
 
 def _find(view: SourceView) -> Finding | None:
-    if is_starved(view):
-        return None
     steps = steps_alike(view)
     if steps is None or steps.count < MIN_COUNT:
         return None

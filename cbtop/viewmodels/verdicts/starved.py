@@ -1,4 +1,4 @@
-"""Starved: the process waits for a processor in its steps, because others use them."""
+"""Starved: the process waits for a processor, because others use them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,27 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     return 100 * stretch.in_steps_us / stretch.wall_us, sum(had) / len(had), sum(busy) / len(busy)
 
 
-def is_starved(view: SourceView) -> bool:
-    """Whether the process waits for a processor, so that its latency says nothing of its code."""
-    found = processor_times(view)
-    if found is None:
-        return False
-    in_steps, had, busy = found
-    return busy >= BUSY_PERCENT and in_steps - had >= MISSING_PERCENT
+def waiting_percent(view: SourceView) -> float | None:
+    """The share of the last seconds in which its busiest thread waited for a processor; None if that is not known."""
+    if len(view.machines) != 1:
+        return None
+    process = next((one for one in view.machines[0].processes if one.source == view.key), None)
+    if process is None:
+        return None
+    waited = [each.waiting_percent for each in process.history[-LATEST:] if each.waiting_percent is not None]
+    return sum(waited) / len(waited) if len(waited) >= LEAST_SAMPLES else None
 
 
 def _find(view: SourceView) -> Finding | None:
+    waited = waiting_percent(view)
+    if waited is not None:
+        return _by_the_kernel(view, waited) if waited >= MISSING_PERCENT else None
     found = processor_times(view)
-    if found is None or not is_starved(view):
+    if found is None:
         return None
     in_steps, had, busy = found
+    if busy < BUSY_PERCENT or in_steps - had < MISSING_PERCENT:
+        return None
     return Finding(
         f"The process waits for a processor: steps ran {percent(in_steps)} of the time, and it had a processor "
         f"{percent(had)} of it; the machine's processors are {percent(busy)} busy",
@@ -61,13 +68,23 @@ def _find(view: SourceView) -> Finding | None:
     )
 
 
+def _by_the_kernel(view: SourceView, waited: float) -> Finding:
+    return Finding(
+        f"The process waits for a processor: its busiest thread could run and had none {percent(waited)} of the time",
+        (Evidence("waited for a processor", waited, "%"),),
+        Subject(About.SOURCE, view.program),
+    )
+
+
 STARVED = Rule(
     id="starved",
     severity=Severity.WARNING,
-    means="Other programs use the machine's processors. Times of steps and bricks say little about the code.",
-    fires=f"The machine's processors are {BUSY_PERCENT:g} % busy or more, and the process has a processor for "
-    f"{MISSING_PERCENT:g} % less of the time than its steps take. Not of a process on a GPU. Verdicts about kinds of "
-    "steps and outliers are withheld then.",
-    advice="Look in Devices who has the processors; stop it, or give the process processors of its own (taskset).",
+    means="Others use the processors that the process may use. Times of steps and bricks say little about the code.",
+    fires=f"The kernel says that its busiest thread waited for a processor {MISSING_PERCENT:g} % of the last seconds "
+    f"or more. If the kernel does not say it: the machine's processors are {BUSY_PERCENT:g} % busy or more, and the "
+    f"process has a processor for {MISSING_PERCENT:g} % less of the time than its steps take, and uses no GPU. "
+    "Verdicts about latency are withheld then.",
+    advice="Look in Devices who has the processors. Stop it, or give the process processors of its own (taskset, a "
+    "larger limit of its container). Its own threads may be too many for them (torch.set_num_threads).",
     find=_find,
 )

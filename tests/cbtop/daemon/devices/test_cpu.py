@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections import namedtuple
@@ -52,6 +53,37 @@ def test_the_real_host_says_what_it_and_its_processes_take() -> None:
     assert process.utilization_percent is not None
     assert process.utilization_percent > 0
     assert "cpu_percent" not in unknown(second)
+
+
+BUSY = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print(flush=True)
+end_s = time.monotonic() + 60
+while time.monotonic() < end_s:
+    pass
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not count waits")
+def test_a_process_that_shares_its_processor_waits_half_of_the_time() -> None:
+    processor = str(max(os.sched_getaffinity(0)))
+    running = [subprocess.Popen([sys.executable, "-c", BUSY, processor], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for one in running:
+            assert one.stdout is not None
+            one.stdout.readline()
+        sampler, pids = Cpu(), tuple(one.pid for one in running)
+        device(sampler, pids)
+        time.sleep(1)
+        waits = [process.waiting_percent for process in device(sampler, pids).processes]
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+            assert one.stdout is not None
+            one.stdout.close()
+    assert all(each is not None and 20 <= each <= 100 for each in waits), waits
 
 
 class Made:

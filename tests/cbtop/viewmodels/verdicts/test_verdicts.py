@@ -27,7 +27,7 @@ from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from tests.cbtop import samples
-from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED
+from tests.cbtop.viewmodels.verdicts.cases import ALMOST, CAUSES, HEALTHY, RECORDED, WAITS
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
 PAGE = Path(__file__).parents[4] / "docs" / "verdicts.md"
@@ -98,6 +98,10 @@ def test_the_brick_that_grows_with_the_cache_is_named(tmp_path: Path, brick: str
     assert verdict.id == "grows-with-cache"
     assert verdict.sentence.endswith(f"; it is {brick} that takes longer")
     assert verdict.advice.startswith(advice)
+
+
+def test_a_process_that_waits_for_a_processor_is_not_judged_by_its_latency(tmp_path: Path) -> None:
+    assert [verdict.id for verdict in WAITS(tmp_path).verdicts] == ["starved"]
 
 
 def test_a_clock_that_falls_is_not_the_cache(tmp_path: Path) -> None:
