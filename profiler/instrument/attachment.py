@@ -52,9 +52,10 @@ from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     attribute_of,
+    kinds_of,
     modules_of,
-    one_of_each_class,
     parameters_and_buffers,
+    walked_once,
 )
 from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
 from cbtop.profiler.instrument.planning import Part, Plan, Product, Section, holds_a_stack, plan_of, state_of
@@ -444,20 +445,27 @@ class _nothing_collected:  # noqa: N801 - used as a function
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
     with _lock, _nothing_collected():
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"a torch.nn.Module is wanted, not {model!r:.60}")
         there = _attached.get(model)
         if there is not None and there.root() is model:
             return there
-        why = _why_not(model) if isinstance(model, nn.Module) else f"a torch.nn.Module is wanted, not {model!r:.60}"
-        if why:
-            raise ValueError(why)
-        profiler = BrickProfiler() if profiler is None else profiler
-        timing = timing_of(profiler, model) if holds_a_stack(model) else None
-        is_there = timing is not None and timing.is_there
-        plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
-        if plan is None:
-            kind = type(model).__name__
-            raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        return _begin(model, plan, profiler, "torch", timing)
+        with walked_once(model):
+            return _attach(model, profiler)
+
+
+def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
+    why = _why_not(model)
+    if why:
+        raise ValueError(why)
+    profiler = BrickProfiler() if profiler is None else profiler
+    timing = timing_of(profiler, model) if holds_a_stack(model) else None
+    is_there = timing is not None and timing.is_there
+    plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
+    if plan is None:
+        kind = type(model).__name__
+        raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
+    return _begin(model, plan, profiler, "torch", timing)
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
@@ -504,9 +512,8 @@ def _begin(
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
-            modules = modules_of(model)
-            kinds = one_of_each_class(modules)
-            held = [module for module in modules if of_host(module) is not None]
+            kinds = kinds_of(model)
+            held = [module for module in modules_of(model) if of_host(module) is not None]
             if any([is_compiled(module) for module in (*kinds, *held)]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
@@ -523,7 +530,7 @@ def _begin(
 def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any([issubclass(type(module), nn.DataParallel) for module in modules_of(model)]):
+    if any([issubclass(type(module), nn.DataParallel) for module in kinds_of(model)]):
         return _COPIES
     return ""
 
@@ -714,11 +721,12 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
 def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
-            if any([issubclass(type(one), LazyModuleMixin) for one in modules_of(module)]):
-                return  # its weights get their shapes in this call: the next one attaches it
-            attachment = attach(module, _profiler)
-            if not is_known(module):
-                attachment.begin()
+            with walked_once(module):
+                if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
+                    return  # its weights get their shapes in this call: the next one attaches it
+                attachment = attach(module, _profiler)
+                if not is_known(module):
+                    attachment.begin()
         else:
             unseen.note_call(module)
             leave(module)

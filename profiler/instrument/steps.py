@@ -661,8 +661,9 @@ class ModelCall(Call):
     def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
         super().__init__(module)
         self._steps = steps
-        self.has_cache = _takes_a_cache(module)
-        self.without_cache = phases.ENCODE if _encodes(module) else phases.FORWARD
+        looks_both_ways = _looks_both_ways(module)
+        self.has_cache = not looks_both_ways and _takes_a_cache(module)
+        self.without_cache = phases.ENCODE if looks_both_ways or _is_called_encoder(module) else phases.FORWARD
         self._names = _positional(module)
         self._axis = _axis_of_sequences(module)
         self._takes_ids = _has_words(module)
@@ -742,9 +743,7 @@ class ModelCall(Call):
 
 
 def _takes_a_cache(module: nn.Module) -> bool:
-    """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
-    if _looks_both_ways(module):
-        return False
+    """Whether a cache is an argument of `module`, or of what it only wraps."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
         known.remove("state")  # in a model written by hand it may be the state of any recurrent network
@@ -756,8 +755,12 @@ def _has_words(module: nn.Module) -> bool:
     modules = modules_of(module)
     if any([isinstance(rows, int) for rows in attributes_of(modules, "num_embeddings")]):
         return True
-    # A scripted module has no dictionaries here.
-    names = {name for one in modules for held in (one._modules, one._parameters) for name in held.keys()}  # noqa: SIM118
+    names: set[str] = set()
+    for one in modules:
+        if one._modules:
+            names.update(one._modules.keys())  # a scripted module has no dictionaries here
+        if one._parameters:
+            names.update(one._parameters.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
 
 
@@ -770,15 +773,15 @@ def _looks_both_ways(module: nn.Module) -> bool:
     return bool(known) and not any(known)
 
 
-def _encodes(module: nn.Module) -> bool:
-    """Whether `module`, or what it only wraps, is an encoder by its attention or by the name of its class."""
+def _is_called_encoder(module: nn.Module) -> bool:
+    """Whether `module`, or what it only wraps, is an encoder by the name of its class."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
             return True
         children = children_of(inner)
         inner = children[0][1] if len(children) == 1 else None
-    return _looks_both_ways(module)
+    return False
 
 
 def _axis_of_sequences(module: nn.Module) -> int | None:

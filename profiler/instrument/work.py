@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, state_of_adapters
+from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, may_have_adapters, state_of_adapters
 from cbtop.profiler.instrument.convolutions import convolved, is_convolution
 from cbtop.profiler.instrument.experts import flops_per_element
 from cbtop.profiler.instrument.module_tree import (
@@ -29,6 +29,7 @@ from cbtop.profiler.instrument.module_tree import (
     first_tensor,
     home_of,
     home_of_class,
+    kinds_of,
     modules_of,
     tensors_of,
 )
@@ -242,6 +243,8 @@ def mode_of(root: nn.Module) -> Mode:
 
 def adapted_in(root: nn.Module) -> nn.Module | None:
     """Return the first layer of `root` that has adapters."""
+    if not any([may_have_adapters(type(module)) for module in kinds_of(root)]):
+        return None
     return next(filter(has_adapters, modules_of(root)), None)
 
 
