@@ -15,8 +15,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -45,7 +46,6 @@ from cbtop.profiler.instrument.call_attribute import (
 from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
-from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions, forget_types
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
@@ -64,7 +64,7 @@ from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
-from cbtop.profiler.instrument.wrapping import BrickCall, SizedCall, follow_host, is_compiled, is_symbolic
+from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
@@ -145,15 +145,26 @@ class Attachment:
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
         self._look_at_mode(root)
-        self._sections = {section.place: self._timed(section) for section in plan.sections}
+        self._sections = self._timed_all(plan.sections)
         self._ask_first()
         self.steps.look_through(len(self._others))
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
 
+    def _timed_all(
+        self, sections: list[Section], former: Mapping[Hashable, _TimedSection] = MappingProxyType({})
+    ) -> dict[Hashable, _TimedSection]:
+        """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which alike layers share
+        timed = {
+            section.place: former[section.place] if section.is_unchanged else self._timed(section)
+            for section in sections
+        }
+        del self._made
+        return timed
+
     def _timed(self, section: Section) -> _TimedSection:
-        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in section.parts]
-        calls = [self._call(part, key) for part, key in zip(section.parts, keys, strict=True)]
-        others = [weakref.ref(module) for module in (*section.others, *(part.module for part in section.parts))]
+        calls = [self._call(part) for part in section.parts]
+        others = [*map(weakref.ref, section.others), *[call.module for call in calls]]
         return _TimedSection(section.state, section.visited, calls, others)
 
     def _ask_first(self) -> None:
@@ -164,19 +175,29 @@ class Attachment:
             call.asks = self.steps.ask
         self.steps.calls = calls
 
-    def _call(self, part: Part, key: Hashable) -> BrickCall:
-        if part.product is None:
-            return BrickCall(part.module, key, self.steps)
-        module, is_there = weakref.ref(part.module), self.timing.is_there
-        key_in = functools.partial(_key_in, self._said, module, part.product, key, is_there)
-        if depends_on_size(part.module):
-            sized = SizedCall(part.module, key, self.steps, key_in, dimensions(part.module))
-            sized.follow(self._mode)
-            sized.may_be_first = part.product.may_be_first
-            return sized
-        call = BrickCall(part.module, key, self.steps, key_in, self._mode)
-        call.may_be_first = part.product.may_be_first
+    def _call(self, part: Part) -> BrickCall:
+        _, module, key, product, place = part
+        if product is None:
+            brick = _said_at(place, key) if isinstance(key, BrickDefinition) else key
+            return BrickCall(module, self._said.definitions.setdefault(brick, key), self.steps)
+        made = self._made.get(id(product))
+        if made is None:
+            made = self._made[id(product)] = self._key_of(part, product)
+        key, key_in = made
+        if product.axes:
+            call: BrickCall = SizedCall(module, key, self.steps, key_in, product.axes)
+            call.follow(self._mode)
+        else:
+            call = BrickCall(module, key, self.steps, key_in, self._mode)
+        call.may_be_first = product.may_be_first
         return call
+
+    def _key_of(self, part: Part, product: Product) -> tuple[Hashable, KeyIn]:
+        """Return the brick of `part`, and what gives it in another mode."""
+        key, place = part.key, part.place
+        if isinstance(key, BrickDefinition):
+            key = self._said.definitions.setdefault(_said_at(place, key), key)
+        return key, functools.partial(_key_in, self._said, product, place, key, self.timing.is_there)
 
     def _look_at_mode(self, root: nn.Module) -> bool:
         """Note the mode in which `root` is called here. Returns whether it has changed."""
@@ -206,10 +227,7 @@ class Attachment:
                     for module in section.modules:
                         if standing(module) is None:  # else another model's call does
                             forget(module)
-            self._sections = {
-                section.place: former[section.place] if section.is_unchanged else self._timed(section)
-                for section in plan.sections
-            }
+            self._sections = self._timed_all(plan.sections, former)
             self._ask_first()
             if has_new_mode:
                 for call in self.steps.calls:
@@ -391,23 +409,17 @@ def _devices_in(state: list[object]) -> set[object]:
     return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
-def _said_of(part: Part) -> Hashable:
-    key = part.key
-    if isinstance(key, BrickDefinition):
-        return _said_at(part.path if part.product is None else part.product.place, key)
-    return key
-
-
-def _said_at(path: str, brick: BrickDefinition) -> Hashable:
-    return path, brick.name, brick.label, brick.backend, brick.work
+def _said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
+    return place, brick.name, brick.label, brick.backend, brick.work
 
 
 def _key_in(
     said: _Said,
-    reference: weakref.ref[nn.Module],
     product: Product,
+    place: Hashable,
     key: Hashable,
     is_timed_there: bool,
+    reference: weakref.ref[nn.Module],
     mode: Mode,
     size: Any,
 ) -> Hashable:
@@ -424,7 +436,7 @@ def _key_in(
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick
-    return said.definitions.setdefault(_said_at(product.place, brick), brick)
+    return said.definitions.setdefault(_said_at(place, brick), brick)
 
 
 class _nothing_collected:  # noqa: N801 - used as a function

@@ -251,19 +251,28 @@ def _is_plain(value: Any) -> bool:
     return not hasattr(type(value), "__get__")
 
 
+def holders_of(root: Module, name: str) -> list[Module]:
+    """The modules in `root` that have this attribute, themselves or by their class."""
+    kinds = {id(type(one)) for one in kinds_of(root) if _of_class(type(one), name) is not None}
+    if kinds:
+        return [one for one in modules_of(root) if id(type(one)) in kinds or name in one.__dict__]
+    return [one for one in modules_of(root) if name in one.__dict__]
+
+
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """The attribute of each of `modules`, see `attribute_of`. Each class is looked up once."""
-    of_class: dict[int, Any] = {}  # by the id of the class: its metaclass may be the host's
     values = []
+    of_class: dict[int, Any] = {}  # by the id of the class: its metaclass may be the host's
     for module in modules:
-        value = module.__dict__.get(name, of_class)
-        if value is of_class:
-            kind = id(type(module))
-            if kind not in of_class:
-                held = _of_class(type(module), name)
-                of_class[kind] = held if _is_plain(held) else None
-            value = of_class[kind]
-        values.append(value)
+        own = module.__dict__
+        if name in own:
+            values.append(own[name])
+            continue
+        kind = id(type(module))
+        if kind not in of_class:
+            value = _of_class(type(module), name)
+            of_class[kind] = value if _is_plain(value) else None
+        values.append(of_class[kind])
     return values
 
 

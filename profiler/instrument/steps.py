@@ -35,7 +35,7 @@ from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, cap
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
-from cbtop.profiler.instrument.module_tree import attributes_of, children_of, modules_of
+from cbtop.profiler.instrument.module_tree import attributes_of, children_of, holders_of, modules_of
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
@@ -752,11 +752,10 @@ def _takes_a_cache(module: nn.Module) -> bool:
 
 def _has_words(module: nn.Module) -> bool:
     """Whether `module` looks up rows of a table, or something in it is called so: its whole numbers may be ids."""
-    modules = modules_of(module)
-    if any([isinstance(rows, int) for rows in attributes_of(modules, "num_embeddings")]):
+    if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
         return True
     names: set[str] = set()
-    for one in modules:
+    for one in modules_of(module):
         if one._modules:
             names.update(one._modules.keys())  # a scripted module has no dictionaries here
         if one._parameters:
@@ -766,7 +765,7 @@ def _has_words(module: nn.Module) -> bool:
 
 def _looks_both_ways(module: nn.Module) -> bool:
     """Whether `module` says that none of its attention is causal."""
-    modules = modules_of(module)
+    modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
     known = [flag for flag in flags if isinstance(flag, bool)]
