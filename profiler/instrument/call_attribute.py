@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
@@ -87,6 +87,14 @@ def leave(module: Any) -> None:
     """Do not report the first call of `module`. Keeps its replacement if it has one."""
     if id(module) not in _standing:
         put(module, None)
+
+
+def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
+    """Do the same for all of these modules that are alive."""
+    for reference in references:
+        module = reference()
+        if module is not None and id(module) not in _standing:
+            put(module, None)
 
 
 def forget(module: Any) -> None:

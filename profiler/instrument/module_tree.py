@@ -129,9 +129,14 @@ def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _tensors_of(modules: list[Module]) -> tuple[list[Tensor], list[Tensor]]:
-    parameters = _held(modules, "_parameters")
-    buffers = _held(modules, "_buffers")
+    parameters = _by_id([held for one in modules if (held := one._parameters)])
+    buffers = _by_id([held for one in modules if (held := one._buffers)])
     return list(parameters.values()), [tensor for key, tensor in buffers.items() if key not in parameters]
+
+
+def _by_id(held: list[dict[str, Tensor | None]]) -> dict[int, Tensor]:
+    """The tensors in these dictionaries, each once."""
+    return {id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}
 
 
 def devices_of(module: Module) -> set[torch.device]:
@@ -144,7 +149,7 @@ def parameters_of(module: Module) -> list[Tensor]:
     walked = _walked_here.tree
     if walked is not None and walked.root is module:
         return walked.tensors[0][:]
-    return list(_held(_modules_of(module), "_parameters").values())
+    return list(_by_id([held for one in _modules_of(module) if (held := one._parameters)]).values())
 
 
 def first_tensor(module: Module) -> Tensor | None:
@@ -169,17 +174,6 @@ def first_tensor(module: Module) -> Tensor | None:
             if children:
                 waiting += [child for child in reversed(list(children.values())) if child is not None]
     return None
-
-
-def _held(modules: Iterable[Module], name: str) -> dict[int, Tensor]:
-    """The tensors that these modules hold under `name`, by their ids."""
-    return {
-        id(tensor): tensor
-        for module in modules
-        if (tensors := getattr(module, name))
-        for tensor in tensors.values()
-        if tensor is not None
-    }
 
 
 def attribute_of(thing: Any, name: str) -> Any:

@@ -162,7 +162,8 @@ class BrickCall(Call):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        super().__init__(module)
+        self.module = weakref.ref(module)  # as in Call, without a call: attaching makes thousands
+        self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
