@@ -19,7 +19,12 @@ _STATE = "_active_adapter"
 
 def has_adapters(module: nn.Module) -> bool:
     """Return whether `module` is a layer of PEFT that wraps another."""
-    return _STATE in module.__dict__ and home_of_class(type(module)).startswith(_LIBRARY)
+    return _STATE in module.__dict__ and may_have_adapters(type(module))
+
+
+def may_have_adapters(kind: type) -> bool:
+    """Return whether this class is one of PEFT's."""
+    return home_of_class(kind).startswith(_LIBRARY)
 
 
 def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:

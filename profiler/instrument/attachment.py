@@ -15,8 +15,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -37,24 +38,24 @@ from cbtop.profiler.instrument.call_attribute import (
     is_supported,
     keep_dynamo_out,
     leave,
+    leave_all,
     meeting,
-    of_host,
     stand_by,
     standing,
 )
 from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
-from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, Functions, forget_types
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     attribute_of,
+    kinds_of,
     modules_of,
-    one_of_each_class,
     parameters_and_buffers,
+    walked_once,
 )
 from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
 from cbtop.profiler.instrument.planning import Part, Plan, Product, Section, holds_a_stack, plan_of, state_of
@@ -63,13 +64,14 @@ from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.trouble import in_words, ours, say
 from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
-from cbtop.profiler.instrument.wrapping import BrickCall, SizedCall, follow_host, is_compiled, is_symbolic
+from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MAX_IN_MODE = 4096  # bricks that are remembered
 MAX_ASKING = 2  # products before the layers, and first layers: each asks for 0.2 us a step
+MANY_OBJECTS = 10_000  # made by attaching: they are young, and a collection takes 2 ms and more
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
@@ -144,15 +146,26 @@ class Attachment:
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
         self._look_at_mode(root)
-        self._sections = {section.place: self._timed(section) for section in plan.sections}
+        self._sections = self._timed_all(plan.sections)
         self._ask_first()
         self.steps.look_through(len(self._others))
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
 
+    def _timed_all(
+        self, sections: list[Section], former: Mapping[Hashable, _TimedSection] = MappingProxyType({})
+    ) -> dict[Hashable, _TimedSection]:
+        """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which alike layers share
+        timed = {
+            section.place: former[section.place] if section.is_unchanged else self._timed(section)
+            for section in sections
+        }
+        del self._made
+        return timed
+
     def _timed(self, section: Section) -> _TimedSection:
-        keys = [self._said.definitions.setdefault(_said_of(part), part.key) for part in section.parts]
-        calls = [self._call(part, key) for part, key in zip(section.parts, keys, strict=True)]
-        others = [weakref.ref(module) for module in (*section.others, *(part.module for part in section.parts))]
+        calls = [self._call(part) for part in section.parts]
+        others = [*map(weakref.ref, section.others), *[call.module for call in calls]]
         return _TimedSection(section.state, section.visited, calls, others)
 
     def _ask_first(self) -> None:
@@ -163,19 +176,29 @@ class Attachment:
             call.asks = self.steps.ask
         self.steps.calls = calls
 
-    def _call(self, part: Part, key: Hashable) -> BrickCall:
-        if part.product is None:
-            return BrickCall(part.module, key, self.steps)
-        module, is_there = weakref.ref(part.module), self.timing.is_there
-        key_in = functools.partial(_key_in, self._said, module, part.product, key, is_there)
-        if depends_on_size(part.module):
-            sized = SizedCall(part.module, key, self.steps, key_in, dimensions(part.module))
-            sized.follow(self._mode)
-            sized.may_be_first = part.product.may_be_first
-            return sized
-        call = BrickCall(part.module, key, self.steps, key_in, self._mode)
-        call.may_be_first = part.product.may_be_first
+    def _call(self, part: Part) -> BrickCall:
+        _, module, key, product, place = part
+        if product is None:
+            brick = _said_at(place, key) if isinstance(key, BrickDefinition) else key
+            return BrickCall(module, self._said.definitions.setdefault(brick, key), self.steps)
+        made = self._made.get(id(product))
+        if made is None:
+            made = self._made[id(product)] = self._key_of(part, product)
+        key, key_in = made
+        if product.axes:
+            call: BrickCall = SizedCall(module, key, self.steps, key_in, product.axes)
+            call.follow(self._mode)
+        else:
+            call = BrickCall(module, key, self.steps, key_in, self._mode)
+        call.may_be_first = product.may_be_first
         return call
+
+    def _key_of(self, part: Part, product: Product) -> tuple[Hashable, KeyIn]:
+        """Return the brick of `part`, and what gives it in another mode."""
+        key, place = part.key, part.place
+        if isinstance(key, BrickDefinition):
+            key = self._said.definitions.setdefault(_said_at(place, key), key)
+        return key, functools.partial(_key_in, self._said, product, place, key, self.timing.is_there)
 
     def _look_at_mode(self, root: nn.Module) -> bool:
         """Note the mode in which `root` is called here. Returns whether it has changed."""
@@ -205,10 +228,7 @@ class Attachment:
                     for module in section.modules:
                         if standing(module) is None:  # else another model's call does
                             forget(module)
-            self._sections = {
-                section.place: former[section.place] if section.is_unchanged else self._timed(section)
-                for section in plan.sections
-            }
+            self._sections = self._timed_all(plan.sections, former)
             self._ask_first()
             if has_new_mode:
                 for call in self.steps.calls:
@@ -276,10 +296,7 @@ class Attachment:
     def begin(self) -> None:
         compilations.tell(self.profiler)
         stand_by()
-        for other in self._others:
-            module = other()
-            if module is not None:
-                leave(module)
+        leave_all(self._others)
         for call in self._trunk:
             call.swap_in()
         root = self.root()
@@ -390,23 +407,17 @@ def _devices_in(state: list[object]) -> set[object]:
     return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
-def _said_of(part: Part) -> Hashable:
-    key = part.key
-    if isinstance(key, BrickDefinition):
-        return _said_at(part.path if part.product is None else part.product.place, key)
-    return key
-
-
-def _said_at(path: str, brick: BrickDefinition) -> Hashable:
-    return path, brick.name, brick.label, brick.backend, brick.work
+def _said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
+    return place, brick.name, brick.label, brick.backend, brick.work
 
 
 def _key_in(
     said: _Said,
-    reference: weakref.ref[nn.Module],
     product: Product,
+    place: Hashable,
     key: Hashable,
     is_timed_there: bool,
+    reference: weakref.ref[nn.Module],
     mode: Mode,
     size: Any,
 ) -> Hashable:
@@ -423,13 +434,14 @@ def _key_in(
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick
-    return said.definitions.setdefault(_said_at(product.place, brick), brick)
+    return said.definitions.setdefault(_said_at(place, brick), brick)
 
 
 class _nothing_collected:  # noqa: N801 - used as a function
-    """`with _nothing_collected():` what is made sets off no garbage collection.
+    """`with _nothing_collected():` what is made sets off no garbage collection, then or later.
 
-    All that is made here stays. For 24,000 modules, collections took 0.4 s of 1.1 s.
+    All that is made here stays. Many objects join the oldest generation at once. For 24,000 modules, collections took
+    0.4 s of 1.1 s; one that the new objects set off in a later step took 0.2 s.
     """
 
     def __enter__(self) -> None:
@@ -438,26 +450,37 @@ class _nothing_collected:  # noqa: N801 - used as a function
 
     def __exit__(self, *raised: object) -> None:
         if self._is_on:
+            # Objects that the host has frozen would not stay frozen.
+            if gc.get_count()[0] >= MANY_OBJECTS and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
     with _lock, _nothing_collected():
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"a torch.nn.Module is wanted, not {model!r:.60}")
         there = _attached.get(model)
         if there is not None and there.root() is model:
             return there
-        why = _why_not(model) if isinstance(model, nn.Module) else f"a torch.nn.Module is wanted, not {model!r:.60}"
-        if why:
-            raise ValueError(why)
-        profiler = BrickProfiler() if profiler is None else profiler
-        timing = timing_of(profiler, model) if holds_a_stack(model) else None
-        is_there = timing is not None and timing.is_there
-        plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
-        if plan is None:
-            kind = type(model).__name__
-            raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
-        return _begin(model, plan, profiler, "torch", timing)
+        with walked_once(model):
+            return _attach(model, profiler)
+
+
+def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
+    why = _why_not(model)
+    if why:
+        raise ValueError(why)
+    profiler = BrickProfiler() if profiler is None else profiler
+    timing = timing_of(profiler, model) if holds_a_stack(model) else None
+    is_there = timing is not None and timing.is_there
+    plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
+    if plan is None:
+        kind = type(model).__name__
+        raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
+    return _begin(model, plan, profiler, "torch", timing)
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
@@ -504,9 +527,8 @@ def _begin(
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
             for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
                 _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
-            modules = modules_of(model)
-            kinds = one_of_each_class(modules)
-            held = [module for module in modules if of_host(module) is not None]
+            kinds = kinds_of(model)
+            held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             if any([is_compiled(module) for module in (*kinds, *held)]):
                 _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
             else:
@@ -523,7 +545,7 @@ def _begin(
 def _why_not(model: nn.Module) -> str:
     if not is_supported():
         return f"torch {torch.__version__} does not call {ATTRIBUTE}: its models cannot be instrumented"
-    if any([issubclass(type(module), nn.DataParallel) for module in modules_of(model)]):
+    if any([issubclass(type(module), nn.DataParallel) for module in kinds_of(model)]):
         return _COPIES
     return ""
 
@@ -714,11 +736,12 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
 def _look_at(module: nn.Module) -> None:
     with _lock:
         if _profiler is not None and holds_a_stack(module):
-            if any([issubclass(type(one), LazyModuleMixin) for one in modules_of(module)]):
-                return  # its weights get their shapes in this call: the next one attaches it
-            attachment = attach(module, _profiler)
-            if not is_known(module):
-                attachment.begin()
+            with walked_once(module):
+                if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
+                    return  # its weights get their shapes in this call: the next one attaches it
+                attachment = attach(module, _profiler)
+                if not is_known(module):
+                    attachment.begin()
         else:
             unseen.note_call(module)
             leave(module)

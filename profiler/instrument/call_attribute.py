@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
@@ -28,9 +28,17 @@ ATTRIBUTE = "_compiled_call_impl"
 
 #: The replacement of each module's call, by the id of the module. None: the module is known and has no replacement.
 _standing: dict[int, Any] = {}
-_alive: dict[
-    int, weakref.ref[Any]
-] = {}  # the same modules: an entry ends with its module, before another module gets its id
+
+
+class _Alive(weakref.ref[Any]):
+    """A reference to a module with the module's id. One object each: attaching makes thousands of them."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
+_alive: dict[int, _Alive] = {}  # the same modules: an entry ends with its module, before another module gets its id
 
 
 def _nobody(module: Any) -> None:
@@ -69,7 +77,9 @@ def put(module: Any, call: Any) -> None:
     """Replace the call of `module` by `call`. None: call it unchanged, and do not report its first call."""
     key = id(module)
     if key not in _standing:
-        _alive[key] = weakref.ref(module, functools.partial(_ended, key))
+        alive = _Alive(module, _ended)
+        alive.key = key
+        _alive[key] = alive
     _standing[key] = call
 
 
@@ -79,15 +89,23 @@ def leave(module: Any) -> None:
         put(module, None)
 
 
+def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
+    """Do the same for all of these modules that are alive."""
+    for reference in references:
+        module = reference()
+        if module is not None and id(module) not in _standing:
+            put(module, None)
+
+
 def forget(module: Any) -> None:
     """Remove `module` from the table: its next call is reported as its first."""
     _standing.pop(id(module), None)
     _alive.pop(id(module), None)
 
 
-def _ended(key: int, _: object) -> None:
-    _standing.pop(key, None)
-    _alive.pop(key, None)
+def _ended(reference: _Alive) -> None:
+    _standing.pop(reference.key, None)
+    _alive.pop(reference.key, None)
 
 
 def of_host(module: Any) -> Any:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LIBRARY = "transformers."
-_LAYOUT = ("has_gate", "is_transposed", "_is_expert_parallel")  # the decorator of transformers sets these
+MARK_OF_EXPERTS = "has_gate"  # every module of grouped experts has this attribute
+_LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")  # the decorator of transformers sets these
 _TOP_K = ("top_k", "num_experts_per_tok")
 
 

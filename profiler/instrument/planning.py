@@ -14,13 +14,15 @@ from torch.nn import Parameter
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.adapters import has_adapters, state_of_adapters
+from cbtop.profiler.instrument.builds import Builds
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
-from cbtop.profiler.instrument.convolutions import is_convolution
+from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions, is_convolution
 from cbtop.profiler.instrument.experts import chosen_experts
 from cbtop.profiler.instrument.module_tree import (
     attributes_of,
     children_of,
     first_tensor,
+    holders_of,
     modules_of,
     parameters_of,
 )
@@ -43,18 +45,18 @@ class Product:
 
     brick: BrickId | str
     top_k: int | None = None
-    place: str = ""  # the path that its definition has: all experts of a list share one
     may_be_first: bool = False  # it multiplies, and comes before the first layer
+    axes: int = 0  # of the images on whose size its work depends
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A module that is timed: `key` is its definition, or (NodeKind.LAYER, index[, stack])."""
 
     path: str
     module: nn.Module
     key: Hashable
     product: Product | None = None
+    place: Hashable = None  # of its definition, equal in alike layers; all experts of a list share one
 
 
 @dataclass(slots=True)
@@ -71,6 +73,15 @@ class Section:
     parts: list[Part] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
     is_unchanged: bool = False  # the section known at this place stays, and `parts` and `others` are empty
+
+
+class _Pattern(NamedTuple):
+    """The plan of a layer, for all layers of its stack that are built alike. Numbers are places in `modules_of`."""
+
+    bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]  # with the path in the layer
+    others: list[int]
+    visited: list[int]
+    weights: list[object]  # the end of `state_of`
 
 
 class Known(Protocol):
@@ -137,7 +148,11 @@ def plan_of(
 def state_of(root: nn.Module) -> list[object]:
     """What a plan of `root` was made from: which modules there are, and the first weight of each."""
     modules = modules_of(root)
-    state: list[object] = list(map(id, modules))  # by what they are, not held
+    return [*map(id, modules), *_weights_in(modules)]  # by what they are, not held
+
+
+def _weights_in(modules: list[nn.Module]) -> list[object]:
+    state: list[object] = []
     for module in modules:
         if weights := module._parameters:
             for weight in weights.values():
@@ -195,7 +210,7 @@ def _names(paths: list[str]) -> list[str]:
 
 def _vocabulary(root: nn.Module) -> int:
     """The rows of the largest embedding of a model: its words."""
-    rows = attributes_of(modules_of(root), "num_embeddings")
+    rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
@@ -212,6 +227,11 @@ class _Found(NamedTuple):
     kind: Kind
     top_k: int | None  # of grouped experts
     may_be_first: bool
+
+
+def _product_of(found: _Found) -> Product:
+    axes = dimensions(found.module) if depends_on_size(found.module) else 0
+    return Product(found.kind.brick, found.top_k, found.may_be_first, axes)
 
 
 class _Planner:
@@ -235,6 +255,8 @@ class _Planner:
         self._layer = ("", "")  # the path of the layer that is planned now, and of its stack
         self._kinds: dict[tuple[object, ...], Kind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
+        self._builds = Builds(stacks)
+        self._patterns: dict[object, _Pattern] = {}
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
         children = children_of(module)
@@ -285,23 +307,63 @@ class _Planner:
         self._found = outside
 
     def _plan_layer(self, layer: nn.Module, path: str, key: Hashable, around: tuple[str, ...]) -> None:
-        section = Section((path, key, around, self._context), state_of(layer), {id(layer)})
+        section = Section((path, key, around, self._context), None, {id(layer)})
         self.plan.sections.append(section)
         known = self.known.get(section.place)
         self._seen.discard(id(layer))
-        if known is not None and known.state == section.state and self._seen.isdisjoint(known.visited):
-            self._seen |= known.visited
-            section.is_unchanged = True
+        if known is not None and known.state is not None:
+            section.state = state_of(layer)
+            if known.state == section.state and self._seen.isdisjoint(known.visited):
+                self._seen |= known.visited
+                section.is_unchanged = True
+                return
+        section.parts.append(Part(path, layer, key))
+        build = self._builds.of(layer)
+        alike = None if build is None else (path.rpartition(".")[0], around, build.features)
+        pattern = self._patterns.get(alike)
+        if build is not None and pattern is not None and self._follow_pattern(section, pattern, build.modules, path):
             return
+        section.state = state_of(layer)
         self._seen.add(id(layer))
         outer, self.section, self._shares_modules = self.section, section, False
         outer_layer, self._layer = self._layer, (f"{path}.", path.rpartition(".")[0])
-        section.parts.append(Part(path, layer, key))
         self.walk(layer, path, around, in_layer=True)
         self.finish()
         if self._shares_modules:
             section.state = None
+        elif build is not None and pattern is None:
+            made = self._pattern_of(section, build.modules)
+            if made is not None:
+                self._patterns[alike] = made
         self.section, self._layer = outer, outer_layer
+
+    def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
+        """Plan a layer as the one `pattern` was made from. Returns False if it shares modules with another."""
+        visited = {id(modules[at]) for at in pattern.visited}
+        if not self._seen.isdisjoint(visited):
+            return False
+        self._seen |= visited
+        section.visited = visited
+        section.state = [*map(id, modules), *pattern.weights]
+        section.others = [modules[at] for at in pattern.others]
+        section.parts += [
+            Part(f"{path}.{inside}", modules[at], definition, product, place)
+            for at, inside, definition, product, place in pattern.bricks
+        ]
+        return True
+
+    def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
+        """Return the pattern of the layer that was planned as `section`; None if a label has its number in it."""
+        at = {id(module): place for place, module in enumerate(modules)}
+        bricks = []
+        for path, module, key, product, place in section.parts[1:]:
+            inside = path[len(self._layer[0]) :]
+            if not isinstance(key, BrickDefinition) or ("." in key.label and "." not in inside):
+                return None
+            bricks.append((at[id(module)], inside, key, product, place))
+        others = [at[id(module)] for module in section.others]
+        visited = [at[one] for one in section.visited]
+        return _Pattern(bricks, others, visited, _weights_in(modules))
 
     def _place(self, path: str) -> tuple[str, str]:
         """The path in the layer, and the path of the stack: equal for modules in the same place of alike layers."""
@@ -329,8 +391,8 @@ class _Planner:
             definition = self._experts.get(path) if is_one_of_experts else None
             if definition is None:
                 definition = self._definition(path, found, label)
-            product = None if kind.shows_inside else Product(kind.brick, found.top_k, path, found.may_be_first)
-            self.section.parts.append(Part(found.path, found.module, definition, product))
+            product = None if kind.shows_inside else _product_of(found)
+            self.section.parts.append(Part(found.path, found.module, definition, product, self._place(path)))
         self._found = []
 
     def _definition(self, path: str, found: _Found, label: str) -> BrickDefinition:

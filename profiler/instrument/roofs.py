@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cbtop.profiler.instrument.module_tree import home_of_class, modules_of, parameters_of
+from cbtop.profiler.instrument.module_tree import home_of_class, kinds_of, parameters_of
 from cbtop.profiler.instrument.multiplied import PACKED
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
@@ -40,7 +40,7 @@ _INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisa
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
     """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
     try:
-        packed = any([home_of_class(type(module)) in PACKED for module in modules_of(model)])
+        packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
     except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
         let_through(error)

@@ -35,7 +35,7 @@ from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, cap
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
-from cbtop.profiler.instrument.module_tree import attributes_of, children_of, modules_of
+from cbtop.profiler.instrument.module_tree import attributes_of, children_of, holders_of, modules_of
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
@@ -661,8 +661,9 @@ class ModelCall(Call):
     def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
         super().__init__(module)
         self._steps = steps
-        self.has_cache = _takes_a_cache(module)
-        self.without_cache = phases.ENCODE if _encodes(module) else phases.FORWARD
+        looks_both_ways = _looks_both_ways(module)
+        self.has_cache = not looks_both_ways and _takes_a_cache(module)
+        self.without_cache = phases.ENCODE if looks_both_ways or _is_called_encoder(module) else phases.FORWARD
         self._names = _positional(module)
         self._axis = _axis_of_sequences(module)
         self._takes_ids = _has_words(module)
@@ -742,9 +743,7 @@ class ModelCall(Call):
 
 
 def _takes_a_cache(module: nn.Module) -> bool:
-    """Whether a cache is an argument of `module`, or of what it only wraps, and its attention looks back."""
-    if _looks_both_ways(module):
-        return False
+    """Whether a cache is an argument of `module`, or of what it only wraps."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
         known.remove("state")  # in a model written by hand it may be the state of any recurrent network
@@ -753,32 +752,35 @@ def _takes_a_cache(module: nn.Module) -> bool:
 
 def _has_words(module: nn.Module) -> bool:
     """Whether `module` looks up rows of a table, or something in it is called so: its whole numbers may be ids."""
-    modules = modules_of(module)
-    if any([isinstance(rows, int) for rows in attributes_of(modules, "num_embeddings")]):
+    if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
         return True
-    # A scripted module has no dictionaries here.
-    names = {name for one in modules for held in (one._modules, one._parameters) for name in held.keys()}  # noqa: SIM118
+    names: set[str] = set()
+    for one in modules_of(module):
+        if one._modules:
+            names.update(one._modules.keys())  # a scripted module has no dictionaries here
+        if one._parameters:
+            names.update(one._parameters.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
 
 
 def _looks_both_ways(module: nn.Module) -> bool:
     """Whether `module` says that none of its attention is causal."""
-    modules = modules_of(module)
+    modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
     known = [flag for flag in flags if isinstance(flag, bool)]
     return bool(known) and not any(known)
 
 
-def _encodes(module: nn.Module) -> bool:
-    """Whether `module`, or what it only wraps, is an encoder by its attention or by the name of its class."""
+def _is_called_encoder(module: nn.Module) -> bool:
+    """Whether `module`, or what it only wraps, is an encoder by the name of its class."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
             return True
         children = children_of(inner)
         inner = children[0][1] if len(children) == 1 else None
-    return _looks_both_ways(module)
+    return False
 
 
 def _axis_of_sequences(module: nn.Module) -> int | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, state_of_adapters
+from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, may_have_adapters, state_of_adapters
 from cbtop.profiler.instrument.convolutions import convolved, is_convolution
 from cbtop.profiler.instrument.experts import flops_per_element
 from cbtop.profiler.instrument.module_tree import (
@@ -29,6 +29,7 @@ from cbtop.profiler.instrument.module_tree import (
     first_tensor,
     home_of,
     home_of_class,
+    kinds_of,
     modules_of,
     tensors_of,
 )
@@ -54,6 +55,7 @@ _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
 # What linear layers call their sizes: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
+SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that the work of a module follows from
 
 # Modules whose products multiply in the type of their weights, or in the type of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
@@ -242,6 +244,8 @@ def mode_of(root: nn.Module) -> Mode:
 
 def adapted_in(root: nn.Module) -> nn.Module | None:
     """Return the first layer of `root` that has adapters."""
+    if not any([may_have_adapters(type(module)) for module in kinds_of(root)]):
+        return None
     return next(filter(has_adapters, modules_of(root)), None)
 
 
@@ -304,10 +308,10 @@ def stored_bytes(module: nn.Module) -> int:
 
 def stored_bytes_of(held: list[Tensor]) -> int:
     """The bytes of tensors as they are stored, with what quantisation keeps next to them."""
-    plain = [tensor for tensor in held if type(tensor) in (Parameter, Tensor)]
-    total = int(sum(tensor.nbytes for tensor in plain))
-    special = [tensor for tensor in held if type(tensor) not in (Parameter, Tensor)]
-    total += sum(_tensor_bytes(tensor) for tensor in special)
+    total = 0
+    for tensor in held:
+        kind = type(tensor)
+        total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
         state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
         if state is not None:

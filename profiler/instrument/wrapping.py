@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-KeyIn = Callable[[Any, Any], Hashable]  # (mode, size of the image) -> brick
+KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, size of the image) -> brick
 MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of further sizes
 
 
@@ -151,11 +151,10 @@ class BrickCall(Call):
         "_key",
         "_key_in",
         "_keys",
+        "_mode",
         "_model",
         "_path",
-        "_start",
         "_steps",
-        "_stop",
         "asks",
         "may_be_first",
     )
@@ -163,15 +162,17 @@ class BrickCall(Call):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        super().__init__(module)
+        self.module = weakref.ref(module)  # as in Call, without a call: attaching makes thousands
+        self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
-        # By mode and size. C borrows them: `key_in` keeps each that it has given.
-        self._keys: dict[Hashable, Hashable] = {(mode, None): key}
+        self._mode = mode
+        # By mode and size; None if it was not asked for another one. C borrows them: `key_in` keeps each that it has
+        # given.
+        self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # of the products in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
-        self._start, self._stop = steps.path.start_brick, steps.path.stop_brick
 
     @property
     def is_gone(self) -> bool:
@@ -185,15 +186,17 @@ class BrickCall(Call):
     def follow(self, mode: Hashable) -> None:
         """Record the module as the brick that it is in steps of `mode`."""
         if self._key_in is not None:
-            if len(self._keys) >= MAX_KEYS:
+            if self._keys is not None and len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
             self._key = self._known_key(mode, None)
 
     def _known_key(self, mode: Hashable, size: Hashable) -> Hashable:
+        if self._keys is None:
+            self._keys = {(self._mode, None): self._key}
         found = self._keys.get((mode, size))
         if found is None:
             assert self._key_in is not None
-            found = self._keys[mode, size] = self._key_in(mode, size)
+            found = self._keys[mode, size] = self._key_in(self.module, mode, size)
         return found
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
@@ -214,7 +217,7 @@ class BrickCall(Call):
             if step is not None and step.model == self._model:
                 if self.asks is not None:
                     self.asks()
-                timer = self._start(self._key_of(args, kwargs))
+                timer = self._path.start_brick(self._key_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
             ours(error, "some calls are not timed")
         if timer is None:
@@ -222,10 +225,10 @@ class BrickCall(Call):
         try:
             result = self.plain(*args, **kwargs)
         except BaseException:
-            self._stop(timer, 0, True)
+            self._path.stop_brick(timer, 0, True)
             raise
         try:
-            self._stop(timer, elements_of(args, kwargs))
+            self._path.stop_brick(timer, elements_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some calls are not timed")
         return result
@@ -234,15 +237,15 @@ class BrickCall(Call):
 class SizedCall(BrickCall):
     """Times each call of a convolution whose work depends on the size of its image."""
 
-    __slots__ = ("_axes", "_mode")
+    __slots__ = ("_axes", "_image_mode")
 
     def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn, axes: int) -> None:
         super().__init__(module, key, steps, key_in)
         self._axes = axes
-        self._mode: Hashable = None
+        self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._mode = mode  # without a size its work is not known, whatever the mode
+        self._image_mode = mode  # without a size its work is not known, whatever the mode
 
     __call__ = BrickCall.__call__  # in Python, also on a compiled hot path
 
@@ -252,8 +255,9 @@ class SizedCall(BrickCall):
             return self._key
         with torch._C.DisableTorchFunction():  # the host's do not see that we ask
             size = tuple(image.shape[-self._axes :])
-        is_new = (self._mode, size) not in self._keys
-        return self._key if is_new and len(self._keys) >= MAX_KEYS else self._known_key(self._mode, size)
+        keys = self._keys or {}
+        is_new = (self._image_mode, size) not in keys
+        return self._key if is_new and len(keys) >= MAX_KEYS else self._known_key(self._image_mode, size)
 
 
 class NotedCall(Call):

@@ -157,9 +157,14 @@ def test_experts_in_a_list_are_one_brick_a_layer() -> None:
     model.layers = nn.ModuleList(Layer() for _ in range(2))
     plan = plan_of(model)
     assert plan
-    keys = [part.key for part in plan.bricks if getattr(part.key, "name", "") == "MoeExperts"]
-    assert len(keys) == 8
-    assert len(set(keys)) == 2
+    keys = {}
+    for part in plan.bricks:
+        if getattr(part.key, "name", "") == "MoeExperts":
+            keys.setdefault(part.path.split(".")[1], []).append(part.key)
+    assert {layer: (len(of_layer), len(set(of_layer))) for layer, of_layer in keys.items()} == {
+        "0": (4, 1),
+        "1": (4, 1),
+    }
 
 
 def test_the_work_of_a_low_rank_product_is_unknown() -> None:
@@ -247,6 +252,119 @@ def test_twice_the_layers_are_listed_at_most_twice_as_often(what: str) -> None:
         return _Counted.listed
 
     assert listed(40) <= 2 * listed(20) + 20
+
+
+def _told(model: nn.Module, **options: Any) -> list[object]:
+    """All that a plan says, with the number of each definition in the order of first use in its layer."""
+    plan = plan_of(model, **options)
+    assert plan
+    told: list[object] = [plan.stacks, plan.trunk]
+    for section in plan.sections:
+        numbers: dict[object, int] = {}
+        told += [section.place, section.state, section.visited, [id(module) for module in section.others]]
+        for path, module, key, product, place in section.parts:
+            brick = key
+            if isinstance(key, BrickDefinition):
+                brick = key.name, key.category, key.brick, key.backend, key.work, key.label
+            told += [path, id(module), brick, numbers.setdefault(key, len(numbers)), product, place]
+    return told
+
+
+def _planned_alone(layer: nn.Module) -> None:
+    """Return no build, so that each layer is planned by itself."""
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_layers_built_alike_are_planned_as_each_would_be_by_itself(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(kind)
+    together = _told(model), _told(model, is_timed_there=True)
+    monkeypatch.setattr(planning.Builds, "of", lambda builds, layer: _planned_alone(layer))
+    assert (_told(model), _told(model, is_timed_there=True)) == together
+
+
+class Scaled(Block):
+    """A product whose sizes are attributes, with a weight that is packed."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = 8, rows
+        self.register_buffer("packed", torch.zeros(64, dtype=torch.uint8))
+
+
+class Convolved(nn.Module):
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(4, 4, 3, stride=stride)
+
+
+class Labelled(nn.Module):
+    """A layer in which two norms of one name are told apart by the number of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(4), nn.Sequential()
+        self.inner.norm = nn.LayerNorm(4)
+
+
+def _with_one_shared() -> list[nn.Module]:
+    layers = [Block(), Block(), Block()]
+    layers[2].up = layers[1].up
+    return layers
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Block(), Block().half(), Block()],
+        [Convolved(1), Convolved(2), Convolved(1)],
+        [nn.Sequential(Scaled(16)), nn.Sequential(Scaled(32)), nn.Sequential(Scaled(16))],
+        [Labelled(), Labelled(), Labelled()],
+        [Block(), nn.Sequential(Block()), Block(), nn.Sequential(Block(), nn.ReLU())],
+        _with_one_shared(),
+    ],
+    ids=[
+        "another type",
+        "another stride",
+        "another size",
+        "labels with a number",
+        "other modules",
+        "a shared module",
+    ],
+)
+def test_layers_that_differ_are_planned_as_each_would_be_by_itself(
+    layers: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(layers)
+    together = _told(model)
+    monkeypatch.setattr(planning.Builds, "of", lambda builds, layer: _planned_alone(layer))
+    assert _told(model) == together
+
+
+def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, function: Any) -> Any:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return count
+
+    for name in ("work_of", "children_of", "state_of", "Described"):
+        monkeypatch.setattr(planning, name, counted(name, getattr(planning, name)))
+    assert plan_of(Stack(2))
+    of_two = dict(calls)
+    calls.clear()
+    assert plan_of(Stack(20))
+    assert {name: calls[name] - of_two[name] for name in ("work_of", "state_of", "Described")} == {
+        "work_of": 0,
+        "state_of": 0,
+        "Described": 0,
+    }
+    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # to find the stack
 
 
 def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:

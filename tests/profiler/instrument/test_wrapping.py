@@ -25,7 +25,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument import attach, install, trouble, uninstall, wrapping
+from cbtop.profiler.instrument import attach, install, module_tree, trouble, uninstall, wrapping
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, end, is_supported, keep_dynamo_out, stand_by, standing
 from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.functions import Functions
@@ -419,6 +419,36 @@ def test_replicas_of_a_model_run_their_own_weights_and_it_is_said_that_it_is_not
         "cbtop: the model is no longer shown: ValueError: nn.DataParallel copies its model at each call: "
         "it cannot be instrumented (DistributedDataParallel can)"
     ]
+
+
+def test_attaching_walks_through_a_model_as_often_as_it_has_parts(
+    profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[int] = []
+    walk = module_tree._modules_of
+    monkeypatch.setattr(module_tree, "_modules_of", lambda root: walked.append(id(root)) or walk(root))
+    model = Stack()
+    attach(model, profiler)
+    assert walked.count(id(model)) == 1
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_many_objects_of_ours_set_off_no_collection_and_what_the_host_has_frozen_stays_so(
+    is_frozen: bool, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbtop.profiler.instrument.attachment.MANY_OBJECTS", 1)
+    model = Stack()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        attach(model, profiler)
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == frozen
+        assert is_frozen or not any([one is model for one in gc.get_objects(generation=0)])
+    finally:
+        gc.unfreeze()
 
 
 def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:

@@ -1,0 +1,102 @@
+"""How a layer is built: all facts that its plan follows from, so that one plan serves all layers built alike.
+
+Rules
+- Two layers with equal features have equal plans. A layer with a module whose plan follows from more than is compared
+  here (a convolution, grouped experts, adapters, packed weights) has no features, and is planned by itself.
+- Nothing of the host's runs: classes are compared by their ids, tensors only if they are exactly torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from cbtop.profiler.instrument.adapters import may_have_adapters
+from cbtop.profiler.instrument.convolutions import is_convolution
+from cbtop.profiler.instrument.experts import MARK_OF_EXPERTS
+from cbtop.profiler.instrument.module_tree import home_of_class
+from cbtop.profiler.instrument.multiplied import PACKED
+from cbtop.profiler.instrument.work import SIZES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_UP = None  # ends the features of what a module holds
+_BUFFERS = 0  # begins those of its buffers
+
+
+class Build(NamedTuple):
+    """The modules of a layer, in the order of `modules_of`, and what its plan follows from."""
+
+    modules: list[nn.Module]
+    features: tuple[object, ...]
+
+
+class _NotComparableError(Exception):
+    """The plan of a module follows from more than its features."""
+
+
+class Builds:
+    """Tells how layers are built. `stacks` are the ids of the modules that are stacks."""
+
+    def __init__(self, stacks: Container[int]) -> None:
+        self._stacks = stacks
+        self._comparable: dict[int, bool] = {}  # by the id of the class
+
+    def of(self, layer: nn.Module) -> Build | None:
+        """Return how `layer` is built, or None if that cannot be compared."""
+        found, features = {id(layer): layer}, list[Any]()
+        try:
+            self._add(layer, found, features)
+        except _NotComparableError:
+            return None
+        return Build(list(found.values()), tuple(features))
+
+    def _add(self, module: nn.Module, found: dict[int, nn.Module], features: list[Any]) -> None:
+        """Add the features of `module`, then those of all inside it, in the order of `modules_of`."""
+        kind = id(type(module))
+        if not (self._comparable[kind] if kind in self._comparable else self._is_comparable(module)):
+            raise _NotComparableError
+        own = module.__dict__
+        children, parameters, buffers = own["_modules"], own["_parameters"], own["_buffers"]
+        features.append(kind)
+        for tensor in parameters.values():
+            if tensor is not None:
+                if type(tensor) is not Parameter:
+                    raise _NotComparableError
+                features.extend((tensor.shape, tensor.dtype, tensor.device))
+        if buffers:
+            _add_buffers(buffers, features)
+        # The attributes of a product that is a leaf say no more than its weights do.
+        if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
+            raise _NotComparableError
+        if children:
+            if id(module) in self._stacks:
+                raise _NotComparableError
+            for name, child in children.items():
+                if child is not None:
+                    if id(child) in found:
+                        raise _NotComparableError
+                    found[id(child)] = child
+                    features.append(name)
+                    self._add(child, found, features)
+        features.append(_UP)
+
+    def _is_comparable(self, module: nn.Module) -> bool:
+        kind, own = type(module), module.__dict__
+        has_dictionaries = all([type(own.get(name)) is dict for name in ("_modules", "_parameters", "_buffers")])
+        is_special = is_convolution(module) or may_have_adapters(kind) or home_of_class(kind) in PACKED
+        self._comparable[id(kind)] = has_dictionaries and not is_special
+        return has_dictionaries and not is_special
+
+
+def _add_buffers(buffers: dict[str, Any], features: list[Any]) -> None:
+    features.append(_BUFFERS)
+    for tensor in buffers.values():
+        if tensor is not None:
+            if type(tensor) is not Tensor:
+                raise _NotComparableError
+            features.extend((tensor.shape, tensor.dtype, tensor.device))
