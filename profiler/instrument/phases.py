@@ -18,6 +18,7 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
+NO_CACHE = "decode, no cache"  # `generate` computes the whole sequence again for each token
 ENCODE = "encode"  # the model has no cache and its attention looks both ways: an encoder
 FORWARD = "forward"  # nothing says prefill, decode or encode
 

@@ -173,6 +173,10 @@ class OpenStep:
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
         phase, tokens, sequences, cached = self.call
+        is_later = self.waits and not unit.open and generation is not None and generation.length is not None
+        if is_later and phase == phases.PREFILL and sequences:
+            phase, tokens = phases.NO_CACHE, sequences
+            self.call = phases.Call(phase, tokens, sequences, None)
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps._steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)

@@ -229,6 +229,16 @@ def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory)
     assert not [node for node in nodes.values() if node.parent is None and node.kind is not NodeKind.STEP]
 
 
+def test_generating_without_a_cache_counts_the_tokens_that_come_of_it(
+    profiler: BrickProfiler, memory: Memory
+) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    for _ in range(2):
+        model.generate(words(2, 7), max_new_tokens=3, min_new_tokens=3, use_cache=False)
+    assert _steps(memory) == [("prefill", 14), ("decode, no cache", 2), ("decode, no cache", 2)] * 2
+
+
 def test_a_loop_of_the_hosts_own_has_a_step_for_each_call(profiler: BrickProfiler, memory: Memory) -> None:
     model, ids = model_of("qwen2"), words(2, 6)
     attach(model, profiler)
