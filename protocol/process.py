@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PROC = "/proc"  # Linux has it; elsewhere, and in some sandboxes, there is none
+MAX_THREADS = 256
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22  # proc_pid_stat(5), counted from 1; the latter in clock ticks since boot
 
 
@@ -55,6 +56,33 @@ def running_pids() -> set[int]:
         return {int(name) for name in os.listdir(_PROC) if name.isdecimal()}
     except OSError:
         return set()
+
+
+def processor_times(pid: int) -> dict[str, tuple[int, int]]:
+    """Of each thread of process `pid`, how many ns it ran, and how many it could run and had no processor.
+
+    Empty if the kernel does not count them. Of very many threads the first MAX_THREADS are read.
+    """
+    found = {}
+    try:
+        threads = os.listdir(f"{_PROC}/{pid}/task")[:MAX_THREADS]
+    except OSError as error:
+        let_through(error)
+        return {}
+    for thread in threads:
+        try:
+            with io.open(f"{_PROC}/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                ran_ns, waited_ns, _ = file.read().split()
+            found[thread] = int(ran_ns), int(waited_ns)
+        except (OSError, ValueError) as error:  # it has ended, or another kernel says it in another way
+            let_through(error)
+    return found
+
+
+def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
+    """How long the thread that could run the longest waited for a processor between two `processor_times`."""
+    grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
+    return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
 
 
 def process_start(pid: int) -> int | None:

@@ -23,7 +23,7 @@ from cbtop.protocol.messages import Ceiling, Unknown
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.baseline import Snapshot, snapshot
 from cbtop.viewmodels.comparison import Comparison, baselines_of, compare, rate_change
-from cbtop.viewmodels.devices import MachineView, machine_view
+from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import (
     ClockView,
@@ -151,6 +151,7 @@ class Views:
             view,
             stale_s=source.stale_s,
             clock=source.clock,
+            waiting_percent=waiting_percent(source.store, source.record),
             straggler=found,
             machines=machines,
             listed=Later(lambda: self.listed(phase, window=window)),

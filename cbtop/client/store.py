@@ -238,7 +238,10 @@ class SampledDevices:
         processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]
         processes = processes[:MAX_FOLLOWED]
         self.history = {device.uuid: _kept(self.history, device.uuid) for device in sample.devices}
-        self.of_processes = {key: _kept(self.of_processes, key) for key in map(_who, processes)}
+        ended = {key: kept for key, kept in self.of_processes.items() if key not in set(map(_who, processes))}
+        while len(ended) > MAX_FOLLOWED:
+            del ended[next(iter(ended))]
+        self.of_processes = ended | {key: _kept(self.of_processes, key) for key in map(_who, processes)}
         if is_new:
             for device in sample.devices:
                 mean, reading = device.power_watts, device.power_reading_watts

@@ -5,36 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop import formatting as fmt
+from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.viewmodels.model import Severity, SourceView, StepsView
 
+MAX_LINES = 10
 MAX_BRICKS = 5
+MAX_OTHERS = 3  # phases
+LEAST_OTHER = 0.05  # of the time in steps
+LEAST_WARM_UP = 0.2  # of the time in steps
 MAX_VERDICTS = 2
 
 
 def summary(view: SourceView, next_command: str, more_processes: int = 0) -> list[str]:
     """Return at most ten lines on the steps of `view`, its costliest bricks and its worst verdicts."""
-    lines = [_rates(view, view.steps)] if view.steps else []
-    lines += _costliest(view)
+    above = [_rates(view, view.steps)] if view.steps else []
+    above += [f"left out: {fmt.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
+    above += _others(view)
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
-    lines += [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
+    below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if more_processes:
-        lines.append(f"{more_processes} more process{'es' * (more_processes > 1)}: {next_command}")
-    return [*lines, f"next: {next_command}"]
+        below.append(f"{more_processes} more process{'es' * (more_processes > 1)}: {next_command}")
+    below.append(f"next: {next_command}")
+    return [*above, *_costliest(view, min(MAX_BRICKS, MAX_LINES - len(above) - len(below))), *below]
+
+
+def _is_much(view: SourceView) -> bool:
+    """Whether the warm-up took a good part of the time, so that who reads the rate must know of it."""
+    if view.warm_up is None or not view.warm_up.has_ended:
+        return False
+    return view.warm_up.took_us >= LEAST_WARM_UP * sum(steps.union_us or 0.0 for steps in view.phases)
+
+
+def _others(view: SourceView) -> Iterator[str]:
+    """A line on other phases, if steps of any took a good part of the time."""
+    ran_us = sum(steps.union_us or 0.0 for steps in view.phases if not is_warm_up(steps.phase))
+    others = [
+        steps
+        for steps in view.phases
+        if steps.phase != view.phase
+        and (steps.union_us or 0.0) >= LEAST_OTHER * ran_us
+        and not is_warm_up(steps.phase)
+    ]
+    others.sort(key=lambda steps: -(steps.union_us or 0.0))
+    if others:
+        named = [f"{steps.phase} {fmt.throughput(view, steps)}" for steps in others[:MAX_OTHERS]]
+        more = f", and {len(others) - MAX_OTHERS} more" if len(others) > MAX_OTHERS else ""
+        yield f"also: {', '.join(named)}{more}"
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
     """`decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
     p50, p99 = fmt.duration(steps.p50_us), fmt.duration(steps.p99_us)
     of = f"last {fmt.counted(steps.count, 'step')}"
-    if view.stretch is not None:
-        of += f", {fmt.duration(view.stretch.wall_us)}"
+    if steps.wall_us:
+        of += f", {fmt.duration(steps.wall_us)}"
     return f"{steps.phase}: {fmt.throughput(view, steps)}, step p50 {p50}, p99 {p99} ({of})"
 
 
-def _costliest(view: SourceView) -> Iterator[str]:
+def _costliest(view: SourceView, most: int) -> Iterator[str]:
     """A line for each of the bricks that take most of the step time."""
     rows = [row for row in view.bricks if row.percent is not None]
-    rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:MAX_BRICKS]
+    rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         yield f"  {row.name:<{width}}  {fmt.percent(row.percent):>6}  {fmt.duration(row.avg_inclusive_us)} a call"

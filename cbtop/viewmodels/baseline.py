@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Block
+from cbtop.client.window import Block, Stretch
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import intensity
@@ -20,6 +20,7 @@ from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
 from cbtop.viewmodels.places import Brick, Place, Places, PlaceTimes, place_times
 from cbtop.viewmodels.steps import steps_views
+from cbtop.viewmodels.stretch import of_model
 
 _PLAIN, _PLAIN_TOKENS = RARE.index("plain"), RARE.index("plain_tokens")
 
@@ -176,6 +177,10 @@ def _phase(
 ) -> PhaseFigures:
     totals = PhaseTotals.of(record.nodes, stats, steps.phase)
     assert totals.step is not None
+    if blocks:
+        whole = Stretch(blocks[0].begin_ns, blocks[-1].end_ns)
+        of = of_model(record, whole, totals.step.label)
+        blocks = [block for block in blocks if block.end_ns > of.begin_ns and block.begin_ns < of.end_ns]
     ran = [(block, each) for block in blocks if (each := _recorded(block.growth, totals.step.id))[0] > 0]
     return PhaseFigures(
         phase=steps.phase,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cbtop.client.store import DeviceMoment, ProcessMoment, SampledDevices, Store
+from cbtop.client.store import DeviceMoment, ProcessMoment, SampledDevices, SourceRecord, Store
 from cbtop.protocol.messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # three samples
+LATEST, LEAST_SAMPLES = 10, 3  # samples, one a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,16 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
     seen = {key: tuple(kept) for known in store.devices.values() for key, kept in known.of_processes.items()}
     made = [_process(row, process, sources, on_host, seen) for row, process in found]
     return tuple(sorted(made, key=lambda row: (row.source is None, row.pid, row.device)))
+
+
+def waiting_percent(store: Store, record: SourceRecord) -> float | None:
+    """The share of its last seconds in which its busiest thread waited for a processor; None if that is not known."""
+    if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
+        return None
+    key = record.hello.pid, record.hello.process_start
+    moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
+    waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
+    return sum(waited) / len(waited) if len(waited) >= LEAST_SAMPLES else None
 
 
 def _namespaces(store: Store) -> set[int | None]:

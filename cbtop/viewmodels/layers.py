@@ -29,6 +29,7 @@ MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
 # and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
 ODD_PART = 0.1  # of the layers: where more are slow, that is how the model is made
+FIRST_US = 15.0  # a brick: what the first layer of a recorded step may take more because our own code is cold
 MIN_PEERS = 3  # layers of the same stack and the same bricks, itself among them: the median of two tells nothing
 
 
@@ -120,7 +121,8 @@ class LayersView:
     def stands_out(self, row: LayerRow) -> int:
         """Return how many layers like `row` are at least half as slow, or 0 if `row` is not slow.
 
-        The first layer of a stack does not count against another one: it pays for cold caches.
+        The first layer of a stack does not count against another one: it pays for cold caches. It pays for our own
+        code, too, so it stands out only beyond FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -130,10 +132,11 @@ class LayersView:
         deviation_us = median(abs(us - usual_us) for us in times_us)
         far_us = max((row.p50_us or 0.0) - usual_us, 0.0) / 2
         least_us = usual_us + max((ODD - 1) * usual_us, far_us, OUTLIER_Z * deviation_us / Z_OF_MAD)
-        if (row.p50_us or 0.0) < least_us:
+        first = self.like(row)[0]
+        own_us = FIRST_US * sum(us is not None for us in row.cells) if first is row else 0.0
+        if (row.p50_us or 0.0) - own_us < least_us:
             return 0
         odd = [other for other in self.like(row) if (other.p50_us or 0.0) >= least_us]
-        first = self.like(row)[0]
         many = len(odd) - (first in odd and first is not row)
         return many if many <= max(1, ODD_PART * len(times_us)) else 0
 

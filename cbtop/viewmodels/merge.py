@@ -413,6 +413,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
         at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
+        wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
     )
 

@@ -98,6 +98,7 @@ class StepsView:
     at_once: float | None = None  # how many of them ran then, on average: their time / union_us
     sequences: SpanView | None = None  # that a step works on
     cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
+    wall_us: float = 0.0  # that its rates are of, the longest of several processes; 0: not known
     is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
     # Of the steps: bars side by side, from the shortest to the longest.
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
@@ -745,6 +746,7 @@ class SourceView:
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # it computes gradients between its steps
+    waiting_percent: float | None = None  # of its last seconds its busiest thread had no processor; None: not known
     has_compiled: bool = False  # torch.compile compiled code of this process
     sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
     clock_resolution_ns: int | None = None  # the least by which two readings of its clock differ; None: not told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -335,17 +336,27 @@ def _heard_s(record: SourceRecord) -> float | None:
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
     """`phase` or, where it has no such steps, the likeliest to be wanted; None without steps.
 
-    What is no warm-up, then what decodes, then what the model that is named does, then the decode itself, then what
-    took most time.
+    What is no warm-up; then what a model does that ran at least a tenth as long as any other; then what decodes; then
+    what the model that is named does, if that decodes or ran at least half as long as any other; then the decode
+    itself; then what took most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
     total_ns = record.stats.column("total_ns")
 
-    def liking(step: Node) -> tuple[bool, bool, bool, bool, int]:
-        taken_ns = int(total_ns[step.id]) if step.id < len(total_ns) else 0
-        is_steady = bool(taken_ns) and not is_warm_up(step.name)
-        return is_steady, bool(_DECODES.fullmatch(step.name)), step.label == named, step.name == "decode", taken_ns
+    def steady_ns(step: Node) -> int:
+        return int(total_ns[step.id]) if step.id < len(total_ns) and not is_warm_up(step.name) else 0
+
+    of_models: Counter[str] = Counter()
+    for step in steps:
+        of_models[step.label] += steady_ns(step)
+    longest_ns = max(of_models.values(), default=0)
+
+    def liking(step: Node) -> tuple[bool, bool, bool, bool, bool, int]:
+        taken_ns = steady_ns(step)
+        ran_ns, decodes = of_models[step.label], bool(_DECODES.fullmatch(step.name))
+        is_named = step.label == named and (decodes or 2 * ran_ns >= longest_ns)
+        return bool(taken_ns), 10 * ran_ns >= longest_ns, decodes, is_named, step.name == "decode", taken_ns
 
     if any(display_name(step) == phase for step in steps):
         return phase

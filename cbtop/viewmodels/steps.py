@@ -17,6 +17,7 @@ from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
 from cbtop.viewmodels.on_demand import Later
+from cbtop.viewmodels.stretch import of_model
 
 UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
 BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
@@ -45,8 +46,9 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         return record.leaves_steps_out and not is_known
 
     tokens = record.stats.column("elements")
+    of = {label: stretch and of_model(record, stretch, label) for label in {step.label for step in ended}}
     return tuple(
-        _steps_view(stats, step, stretch, is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
+        _steps_view(stats, step, of[step.label], is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
         for step in ended
     )
 
@@ -175,6 +177,7 @@ def _steps_view(
         tokens_per_sec=_rate(tokens, tokens_ns),
         tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
         steps_per_sec=_rate(count, wall_ns),
+        wall_us=wall_ns / 1e3,
         samples_per_sec=_rate(round(sequences.mean * count), wall_ns) if sequences and is_said else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,

@@ -42,6 +42,24 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
 
 
+def of_model(record: SourceRecord, stretch: Stretch, model: str) -> Stretch:
+    """The part of `stretch` that the rates of a model are of; `model` is the label of its steps.
+
+    Of models that run one after another, none has the time before its own first step, nor that after its last one if
+    another has begun since.
+    """
+    steps = _steps(record)
+    own = [step for step in steps if step.label == model]
+    others = [step for step in steps if step.label != model]
+    if not own or not others:
+        return stretch
+    first_ns, last_ns = _first_ns(record, _steady(own)), _last_ns(record, own)
+    begin_ns = first_ns if stretch.begin_ns < first_ns <= stretch.end_ns else stretch.begin_ns
+    has_gone_on = any(record.stats.rare("first_ns", (other.id,)) >= last_ns for other in others)
+    end_ns = last_ns if has_gone_on and begin_ns < last_ns < stretch.end_ns else stretch.end_ns
+    return replace(stretch, begin_ns=begin_ns, end_ns=end_ns)
+
+
 def heard_ns(record: SourceRecord) -> int:
     """When it was heard of last, on its daemon's clock: of what has ended, when its last step did."""
     steps = _steps(record)

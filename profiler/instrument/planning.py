@@ -23,6 +23,7 @@ from cbtop.profiler.instrument.module_tree import (
     children_of,
     first_tensor,
     holders_of,
+    home_of_class,
     modules_of,
     parameters_of,
 )
@@ -193,8 +194,13 @@ class _Stacks:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    kinds = [id(type(child)) for _, child in children_of(module) if children_of(child)]
+    kinds = [id(type(child)) for _, child in children_of(module) if children_of(child) or _holds_own_weights(child)]
     return len(set(kinds)) < len(kinds)
+
+
+def _holds_own_weights(module: nn.Module) -> bool:
+    """Whether a class that is not torch's computes with its own parameters: it is a layer without modules inside."""
+    return bool(module._parameters) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:

@@ -275,7 +275,9 @@ class OpenStep:
                     raise
                 if kind is None and (self._step._name or "").endswith(WARM_UP):
                     took_ns = clock.perf_counter_ns() - self._begun_ns
-                    self.steps._steps.warm_ups.took(self.call.phase, self.steps.model, took_ns)
+                    self.steps._steps.warm_ups.took(
+                        self.call.phase, self.steps.model, took_ns, self.call.tokens or self.call.sequences
+                    )
                 for generation in self._unit.generations:
                     generation.prepared = None
             finally:

@@ -2,7 +2,8 @@
 
 The first steps compile, tune, allocate and fill caches. The steps themselves show how long that lasts. It ends when
 steps stop becoming faster: the faster of the last two took at least SETTLED of the faster of the two before. It ends
-after MOST steps in any case: the steps of such a program never settle, and all are shown.
+after MOST steps in any case: the steps of such a program never settle, and all are shown. Steps that have ever less
+to do become faster, too: it ends as well when steps take no less time a token (without tokens: a sequence).
 Its steps have a name of their own, so that no figure of later steps contains them.
 """
 
@@ -24,7 +25,8 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        self._took_ns: dict[Kind, list[int]] = {}  # of each step, while the kind warms up
+        # Of each step, while the kind warms up: how long it took, and how long each of its tokens did.
+        self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
         """Return the name of a step that begins now: `phase`, or another one in the warm-up."""
@@ -34,13 +36,23 @@ class WarmUps:
         self._took_ns.setdefault(kind, [])
         return phase + WARM_UP
 
-    def took(self, phase: str, model: str, duration_ns: int) -> None:
-        """Take the duration of a step of the warm-up, and see whether that is over."""
+    def took(self, phase: str, model: str, duration_ns: int, size: int = 0) -> None:
+        """Take the duration of a step of the warm-up, and see whether that is over.
+
+        `size` is how many tokens it had, or sequences; 0 if that is not known.
+        """
         took_ns = self._took_ns.get((phase, model))
         if took_ns is None:
             return
-        took_ns.append(duration_ns)
-        is_flat = len(took_ns) >= LEAST and min(took_ns[-2:]) >= SETTLED * min(took_ns[-4:-2])
-        if is_flat or len(took_ns) >= MOST:
+        took_ns.append((duration_ns, duration_ns / max(1, size)))
+        if (
+            _is_flat([whole for whole, _ in took_ns])
+            or _is_flat([each for _, each in took_ns])
+            or len(took_ns) >= MOST
+        ):
             self.settled.add((phase, model))
             self._took_ns.pop((phase, model), None)
+
+
+def _is_flat(took_ns: list[float]) -> bool:
+    return len(took_ns) >= LEAST and min(took_ns[-2:]) >= SETTLED * min(took_ns[-4:-2])

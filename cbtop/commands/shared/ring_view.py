@@ -5,12 +5,15 @@ from __future__ import annotations
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.verdicts import judged
 
 
-def view_of(source: Source) -> SourceView | None:
+def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
     """Read `source` to its end; return its view with verdicts, or None if it cannot be read.
+
+    `waiting_percent` is the share of its last seconds in which it waited for a processor, if that is known.
 
     The phase is the one that the screen would open with, or the one that took most time if that has no step here.
     """
@@ -27,4 +30,4 @@ def view_of(source: Source) -> SourceView | None:
     if view.steps is None and view.phases:
         longest = max(view.phases, key=lambda steps: steps.union_us or 0)
         view = source_view(record, longest.phase)
-    return judged(view, ())
+    return judged(with_parts(view, waiting_percent=waiting_percent), ())

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
-from cbtop.protocol.process import is_running, process_start
+from cbtop.protocol.process import busiest_wait_ns, is_running, process_start, processor_times
 from cbtop.protocol.signals import suppressed
 
 TYPE_CHECKING = False  # see `cbtop.commands.run`
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 STDERR = 2
 POLL_MS = 250  # how often to look whether the command runs, on a kernel without pidfd_open
+LOOK_MS = 1000  # from one look at the waits of recording processes to the next
+LATEST = 10  # looks
+MAX_LOOKED_AT = 8  # processes
 LESS_URGENT = 19  # for nice(2): the program needs the processors more
 MAX_PROCESSES = 4096
 END = b"end"
@@ -32,18 +36,45 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     try:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each processor
         os.nice(LESS_URGENT)
-        pids = list(_recording_pids(fifo, pidfd, pid))
+        waits = _Waits()
+        pids = list(_recording_pids(fifo, pidfd, pid, waits))
         if pids:
             from cbtop.commands.shared.run_summary import run_summary
 
-            lines = run_summary(os.path.dirname(path), pid, pids, next_command)
+            lines = run_summary(os.path.dirname(path), pid, pids, next_command, waits.percents())
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
         with suppressed(OSError):  # the next run has removed it, if it found that this one was killed
             os.unlink(path)
 
 
-def _recording_pids(fifo: int, pidfd: int | None, command_pid: int) -> Iterator[int]:
+class _Waits:
+    """How long the busiest thread of each recording process waited for a processor, second by second."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}  # by process
+        self._percents: dict[int, list[float]] = {}
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note it for the last second, of the first processes."""
+        for pid in list(pids)[:MAX_LOOKED_AT]:
+            now_s, times = time.monotonic(), processor_times(pid)
+            before_s, before = self._times.get(pid, (now_s, {}))
+            if now_s - before_s < LOOK_MS / 2000 and before:
+                continue
+            self._times[pid] = now_s, times
+            waited_ns = busiest_wait_ns(before, times)
+            if waited_ns is not None and now_s > before_s:
+                percents = self._percents.setdefault(pid, [])
+                percents.append(max(0.0, min(100.0, waited_ns / 1e7 / (now_s - before_s))))
+                del percents[:-LATEST]
+
+    def percents(self) -> dict[int, float]:
+        """Return the mean of the last seconds of each process."""
+        return {pid: sum(of) / len(of) for pid, of in self._percents.items()}
+
+
+def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, waits: _Waits) -> Iterator[int]:
     """Yield the processes that record steps, in the order of their first ones, until the command ends."""
     start, timeout = process_start(command_pid) or 0, POLL_MS if pidfd is None else None
     poll = select.poll()
@@ -52,7 +83,8 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int) -> Iterator[
         poll.register(pidfd, select.POLLIN)
     seen: set[int] = set()
     while True:
-        events = poll.poll(timeout)
+        events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
+        waits.look(seen)
         # Everything that an ended process wrote is in the FIFO by now.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))

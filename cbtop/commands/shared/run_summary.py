@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from cbtop.daemon.source import Source
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, Batch
-from cbtop.protocol.vocabulary import NodeKind
+from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.model import SourceView
 
 MAX_RECORDS = 1 << 17  # the newest of a ring: adding them up takes 0.1 s
-WARM_UP_STEPS = 3  # the first call allocates, compiles or reads from disk
+WARM_UP_STEPS = 3  # of a process that names none: the first call allocates, compiles or reads from disk
+MAX_READ = 16  # processes: reading one takes 0.1 to 0.2 s
 MIN_STEPS = 10  # of fewer, all are shown
 
 
@@ -43,7 +44,8 @@ class SteadySource(Source):
         ended_ns = batch.end_ns[ends]
         is_early = ended_ns < int(ended_ns.max()) - round(DEFAULT_WINDOW_S * 1e9)
         is_early |= ends < len(batch.node) - MAX_RECORDS
-        if len(ends) >= MIN_STEPS:
+        is_named = any(is_warm_up(self._nodes[step].name) for step in steps)
+        if len(ends) >= MIN_STEPS and not is_named:
             is_early[:WARM_UP_STEPS] = True
         early = ends[is_early]
         if not len(early):
@@ -55,30 +57,37 @@ class SteadySource(Source):
         return first
 
 
-def run_summary(directory: str, command_pid: int, pids: Sequence[int], next_command: str) -> list[str]:
-    """Return the lines of the summary: of the command if it recorded steps, else of the first process that did.
+def run_summary(
+    directory: str, command_pid: int, pids: Sequence[int], next_command: str, waits: Mapping[int, float]
+) -> list[str]:
+    """Return the lines of the summary: of the process whose steps took most time, the command itself among equals.
 
-    `pids` are the processes that recorded steps. Returns nothing if no ring of theirs can be read.
+    `pids` are the processes that recorded steps. `waits` has the shares (percent) of their last seconds in which they
+    waited for a processor. Returns nothing if no ring of theirs can be read.
     """
-    for pid in sorted(pids, key=lambda pid: pid != command_pid):
-        views = [view for ring in _rings(directory, pid) if (view := _view(ring)) and view.steps and view.steps.count]
-        if views:
-            view = max(views, key=lambda view: view.loss.produced)
-            return summary(view, next_command, more_processes=len(pids) - 1)
-    return []
+    found: list[tuple[float, SourceView]] = []
+    for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
+        for ring in _rings(directory, pid):
+            view = _view(ring, waits.get(pid))
+            if view is not None and view.steps is not None and view.steps.count:
+                found.append((sum(steps.union_us or 0.0 for steps in view.phases), view))
+    if not found:
+        return []
+    _, view = max(found, key=lambda one: one[0])
+    return summary(view, next_command, more_processes=len(pids) - 1)
 
 
 def _rings(directory: str, pid: int) -> list[Path]:
     return [Path(directory, name) for name in rings_of(os.listdir(directory)) if name.startswith(f"{pid}-")]
 
 
-def _view(ring: Path) -> SourceView | None:
+def _view(ring: Path, waiting_percent: float | None) -> SourceView | None:
     """Return the view of the process of `ring`, or None if the ring cannot be read."""
     try:
         source = SteadySource(ring)
     except (ProtocolError, OSError):
         return None
     try:
-        return view_of(source)
+        return view_of(source, waiting_percent)
     finally:
         source.close()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from cbtop.daemon.devices.base import TWO_SAMPLES, Figures, NotKnownError, Rates
+from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
-from cbtop.protocol.process import pid_namespace, process_start
+from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-MAX_THREADS = 256  # of a process, whose waits are read
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of cpu_times: the guests' are in user and nice already
 
 
@@ -30,6 +28,8 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
+        self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}  # when, and of each thread
+        self._next_times = dict(self._times)
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
         """The host, and those of `pids` that run."""
@@ -44,7 +44,9 @@ class Cpu:
         told.ask("utilization_percent", self._busy_percent)
         told.ask("memory_used_bytes memory_total_bytes", lambda: _memory(api.virtual_memory()))
         told.ask("clock_mhz clock_max_mhz", lambda: _clocks(api.cpu_freq()))
+        self._next_times = {}
         processes = [found for pid in sorted(pids)[:MAX_PROCESSES] if (found := self._process(pid)) is not None]
+        self._times = self._next_times
         if any(found.utilization_percent is None for found in processes):
             told.is_unknown("cpu_percent", TWO_SAMPLES)
         device = Device(
@@ -82,27 +84,13 @@ class Cpu:
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
         """The share of the time in which its busiest thread waited for a processor; None if that is not known."""
-        now_ns = self._clock_ns()
-        found: list[tuple[float, float]] = []  # of each thread: ran and waited, and waited
-        for thread, ran_ns, waited_ns in _schedule(pid):
-            rates = []
-            for counter, count_ns in (("could run", ran_ns + waited_ns), ("waited", waited_ns)):
-                with suppress(NotKnownError):
-                    rates.append(self._rates.per_second((pid, start, thread, counter), now_ns, count_ns))
-            if len(rates) == 2:
-                found.append((rates[0], rates[1]))
-        return min(100.0, max(found)[1] / 1e7) if found else None
-
-
-def _schedule(pid: int) -> Iterator[tuple[str, int, int]]:
-    """Of each thread of a process the ns that it ran, and that it waited for a processor; nothing without /proc."""
-    directory = f"/proc/{pid}/task"
-    with suppress(OSError):
-        for thread in os.listdir(directory)[:MAX_THREADS]:
-            with suppress(OSError, ValueError, IndexError):
-                with open(f"{directory}/{thread}/schedstat", encoding="ascii") as file:
-                    ran_ns, waited_ns = file.read().split()[:2]
-                yield thread, int(ran_ns), int(waited_ns)
+        now_ns, times = self._clock_ns(), processor_times(pid)
+        before_ns, before = self._times.get((pid, start), (now_ns, {}))
+        self._next_times[pid, start] = now_ns, times
+        waited_ns = busiest_wait_ns(before, times)
+        if waited_ns is None or not 0 < now_ns - before_ns <= MAX_APART_NS:
+            return None
+        return min(100.0, max(0.0, 100 * waited_ns / (now_ns - before_ns)))
 
 
 def _memory(found: Any) -> tuple[float, float]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.units import percent
+from cbtop.viewmodels.devices import LATEST, LEAST_SAMPLES
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LATEST = 10  # samples, one a second
-LEAST_SAMPLES = 3
 BUSY_PERCENT = 95.0  # of all processors' time
 MISSING_PERCENT = 20.0  # of the time: in steps, but without a processor
 
@@ -35,19 +34,8 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     return 100 * stretch.in_steps_us / stretch.wall_us, sum(had) / len(had), sum(busy) / len(busy)
 
 
-def waiting_percent(view: SourceView) -> float | None:
-    """The share of the last seconds in which its busiest thread waited for a processor; None if that is not known."""
-    if len(view.machines) != 1:
-        return None
-    process = next((one for one in view.machines[0].processes if one.source == view.key), None)
-    if process is None:
-        return None
-    waited = [each.waiting_percent for each in process.history[-LATEST:] if each.waiting_percent is not None]
-    return sum(waited) / len(waited) if len(waited) >= LEAST_SAMPLES else None
-
-
 def _find(view: SourceView) -> Finding | None:
-    waited = waiting_percent(view)
+    waited = view.waiting_percent
     if waited is not None:
         return _by_the_kernel(view, waited) if waited >= MISSING_PERCENT else None
     found = processor_times(view)

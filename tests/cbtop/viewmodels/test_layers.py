@@ -212,6 +212,21 @@ def test_a_slow_layer_stands_out_beside_a_first_one_that_pays_for_cold_caches(ru
     assert [row.name for row in layers.rows if layers.stands_out(row)] == ["Layer 4"]
 
 
+@pytest.mark.parametrize(("first_us", "odd"), [(109, []), (160, ["Layer 0"])])
+def test_a_first_layer_does_not_stand_out_by_what_our_own_cold_code_takes(
+    first_us: int, odd: list[str], runtime: Path
+) -> None:
+    chance, clock = random.Random(7), Clock()
+    profiler = profiler_in(runtime, clock)
+    for _ in range(25):
+        with profiler.step("decode", tokens=1):
+            for layer in range(12):
+                with profiler.layer(layer), profiler.brick("FeedForward"):
+                    clock.sleep_us({0: first_us}.get(layer, 80) * chance.gauss(1, 0.02))
+    layers = layers_of(record_of(source_of(runtime)))
+    assert [row.name for row in layers.rows if layers.stands_out(row)] == odd
+
+
 def test_where_now_one_brick_is_slow_and_now_another_nothing_is_said_to_lie_between_them(runtime: Path) -> None:
     """Their medians are as usual and that of the layer is not: what is left over is no time that anybody measured."""
     clock = Clock()

@@ -138,6 +138,8 @@ def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> N
         ("Large", [("", "decode", 9), ("Large", "prefill", 2), ("Large", "decode", 1)], "Large decode"),
         ("Gone", [("", "prefill", 2), ("", "decode", 1)], "decode"),
         ("", [("", "warm-up", 1), ("", "train", 9), ("", "eval", 2)], "train"),
+        ("", [("", "forward", 3), ("Net 2", "forward", 12)], "Net 2 forward"),
+        ("", [("", "decode", 1), ("Bert", "encode", 12)], "Bert encode"),
     ],
 )
 def test_the_phase_shown_by_default_is_the_decode_of_the_model_that_is_named_else_one_else_what_takes_most_time(

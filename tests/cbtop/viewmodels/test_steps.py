@@ -180,3 +180,29 @@ def test_steps_of_which_only_some_are_counted_later_have_no_rate(tmp_path: Path)
         ("decode", None, True),
         ("decode, a sample", None, True),
     ]
+
+
+def test_the_rate_of_a_model_is_of_the_time_in_which_it_ran_its_turn(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for model, us in (("", 100), ("Net 2", 50)):
+        for _ in range(10):
+            with profiler.step("forward", tokens=1, model=model), profiler.brick("a"):
+                clock.sleep_us(us)
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    rates = {steps.phase: steps.tokens_per_sec for steps in view.phases}
+    assert rates["forward"] == pytest.approx(10_000, rel=0.05)
+    assert rates["Net 2 forward"] == pytest.approx(20_000, rel=0.05)
+
+
+def test_models_that_take_turns_share_the_time(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for _ in range(20):
+        for model in ("", "Net 2"):
+            with profiler.step("forward", tokens=1, model=model), profiler.brick("a"):
+                clock.sleep_us(100)
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert [steps.tokens_per_sec for steps in view.phases] == pytest.approx([5_000, 5_000], rel=0.1)

@@ -41,6 +41,16 @@ def test_a_warm_up_of_steps_that_never_settle_ends_all_the_same() -> None:
     assert warm_up_of([1000 * 0.8**number for number in range(100)]) == MOST
 
 
+def test_work_that_shrinks_is_no_warm_up() -> None:
+    warm_ups = WarmUps()
+    sequences = [max(4, round(128 * 0.9**number)) for number in range(36)]
+    names = []
+    for size in sequences:
+        names.append(warm_ups.named("forward", ""))
+        warm_ups.took("forward", "", 300_000 * size + MS, size)
+    assert names.count(f"forward{WARM_UP}") == LEAST
+
+
 def test_each_phase_and_model_has_a_warm_up_of_its_own() -> None:
     warm_ups = WarmUps()
     for _ in range(LEAST):
