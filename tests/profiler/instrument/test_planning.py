@@ -435,3 +435,21 @@ def test_a_model_of_many_modules_is_looked_through_more_rarely() -> None:
         steps.look_through(modules)
         assert steps.look_every == every
         assert every % LOOK_EVERY == 0
+
+
+class _OwnWeights(nn.Module):  # type: ignore[misc]
+    """A layer without modules inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, rows: Any) -> Any:
+        return rows @ self.w
+
+
+def test_layers_whose_class_has_weights_and_no_modules_are_timed() -> None:
+    plan = plan_of(nn.Sequential(nn.ModuleList(_OwnWeights() for _ in range(3))))
+    assert plan is not None
+    assert len(plan.layers) == 3
+    assert not holds_a_stack(nn.Sequential(nn.ModuleList(nn.Linear(4, 4) for _ in range(3))))
