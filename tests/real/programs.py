@@ -90,7 +90,7 @@ class Run:
         for _ in range(2):
             outcome = self(script, "faulty")
             found = outcome.during() if verdict == "stuck" else outcome.verdicts  # no process that ended is stuck
-            if verdict in found or not outcome.is_shared:
+            if verdict in found or not outcome.is_shared or (verdict in OF_NEIGHBOURS and outcome.is_starved):
                 return outcome
         return self(script, "faulty")
 

@@ -1,7 +1,6 @@
 """A loop that keeps all logits in the faulty program, so that its memory grows; the last ones in the healthy one."""
 
 import sys
-import time
 
 import torch
 from torch import nn
@@ -25,9 +24,8 @@ class Model(nn.Module):
 
 model = Model().eval()
 x, kept = torch.randn(1, 128, 512), []
-end = time.perf_counter() + 6
 with torch.no_grad():
-    while time.perf_counter() < end:
+    for _ in range(150):
         kept.append(model(x))
         if sys.argv[1] == "healthy":
             del kept[:-1]
