@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
+from cbtop.commands.run import DEFAULT_OVERHEAD
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# What a neighbour on the same processors may make of any program: on a shared machine it is no false verdict.
+# Verdicts that neighbours on the same processors can cause. On a shared machine they may be true.
 OF_NEIGHBOURS = {"starved", "bimodal-latency", "outlier-mean"}
 SHARED = 0.05  # of the run: in more of it somebody waited for a processor
 PRESSURE = Path("/proc/pressure/cpu")
@@ -76,26 +77,26 @@ class Run:
         self._directory = directory
         self._runs = 0
 
-    def __call__(self, script: str, kind: str) -> Outcome:
-        """Run a script under `cbtop run` with the default overhead."""
+    def __call__(self, script: str, kind: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
+        """Run a script under `cbtop run`."""
         self._runs += 1
         directory = self._directory / f"{kind}-{self._runs}"
         begun, pressure_s = time.monotonic(), _pressure_s()
-        view, output, summary = _shown([str(SCRIPTS / f"{script}.py"), kind], directory, "3%")
+        view, output, summary = _shown([str(SCRIPTS / f"{script}.py"), kind], directory, overhead)
         waited = (_pressure_s() - pressure_s) / (time.monotonic() - begun)
         return Outcome(view, output, summary, directory / "run.cbtop", waited > SHARED)
 
-    def faulty(self, script: str, verdict: str) -> Outcome:
+    def faulty(self, script: str, verdict: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
         """Run a faulty script; do so again, twice at most, if neighbours may have hidden `verdict`."""
         for _ in range(2):
-            outcome = self(script, "faulty")
+            outcome = self(script, "faulty", overhead)
             found = outcome.during() if verdict == "stuck" else outcome.verdicts  # no process that ended is stuck
             if verdict in found or not outcome.is_shared or (verdict in OF_NEIGHBOURS and outcome.is_starved):
                 return outcome
-        return self(script, "faulty")
+        return self(script, "faulty", overhead)
 
 
-def view_of(program: str, directory: Path, overhead: str = "3%") -> SourceView:
+def view_of(program: str, directory: Path, overhead: str = DEFAULT_OVERHEAD) -> SourceView:
     """Return what is shown of `program` when it has ended; by default with the default overhead."""
     return _shown(["-c", program], directory, overhead)[0]
 

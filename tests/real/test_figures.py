@@ -25,6 +25,7 @@ def test_active_adapters_of_peft_count_as_work_disabled_ones_do_not(run: Run) ->
         assert not outcome.warnings
 
 
+@pytest.mark.slow
 def test_a_linear_of_its_own_class_has_no_flop_and_a_plain_one_has(run: Run) -> None:
     faulty, healthy = run("lora_by_hand", "faulty"), run("lora_by_hand", "healthy")
     for outcome in (faulty, healthy):
@@ -52,7 +53,8 @@ def test_dynamically_quantised_weights_count_a_byte_each(run: Run) -> None:
         row = outcome.brick("Linear")
         assert row.dtypes == (dtype,)
         assert row.bytes == pytest.approx(row.count * (size * weights + values), rel=0.01)
-        assert "\nnot instrumented: " not in outcome.text
+        assert row.percent is not None
+        assert row.percent > 50
         assert not outcome.warnings
 
 
@@ -62,8 +64,10 @@ def test_an_embedding_computed_in_each_step_is_seen_in_each(run: Run) -> None:
     assert calls_a_step(faulty, "Embedding") == 1
     assert calls_a_step(faulty, "Linear") == calls_a_step(healthy, "Linear") + 2
     assert "Embedding" not in [row.name for row in healthy.view.bricks]
-    assert faulty.brick("Linear").total_exclusive_us / faulty.brick("Linear").count > 0
-    for outcome in (faulty, healthy):
+    layers, encoder = 4 * 2 * 64 * 256 * 256, 2 * 2 * 256 * 256 * 1024  # FLOP of 64 tokens, and of a text of 256
+    for outcome, flops in ((faulty, layers + encoder), (healthy, layers)):
+        assert outcome.view.steps is not None
+        assert outcome.brick("Linear").flops == pytest.approx(outcome.view.steps.recorded * flops)
         assert not outcome.warnings
 
 

@@ -51,8 +51,8 @@ class Model(nn.Module):
 
 model = Model().eval()
 with torch.no_grad():
-    for _ in range(150):
-        model(torch.ones(2, 16, 256))
+    for _ in range(100):
+        model(torch.ones(2, 64, 256))
 """
 PROGRAMS = {
     "an encoder's fused path": (ENCODER.format(mode="eval"), ENCODER.format(mode="train")),
