@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,15 +60,17 @@ class Outcome:
         """Return the row of a brick."""
         return {row.name: row for row in self.view.bricks}[name]
 
-    def during(self) -> set[str]:
-        """Return the ids of all verdicts that were shown at any second of the run."""
-        found: set[str] = set()
+    def views(self) -> Iterator[SourceView]:
+        """Yield what was shown at each second of the run."""
         with ReplayFeed(self.file) as feed:
             for second in range(int(feed.duration_s) + 1):
                 feed.seek(second)
                 views = (feed.view(source.key) for source in feed.sources())
-                found.update(verdict.id for view in views if view is not None for verdict in view.verdicts)
-        return found
+                yield from (view for view in views if view is not None)
+
+    def during(self) -> set[str]:
+        """Return the ids of all verdicts that were shown at any second of the run."""
+        return {verdict.id for view in self.views() for verdict in view.verdicts}
 
 
 class Run:

@@ -76,8 +76,10 @@ def test_memory_that_grows_is_shown_to_grow_and_no_verdict_is_given(run: Run) ->
     grown = {}
     for kind in ("faulty", "healthy"):
         outcome = run("memory_growth", kind)
-        (machine,) = outcome.view.machines
-        resident = [moment.resident_bytes for moment in machine.moments_of(outcome.view.key) if moment.resident_bytes]
+        rows = [
+            row for view in outcome.views() for machine in view.machines for row in machine.processes if row.source
+        ]
+        resident = [row.resident_bytes for row in rows if row.resident_bytes]
         grown[kind] = resident[-1] - resident[1]
         assert not outcome.warnings
     assert grown["faulty"] > 100e6 > 2 * grown["healthy"]
