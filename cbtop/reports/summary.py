@@ -68,4 +68,5 @@ def _costliest(view: SourceView, most: int) -> Iterator[str]:
     rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
-        yield f"  {row.name:<{width}}  {fmt.percent(row.percent):>6}  {fmt.duration(row.avg_inclusive_us)} a call"
+        mean_us = row.total_exclusive_us / max(1, row.count)
+        yield f"  {row.name:<{width}}  {fmt.percent(row.percent):>6}  {fmt.duration(mean_us)} a call"

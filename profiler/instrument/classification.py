@@ -174,6 +174,18 @@ def _product(it: Described) -> bool:
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
 
+def _linear(it: Described) -> bool:
+    return it.classes[0].endswith("Linear")
+
+
+def _in_sequence_of_feed_forward(it: Described) -> bool:
+    """Whether it lies in a sequence called `mlp` or the like, or in one that is all of such a class."""
+    if it.in_attention or it.classes[1:2] != ("Sequential",):
+        return False
+    named = _FEED_FORWARD.search(it.lies_in.rpartition(".")[2]) is not None
+    return named or (len(it.classes) > 2 and _FEED_FORWARD_CLASS.search(it.classes[2]) is not None)
+
+
 def _holds_qkv(it: Described) -> bool:
     return any([re.fullmatch(_QKV, name) for name in it.holds])
 
@@ -238,6 +250,12 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
         _path("dense", _product, _in_feed_forward, lambda it: it.lies_in.endswith(".output")),
         Kind(BrickId.DOWN_PROJECTION),
     ),
+    # torch's own encoder and decoder layers.
+    (_path("linear1", _product, _beside("linear2")), Kind(BrickId.UP_PROJECTION)),
+    (_path("linear2", _product, _beside("linear1")), Kind(BrickId.DOWN_PROJECTION)),
+    # A feed-forward network that is a sequence: a norm may come before its first product.
+    (_path("[01]", _linear, _in_sequence_of_feed_forward), Kind(BrickId.UP_PROJECTION)),
+    (_path(r"\d+", _linear, _in_sequence_of_feed_forward), Kind(BrickId.DOWN_PROJECTION)),
     # Rotary position: inside a layer it turns queries and keys, outside it makes the tables for that.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), Kind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), Kind(ROTARY_TABLES)),

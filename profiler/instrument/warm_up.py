@@ -1,10 +1,14 @@
 """Tells the first steps of a kind, its warm-up, from those that follow.
 
-The first steps compile, tune, allocate and fill caches. The steps themselves show how long that lasts. It ends when
-steps stop becoming faster: the faster of the last two took at least SETTLED of the faster of the two before. It ends
-after MOST steps in any case: the steps of such a program never settle, and all are shown. Steps that have ever less
-to do become faster, too: it ends as well when steps take no less time a token (without tokens: a sequence).
-Its steps have a name of their own, so that no figure of later steps contains them.
+The first steps compile, tune, allocate and fill caches. The steps themselves show how long that lasts.
+
+Rules
+- A warm-up ends when steps stop becoming faster: the faster of the last two took at least SETTLED of the faster of
+  the two before. Steps with less and less to do become faster, too. So it also ends when steps take no less time a
+  token (without tokens: a sequence).
+- If another kind of its model has settled, it ends after the first step of its kind.
+- It ends after MOST steps in any case: the steps of such a program never settle, and all are shown.
+- Its steps have a name of their own, so that no figure of later steps contains them.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ class WarmUps:
     def named(self, phase: str, model: str) -> str:
         """Return the name of a step that begins now: `phase`, or another one in the warm-up."""
         kind = (phase, model)
+        if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
+            self._settle(kind)  # the model is warm, and the first step of this kind is over
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
         self._took_ns.setdefault(kind, [])
@@ -50,8 +56,11 @@ class WarmUps:
             or _is_flat([each for _, each in took_ns])
             or len(took_ns) >= MOST
         ):
-            self.settled.add((phase, model))
-            self._took_ns.pop((phase, model), None)
+            self._settle((phase, model))
+
+    def _settle(self, kind: Kind) -> None:
+        self.settled.add(kind)
+        self._took_ns.pop(kind, None)
 
 
 def _is_flat(took_ns: list[float]) -> bool:

@@ -47,7 +47,7 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
     if row.excess is None:
         percent = 100 * (row.to_median - 1)
-        text = f"  no layer stands out: {clean(row.name)} takes {percent:.0f} % more than the median of its like"
+        text = f"  no layer stands out; {clean(row.name)} is {percent:.0f} % over the median of its like, the most"
         return fit_line(((text, "dim"),), width)
     if layers.steps is not None and layers.steps < MIN_STEPS:
         text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like in"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from cbtop import formatting
+from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 
@@ -18,7 +19,7 @@ def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
     are counted. What mending gives stands behind the sentence where there is no room for what to do."""
     verdicts = source.verdicts
     if not verdicts:
-        return [rule((("verdicts", "dim"),), width), (("  ✓ no rule found anything to say", "good"),)]
+        return [rule((("verdicts", "dim"),), width), _no_verdict(source)]
     shown = verdicts[: height - 1]
     texts = [_texts(verdict, width) for verdict in shown]
     room = _dealt(texts, height - 1 - len(shown))
@@ -34,6 +35,15 @@ def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
             derived = (("gains are derived", "faint"),)
         lines += [*said, *_cut(advice, for_advice, width)]
     return [rule((("verdicts", "dim"),), width, join((derived, more), " · ")), *lines]
+
+
+def _no_verdict(source: SourceView) -> Line:
+    steps = source.steps
+    if steps is not None and not steps.count:
+        return (("  · not judged: no step of this phase ended in this time", "dim"),)
+    if source.phase is not None and is_warm_up(source.phase):
+        return (("  · not judged: the speed of a warm-up says nothing of the steps that follow", "dim"),)
+    return (("  ✓ no problem found", "good"),)
 
 
 def most_verdict_lines(source: SourceView, width: int) -> int:

@@ -168,7 +168,10 @@ IN_LAYER = {
         mlp.c_proj Linear MLP DownProjection""",
     "torch": """
         self_attn MultiheadAttention TransformerEncoderLayer MultiheadAttention
-        linear1 Linear TransformerEncoderLayer Linear""",
+        linear1 Linear TransformerEncoderLayer UpProjection
+        linear2 Linear TransformerEncoderLayer DownProjection
+        mlp.0 Linear Sequential UpProjection
+        mlp.3 Linear Sequential DownProjection""",
     "nobody's": """
         flux_capacitor FluxCapacitor Block FluxCapacitor
         mlp.gate Linear Glu Linear
@@ -215,6 +218,8 @@ HOLDS = {
 }
 SIBLINGS = {
     "w1": {"w2", "w3"},
+    "linear1": {"linear2"},
+    "linear2": {"linear1"},
     "gate": {"experts", "shared_experts"},
     "topk": {"experts"},
 }

@@ -61,6 +61,17 @@ def test_each_phase_and_model_has_a_warm_up_of_its_own() -> None:
     assert warm_ups.named("decode", "draft").endswith(WARM_UP)
 
 
+def test_of_a_warm_model_only_the_first_step_of_another_kind_is_warm_up() -> None:
+    warm_ups = WarmUps()
+    names = []
+    for _ in range(3):  # generations of a prompt and six tokens
+        for phase in ("prefill", *["decode"] * 6):
+            names.append(warm_ups.named(phase, ""))
+            if names[-1].endswith(WARM_UP):
+                warm_ups.took(phase, "", MS)
+    assert [name for name in names if "prefill" in name] == [f"prefill{WARM_UP}", "prefill", "prefill"]
+
+
 def test_two_steps_of_a_warm_up_are_recorded_and_then_one_in_four_up_to_a_floor() -> None:
     governor = Governor(3, lambda said: None)
     warm = [governor.is_sampled((NodeKind.STEP, f"decode{WARM_UP}")) for _ in range(10)]

@@ -94,8 +94,8 @@ def test_verdicts_that_find_no_room_are_counted() -> None:
     assert f"{9 - text.count(FOUND.sentence)} more" in text
 
 
-def test_where_no_rule_finds_anything_that_is_said() -> None:
-    assert "✓ no rule found anything to say" in "\n".join(drawn(BARE, 80, 19))
+def test_a_source_without_problems_says_so() -> None:
+    assert "✓ no problem found" in "\n".join(drawn(BARE, 80, 19))
 
 
 async def test_screen_text_and_json_hold_the_same_rate() -> None:
