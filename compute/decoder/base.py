@@ -142,7 +142,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions become angles. `dimensions` of a head rotate; the factors divide the frequencies.
+    """The RoPE settings. `dimensions` of a head rotate; the factors divide the frequencies.
 
     Rotated values are also multiplied by `magnitude` (llama.cpp's `attn_factor`, and YaRN's part, which depends on
     the scale).
@@ -157,7 +157,7 @@ class Rope:
     long_factors: NDArray[np.float32] | None  # in a longer context (LongRoPE, Ding et al. 2024)
     original_context: int
     extrapolation: float  # the unscaled share of a fast pair's frequency: 0 without YaRN
-    turns: tuple[float, float]  # in the original context: a pair with the first number of turns is fast, with the second slow
+    turns: tuple[float, float]  # turns in the original context that make a pair fast, and slow
 
     def table(self, context: int) -> NDArray[np.float32]:
         """Return cosines and sines for a context, laid out by `angle_table`, times the magnitude."""
@@ -351,7 +351,7 @@ class _FamilyReader:
         return 0.0 if default is None else self._file.number_or_zero(f"{self._prefix}.{name}", default)
 
     def _sliding_layers(self) -> tuple[bool, ...]:
-        """Return whether the window slides, for each layer."""
+        """Return whether the window slides in each layer."""
         period, layers = self._family.window_period, self._layers
         if not period:
             return (period == 0,) * layers
@@ -401,7 +401,7 @@ class _FamilyReader:
         )
 
     def _quantization(self) -> str:
-        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only if there is no other."""
+        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only if it is the only one."""
         sizes = self._file.format_sizes()
         names = sorted(sizes, key=lambda name: -sizes[name])
         return "+".join(name for name in names if name != "F32") or "F32"
@@ -497,7 +497,7 @@ class _FamilyReader:
         )
 
     def _of_experts(self, name: str, rows: int, columns: int) -> Projection:
-        """Return the projection of this name; in a mixture, that of all experts together."""
+        """Return the projection of this name; in a mixture, of all experts together."""
         if self._experts is None:
             return self._projection(name, rows, columns)
         weight = self._file.matrices(f"{name}_exps.weight", self._experts.count, rows, columns)

@@ -214,7 +214,7 @@ class Decoder:
         self._begin()
 
     def _begin(self) -> None:
-        """Do what `restart` does, for a caller that already has the decoder."""
+        """Do what `restart` does, if the caller already has the decoder."""
         self.position = 0
         self._sequence += 1
 

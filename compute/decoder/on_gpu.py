@@ -1,13 +1,13 @@
 """The decoder on a GPU: weights and cache stay there. A prompt runs launch by launch, a token as a captured graph.
 
 The launches of a pass depend only on its number of tokens, because kernels read tokens and positions on the device.
-So they are prepared once and launched again; those of one token as a graph, unless `is_eager`.
+So they are prepared once and launched again; for one token as a graph, unless `is_eager`.
 
 Rules
 - A recorded step launches the stamping variant of every kernel, any other step the plain one. Both variants of a
   token's pass are made with the first token.
 - The measurements of a recorded step are handed on while the device works for the next one, or when the sequence
-  ends; those of the last step by `tell`. If they cannot be known, the step is recorded and its kernels count as lost.
+  ends; `tell` hands on the last step's. If they cannot be known, the step is recorded and its kernels count as lost.
 - A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
 """
 
@@ -133,7 +133,7 @@ class GpuMachine:
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """Put the inputs of a pass into `sent`, from which they are copied. Returns the number of words."""
+        """Put the inputs of a pass into `sent`, the source of the copy. Returns the number of words."""
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
