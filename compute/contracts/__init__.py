@@ -44,8 +44,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that holds of the arguments of a call, called `precondition finite(x)`. `broken_by` changes them so
-    that it does not."""
+    """Something that holds for the arguments of a call, named like `precondition finite(x)`. `broken_by` changes them
+    so that it does not hold."""
 
     name: str
     expression: Expression
