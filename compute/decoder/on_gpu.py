@@ -1,7 +1,7 @@
 """The decoder on a GPU: weights and cache stay there. A prompt runs launch by launch, a token as a captured graph.
 
-The launches of a pass depend only on its number of tokens, because kernels read tokens and positions on the device.
-So they are prepared once and launched again; for one token as a graph, unless `is_eager`.
+A pass of a given number of tokens always launches the same, because kernels read the tokens and positions on the
+device. So its launches are prepared once and launched again; for one token as a graph, unless `is_eager`.
 
 Rules
 - A recorded step launches the stamping variant of every kernel, any other step the plain one. Both variants of a
