@@ -231,8 +231,8 @@ class Shape:
         return f"__launch_bounds__({threads}, {blocks})"
 
     def blocks(self, pieces: int, multiprocessors: int) -> int:
-        """Return the number of blocks that take `pieces` pieces of work in turn, each one of its y places taking one
-        at a time."""
+        """Return the number of blocks for `pieces` pieces of work, which they take in turn. A block takes one for
+        each of its places along y at a time."""
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
     def __str__(self) -> str:
