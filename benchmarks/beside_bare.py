@@ -1,11 +1,12 @@
 """Compare variants of one step with the bare step: short blocks in random order, each between two bare ones.
 
-A block is switched on, runs steps until the interpreter has relearnt what the switch made it forget, then steps that
-are timed (by the thread's CPU time by default), and is switched off. Its ratio is its mean divided by the mean of
-both bare neighbours. The result is the median of a variant's ratios, and its 95 % interval by a bootstrap.
+A block is switched on and runs steps until the interpreter has relearnt what the switch made it forget. The next
+steps are timed (by the thread's CPU time by default), then the block is switched off. Its ratio is its mean divided
+by the mean of both bare neighbours. The result is the median of a variant's ratios, and its 95 % interval by a
+bootstrap.
 
-A single recorded step adds little compared with what attaching makes the interpreter forget. So it is compared with
-the plain steps before and after it, all attached (`run_beside_plain`).
+Attaching makes the interpreter forget, which costs far more than a single recorded step adds. So a recorded step is
+compared with the plain steps before and after it, all attached (`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # one step in so few that none is recorded
-PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps: the recorded one is among those that pay
+NEVER = 1 << 62  # record one step in this many: none
+PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps; PAYING: the recorded one, and those that swap out and relearn
 Switch = Callable[[], Callable[[], None]]  # switches on, and returns what switches off again
 
 

@@ -1,8 +1,8 @@
 """The cost of profiling a decode: one step with every brick on against one with the profiler off, taking turns.
 
 One thread that never waits, so its processor time is its wall time, without other processes. The last figure is the
-share of attention in a step at position 2,000, with the demo's model and enough context: of its ten recorded bricks,
-in rounds of some steps, by the wall clock.
+share of attention in a step at position 2,000, with the demo's model and enough context. It is taken from its ten
+recorded bricks, in rounds of some steps, by the wall clock.
 """
 
 from __future__ import annotations

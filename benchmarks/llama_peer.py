@@ -31,7 +31,8 @@ _Pointer = ctypes.c_void_p
 
 
 def write_model(path: Path, shape: Shape) -> None:
-    """Write a GGUF file of that shape with random weights, and the keys without words that llama.cpp needs, too."""
+    """Write a GGUF file of that shape with random weights, without words, and with the keys that only llama.cpp
+    needs."""
     metadata = demo_model._metadata
 
     def with_words(shape: Shape) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class ComputeBrick:
         before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
-        with np.errstate(all="ignore"):  # a reference that gets infinities warns of what is looked for here
+        with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
             every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
             mended = any(found.not_finite for _, found in every) and self.mend(calls, before)
         for assertion, found in every:

@@ -54,7 +54,7 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """max|output - expected| <= tolerance * max|expected|. `peer` is what computed `expected`."""
+    """max|output - expected| <= tolerance * max|expected|. `peer` names the source of `expected`."""
 
     needs_reference: ClassVar[bool] = True
     tolerance: float

@@ -64,7 +64,7 @@ _NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the findings' na
 
 
 def fault_of(output: Output) -> Fault | None:
-    """Return what is wrong with the numbers of `output` alone."""
+    """Return the fault that the numbers of `output` show by themselves, if any."""
     largest = float(np.abs(output).max(initial=0))  # NaN if it contains one
     if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
         return None
@@ -74,8 +74,8 @@ def fault_of(output: Output) -> Fault | None:
 
 
 def _fault_in(name: str, output: Output) -> Fault | None:
-    """Return `fault_of` an output of that name. int8 factors are sums of 32 numbers in an output of the same brick,
-    and only too large if that output is, so their overflow does not count."""
+    """Return the fault of an output of that name. The overflow of int8 factors does not count: they are sums of 32
+    numbers in an output of the same brick, and only too large if that output is."""
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 
@@ -182,7 +182,7 @@ class JidokaGuard:
         compared_s = self._clock_s()
         timer = self._profiler.start_brick(GUARD_BRICK)
         try:
-            with np.errstate(all="ignore"):  # a reference that gets infinities warns of what is looked for here
+            with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
                 met = self._compare(brick, calls, before)
                 if met is not None:
                     self._react(brick, met, calls, before)

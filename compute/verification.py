@@ -87,7 +87,7 @@ OF_SEVERAL_SHAPES = (
     "gated",
     "kv_write",
     "qkv",
-)  # what runs in a brick and has variants of its own
+)  # kernels that run in a brick and have variants of their own
 Run = Callable[[Kernel, Arguments], None]  # calls a kernel, which writes its outputs into the arguments
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 

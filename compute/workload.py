@@ -58,7 +58,7 @@ def run(
     progress: Progress,
     write: Write = lambda text: None,
 ) -> object:
-    """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
+    """Announce the model, its checks and the machine's ceilings, then decode until `should_stop` or the end.
 
     The returned object keeps a GPU's memory: giving it back takes seconds, and the caller can say goodbye first.
     `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.

@@ -1,10 +1,11 @@
 """Attention on a CUDA device compared with reading the same bytes: 28 heads of 128, 4 of keys and values in f16, as
 in 7B.
 
-One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round replays a
-graph, captured as in a decoder, of calls over the caches of enough layers to exceed the second-level cache, then one
-of a kernel that reads as many bytes in as many launches; ratios are of rounds. Prompts are also compared with torch's
-attention in float16, if torch is installed: it multiplies float16 once, ours multiplies float32 in two halves.
+One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round first
+replays a graph of calls, captured as in a decoder, over the caches of enough layers to exceed the second-level cache.
+Then it replays one of a kernel that reads as many bytes in as many launches. Ratios are of rounds. Prompts are also
+compared with torch's attention in float16, if torch is installed: it multiplies float16 once, ours multiplies float32
+in two halves.
 """
 
 from __future__ import annotations

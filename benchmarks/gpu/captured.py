@@ -1,12 +1,15 @@
 """The cost of brick times inside a captured graph: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
 A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as in an engine that reads
-its tokens. Rounds that take turns: the replay of torch without us (twice: their ratio is the noise); the same graph
-under `--overhead 1%`, and with only its layers' stamps in every step; another graph of the same model without us, and
-with every step recorded; and one with a CUDA event recorded before and after every leaf module. torch.profiler, for
-the device alone (Kineto) and for both, comes last, against the earlier rounds without us, because CUPTI keeps costing
-time once it is loaded. Ratios are medians over the rounds; also of means over all of them, because the cost of the
-default comes in single steps.
+its tokens. Rounds that take turns:
+- the replay of torch without us (twice: their ratio is the noise)
+- the same graph under `--overhead 1%`, and with only its layers' stamps in every step
+- another graph of the same model without us, and with every step recorded
+- one with a CUDA event recorded before and after every leaf module
+
+torch.profiler, for the device alone (Kineto) and for both, comes last, because CUPTI keeps costing time once it is
+loaded. It is compared with the earlier rounds without us. Ratios are medians over the rounds; also of means over all
+of them, because the cost of the default comes in single steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
 
-The ratio of a step to the least time for reading its weights, by a kernel that only reads, in the same run; and the
-cost of stamps of every kernel: in every step, and as often as `--overhead 1%` allows. Rounds of one decoder take
-turns (the addresses of another one's arrays alone were worth 1 %). The decoder without a profiler is among them
-twice, and the ratio of both is the noise.
+The first result is the ratio of a step to the least time for reading its weights, by a kernel that only reads, in the
+same run. The second is the cost of stamps of every kernel: in every step, and as often as `--overhead 1%` allows.
+Rounds of one decoder take turns (the addresses of a second one's arrays alone were worth 1 %). The decoder without a
+profiler is among them twice, and the ratio of both is the noise.
 """
 
 from __future__ import annotations

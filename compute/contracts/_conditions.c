@@ -4,8 +4,8 @@
    - A condition that holds here, holds. Every other case (a condition that does not hold, an unknown type, shape or
      number, a division by zero) is decided by `Expression.evaluate`.
    - Nodes come after their operands. Nodes that read arrays keep their results for other nodes in the same call.
-   - Each node reads an array once, in loops that compilers vectorise for each kind of processor. All kinds give the same
-     result: no sum of floats is reordered (this file defines the order in `lengths`), and nothing is contracted.
+   - Each node reads an array once, in loops that compilers vectorise for each kind of processor. All kinds give the
+     same result: no sum of floats is reordered (this file defines the order in `lengths`), and nothing is contracted.
    - With arrays of float32, numbers are float32, as NumPy takes Python's; with other arrays all is float64. uint16 are
      the bits of float16, as everywhere in compute.
    - The GIL is held throughout, and no Python code runs unless a condition does not hold here.
@@ -47,8 +47,8 @@ static const char *const NAMES[OPERATIONS] = {
     "less", "less_equal", "greater", "greater_equal", "equal", "unequal", "magnitude", "root", "most", "least", "size",
     "extent", "slice", "index", "finite", "largest", "maximum", "minimum", "all", "count", "lengths", "at",
 };
-/* The number of an operation's operands that are nodes, and of all its operands. The operand after nodes is a dimension,
-   and the only operand of an argument is its place. Nodes of `slice` may be -1: left out. */
+/* The number of an operation's operands that are nodes, and of all its operands. The operand after nodes is a
+   dimension, and the only operand of an argument is its place. Nodes of `slice` may be -1: left out. */
 static const int NODES[OPERATIONS] = {
     0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 1, 4, 2, 1, 1, 1, 1, 1, 1, 1, 2,
 };
@@ -173,8 +173,8 @@ typedef enum { ELEMENTS, ONE, LONE_NUMBER } Kind;
 typedef uint32_t __attribute__((may_alias)) float_bits;
 typedef uint64_t __attribute__((may_alias)) double_bits;
 
-/* `apply_T`: an operation element by element; `out` may be one of the sides. `count_T`: the number of elements for which
-   a comparison holds. `block_T`: `count` elements of a node from (row, column) on, in `out` or in their array. */
+/* `apply_T`: an operation element by element; `out` may be one of the sides. `count_T`: the number of elements for
+   which a comparison holds. `block_T`: `count` elements of a node from (row, column) on, in `out` or in their array. */
 #define LEFT(T, i) value_of_##T(left[i] & a->mask)
 #define RIGHT(T, i) value_of_##T(right[i] & b->mask)
 #define APPLIED(T, SYMBOL)                                                                                            \

@@ -19,7 +19,7 @@ from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import Matrix
 
-# Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
+# Bounds on metadata: above any model that runs on one machine, below values that would overflow a buffer's size.
 MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
@@ -27,10 +27,9 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys of an architecture that do not change what a decoder computes: descriptions of the model, keys that matter only
-# with others that are refused or off (the number of experts used), and facts that the tensors show as well (whether
-# the halves of a layer are parallel). Keys that begin as OF_IMAGES are ignored, too: they describe tensors in another
-# file.
+# Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only with
+# others that are refused or off (the number of experts used). Some repeat what the tensors show (whether the halves
+# of a layer are parallel). Keys that begin as OF_IMAGES are ignored, too: they describe tensors in another file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",

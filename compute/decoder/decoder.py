@@ -214,7 +214,7 @@ class Decoder:
         self._begin()
 
     def _begin(self) -> None:
-        """Do what `restart` does, if the caller already has the decoder."""
+        """As `restart`, for a caller that already has the decoder."""
         self.position = 0
         self._sequence += 1
 
@@ -249,7 +249,7 @@ class Decoder:
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
         """Run a pass; if its logits show a fault, run it again with every brick checked."""
         guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
-        # A soft cap hides infinities, and may compute what is not finite itself.
+        # A soft cap hides infinities, and may itself compute NaN or infinity.
         if guard is None:
             token = self._forward(tokens, run, layer)
             looked_at = (space.logits_product, *([space.logits] if self.bricks.soft_cap else []))

@@ -117,8 +117,8 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 
 class GpuMachine:
     """The arrays of a decoder on a GPU. The inputs of a pass are adjacent, so that one copy brings them all
-    (`write`): its tokens, the start of each of its parts, the position after it, and the number of the sequence,
-    which seeds the draws."""
+    (`write`). They are its tokens, the start of each of its parts, the position after it, and the number of the
+    sequence, which selects the draws."""
 
     names_launches = True
     most_together = 512  # at this number of tokens per read of a matrix, products are bound by computation
@@ -271,7 +271,7 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Do what Decoder's does; `observe` is ignored."""
+        """As in Decoder; `observe` is ignored."""
         self._check(tokens)
         start = self.position
         try:
@@ -286,14 +286,14 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Do what Decoder's does; `observe` is ignored."""
+        """As in Decoder; `observe` is ignored."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """Do what Decoder's does."""
+        """As in Decoder."""
         self.tell()
         super()._begin()
 

@@ -103,7 +103,7 @@ ALONE = Rank(0, 1, None)
 
 
 def part_of(model: Model, rank: Rank) -> Model:
-    """Return the part of a model that a rank runs. Raises ModelError if the model cannot be split over so many ranks.
+    """Return the part of a model that a rank runs. Raises ModelError if there are too many ranks to split the model.
 
     An embedding or head that the rank does not use only gives its sizes.
     """

@@ -7,7 +7,7 @@
 #   the Python that intrinsics run, numbers. That also finds functions that `copy_of` has put in, which the imports of
 #   the code's file would miss.
 # - The whole file of every function counts, as bytecode, because types, data models and overloads in it cannot be
-#   found by name. Comments and line numbers do not count.
+#   found by name. Comments and line numbers do not count; docstrings do.
 # - A plain function in compiled code has overloads in unknown files, so our files that its own file imports count,
 #   too.
 # - The passes that compile a kernel always count, too.

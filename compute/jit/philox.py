@@ -14,7 +14,7 @@ ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # what each round adds to the key
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key in each round
 
 
 @jit

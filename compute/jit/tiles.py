@@ -1,7 +1,7 @@
 """Tiles: registers of sixteen rows of 64 bytes, and the one instruction that multiplies two of them (Intel AMX).
 
-A thread configures its tiles before it uses them and releases them afterwards: what the system saves of a thread
-grows by 8 KB as long as they are in use. Tiles are named by their numbers, which are constants of the code.
+A thread configures its tiles before it uses them and releases them afterwards, because the system saves 8 KB more for
+a thread while they are in use. Tiles are named by their numbers, which are constants of the code.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count` values
-    but the skipped ones."""
+    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count`
+    values, except the skipped ones."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = np.uint64(0), np.uint64(LANES)

@@ -306,9 +306,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# A step of Q5_K and Q6_K is a block, which is read once, in its order in memory, and in a loop: a Zen 4 reads memory
-# at 30 GB/s with two to five loads in a loop, and at 15 to 22 with sixteen to 48. It treats the reads of each load as
-# a stream of its own, whose lines are a turn of the loop apart.
+# A step of Q5_K and Q6_K is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory
+# at 30 GB/s with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each
+# load as a separate stream with lines that are a turn of the loop apart.
 _four_columns, _factors, _COLUMNS_BYTES, _BLOCK_BYTES = (
     four_columns_q5_k,
     factors_q5_k,

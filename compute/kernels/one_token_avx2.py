@@ -1,10 +1,10 @@
 """One token times sixteen interleaved rows of Q4_K, Q5_K, Q6_K or Q8_0, by AVX2: a block a call.
 
 A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop goes on line by line and prefetches each line, in
-order, about 1 KiB ahead: the processor's own prefetching, which follows single instructions, brings them into L2. The
-same loads written out are many instructions that each skip lines, and it reads 7 to 10 GB/s: L1 can wait for 22
-lines, each for 139 ns. So loops here are not unrolled (`turns`), lines are read in order or nearly so, and sums wait
-on the stack for the factors after their weights.
+order, about 1 KiB ahead. The processor's own prefetching, which follows single instructions, then brings the lines
+into L2. The same loads written out are many instructions that each skip lines, and it reads 7 to 10 GB/s: L1 can wait
+for 22 lines, each for 139 ns. So loops here are not unrolled (`turns`), lines are read in order or nearly so, and
+sums wait on the stack for the factors after their weights.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes:
 
 
 def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
-    """Write codes and factors of `normed`, but of `out` in rows that are not finite in `normed`: those were computed
-    wrong, and are not an input."""
+    """Write codes and factors of `normed`. Rows that are not finite in `normed` are taken from `out`, because they
+    were computed wrong and are not an input."""
     is_finite = np.isfinite(normed).all(axis=1, keepdims=True)
     quantize_rows.reference(np.where(is_finite, normed, out), codes, factors)
 
