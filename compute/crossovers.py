@@ -96,7 +96,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # Makes work of every size spread over threads, and use tiles.
+        # Crossovers of 1 spread work of every size over threads, or give it tiles.
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
