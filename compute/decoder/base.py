@@ -65,7 +65,7 @@ class Family:
     `window`: its size if the file has none.
     `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions are not scaled
     there. None: those layers rotate like the others.
-    `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads.
+    `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads, not by head_dim.
     """
 
     architecture: str

@@ -112,7 +112,7 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory. It needs the angles of its positions, and
-    either the caches, which fill up later, or, while the last angles are made, a float64 for each of them."""
+    the larger of the caches, which fill up later, and a float64 for each of the last angles while these are made."""
     caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
@@ -268,8 +268,8 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Give the bricks of a pass to `run`, which may compute nothing: each expert counts as if the tokens had used
-        it."""
+        """Give the bricks of a pass to `run`. In a mixture of experts, whose router may not run, as many experts run
+        as a token uses, each for all tokens."""
         if self._expert_space is not None and self.model.experts is not None:
             starts = self._expert_space.starts
             starts[:] = len(tokens) * np.minimum(np.arange(len(starts)), self.model.experts.used)
@@ -498,7 +498,7 @@ class Decoder:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # the fused kernel does the work of three
+        if len(brick.kernels) > 2:  # not fused: three kernels in place of one
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -523,7 +523,7 @@ class Decoder:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # the fused kernel does the work of three
+            if len(brick.kernels) > 3:  # not fused: three kernels in place of one
                 products = self._product(gate, taken, gated), self._product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(

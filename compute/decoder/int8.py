@@ -28,9 +28,9 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 
 
 def exact_bytes() -> int:
-    """Return the size from which a matrix is not interleaved, as measured or set. By default no matrix is so
-    large. On a processor without instructions for integer products every matrix is, because float products are
-    faster there."""
+    """Return the size from which on a matrix is not interleaved, as measured or set. By default no matrix is so
+    large. On a processor without instructions for integer products none is interleaved by default, because float
+    products are faster there."""
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
     return 1 if TIER == "generic" and not is_known else found.exact_bytes
