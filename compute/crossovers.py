@@ -81,8 +81,8 @@ class Times:
 
 
 def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda what: None) -> tuple[Crossover, ...]:
-    """Measure each of `Crossovers`, for one thread against `threads`, in seconds. The first call compiles what is not
-    cached."""
+    """Measure each of `Crossovers`, for one thread against `threads`. Takes seconds; the first call also compiles
+    kernels that are not cached."""
     ladders: dict[str, Callable[[], Sequence[Rung]] | str] = {
         "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
         "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",

@@ -1,6 +1,6 @@
 """The first run on a machine: a fork compiles the kernels, and this process loads them.
 
-LLVM never frees 70 MB of what it needs to compile, which end with the fork. Loading the cached kernels takes 0.25 s.
+LLVM never frees 70 MB that it takes to compile. They end with the fork. Loading the cached kernels takes 0.25 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure from how much work on a GPU is faster than this processor: a decoder's own passes, timed on both.
+"""Measure how much work makes a GPU faster than this processor: a decoder's own passes, timed on both.
 
 Rules
 - Work is counted per layer, because on both sides the time of a pass is proportional to the number of layers.
@@ -38,9 +38,9 @@ SEED = 11
 def measure_gpu_crossovers(
     threads: int, progress: Callable[[str], None], time: Callable[..., list[Times]] = timed
 ) -> tuple[Crossover, ...]:
-    """Measure from where on the first GPU takes less time than `threads` of the CPU. DECODING is in bytes of a
-    layer's weights that a token reads, PROMPTS in these bytes times the tokens of a prompt. The note is the GPU's
-    name. Raises ComputeError without a GPU, or without enough room."""
+    """Measure the work at which the first GPU begins to take less time than `threads` of the CPU. DECODING is in
+    bytes of a layer's weights that a token reads, PROMPTS in these bytes times the tokens of a prompt. The note is
+    the GPU's name. Raises ComputeError without a GPU, or without enough room."""
     gpu = Gpu()
     progress(DECODING)
     decoding = crossover(DECODING, time([_step(gpu, hidden, threads, None) for hidden in HIDDEN]), gpu.name)
