@@ -1,1 +1,1 @@
-"""What cbtop itself costs, each figure as a ratio to a peer or a limit measured in the same run."""
+"""The cost of cbtop itself. Each figure is a ratio to a peer or a limit measured in the same run."""

@@ -1,4 +1,4 @@
-"""What a benchmark gives, and how rounds are interleaved."""
+"""The results of a benchmark, and interleaved rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], peers: Sequence[float]) -> Ratio:
-        """Round by round: what disturbed a round disturbed both."""
+        """Divide round by round, because a disturbance affects both."""
         low, median, high = statistics.quantiles(
             [value / peer for value, peer in zip(values, peers, strict=True)], n=4, method="inclusive"
         )
@@ -37,7 +37,8 @@ class Figure:
 
 
 def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds: int = 15) -> dict[str, float]:
-    """The median time (ns) of one call of each, in rounds that take turns, so that a busy machine hits all alike."""
+    """Return the median time (ns) of one call of each, in rounds that take turns, so that a busy machine slows all
+    alike."""
 
     def loop(call: Callable[[], object]) -> Callable[[int], None]:
         def run(times: int) -> None:
@@ -53,7 +54,7 @@ def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds:
 def interleaved_loops_ns(
     loops: dict[str, Callable[[int], None]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """The time (ns) of one turn of each loop, round by round; a loop is told how many turns to make."""
+    """Return the time (ns) of one turn of each loop, round by round. A loop is called with its number of turns."""
     found: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, loop in loops.items():
@@ -66,7 +67,7 @@ def interleaved_loops_ns(
 def interleaved_cpu_ns(
     calls: Mapping[str, Callable[[], object]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Nanoseconds of processor time a call, round by round; a first round is not counted."""
+    """Return nanoseconds of processor time a call, round by round, without a first round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():

@@ -1,11 +1,12 @@
-"""Variants of one step beside the bare step: short blocks in random order, each between two bare ones.
+"""Compare variants of one step with the bare step: short blocks in random order, each between two bare ones.
 
-A block is switched on, runs steps until the interpreter has learnt what the switch made it forget, then steps that
-are timed (by the thread's CPU time, unless told otherwise), and is switched off. Its ratio is that of its mean to the
-mean of both bare neighbours. What is given is the median of a variant's ratios, and its 95 % interval by a bootstrap.
+A block is switched on and runs steps until the interpreter has relearnt what the switch made it forget. The next
+steps are timed (by the thread's CPU time by default), then the block is switched off. Its ratio is its mean divided
+by the mean of both bare neighbours. The result is the median of a variant's ratios, and its 95 % interval by a
+bootstrap.
 
-What a single step adds that is recorded is little beside what attaching makes the interpreter forget: it is measured
-beside the plain steps before and after it instead, all attached (`run_beside_plain`).
+Attaching makes the interpreter forget, which costs far more than a single recorded step adds. So a recorded step is
+compared with the plain steps before and after it, all attached (`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # one step in so many
-PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps: the recorded one pays, and those that swap out and learn anew
-Switch = Callable[[], Callable[[], None]]  # switches on, and gives what switches off again
+NEVER = 1 << 62  # record one step in this many: none
+PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps; PAYING: the recorded one, and those that swap out and relearn
+Switch = Callable[[], Callable[[], None]]  # switches on, and returns what switches off again
 
 
 def record_when_told(governor: Governor) -> Callable[[bool], None]:
-    """Tells whether the next steps are recorded, in the governor's own terms: they take no other way than by default.
+    """Return a function that sets whether the next steps are recorded, by the governor's own settings, on the default
+    path.
 
-    It decides nothing from now on.
+    The governor decides nothing from now on.
     """
     governor._look_at_step = NEVER
     governor.floor = 0
@@ -43,7 +45,7 @@ def record_when_told(governor: Governor) -> Callable[[bool], None]:
 
 @dataclass
 class Variant:
-    """One way to run the step; `every` is in how many cycles it runs once."""
+    """One way to run the step, once in every `every` cycles."""
 
     begin: Switch
     every: int = 1
@@ -60,7 +62,7 @@ def run_beside_bare(
     timed: int,
     clock_ns: Callable[[], int] | None = None,
 ) -> float:
-    """Fill in the ratios of all variants, in as many cycles as fit; gives the median time (ns) of a bare step."""
+    """Fill in the ratios of all variants, in as many cycles as fit. Returns the median time (ns) of a bare step."""
 
     now_ns = clock_ns or time.thread_time_ns
 
@@ -92,7 +94,7 @@ def run_beside_bare(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No garbage is collected within a step, and what was there before is not looked through between them."""
+    """Collect no garbage within a step, and do not search old objects between steps."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -110,7 +112,8 @@ def run_beside_plain(
     seconds: float,
     clock_ns: Callable[[], int] | None = None,
 ) -> Variant:
-    """What one recorded step adds, with those after it that pay for it, in plain steps: in each of its `ratios`."""
+    """Return the cost of one recorded step and of the steps after it that pay for it, in plain steps, in its
+    `ratios`."""
     now_ns = clock_ns or time.thread_time_ns
     found = Variant(lambda: lambda: None)
     with _without_collections():
@@ -130,7 +133,7 @@ def run_beside_plain(
 
 
 def median_of(*variants: Variant, made: Callable[..., float] = lambda median: median) -> Ratio:
-    """The median of a variant's ratios with its 95 % interval; of several, what `made` makes of their medians."""
+    """Return the median of a variant's ratios with its 95 % interval; for several, `made` combines their medians."""
     chance = random.Random(0)
     drawn = sorted(
         made(*(statistics.median(chance.choices(one.ratios, k=len(one.ratios))) for one in variants))

@@ -1,10 +1,10 @@
-"""Our decoder beside llama.cpp on the same file: decode, prefill, and how far the logits of both are from float64.
+"""Compare our decoder with llama.cpp on the same file: decode, prefill, and the distance of both logits from float64.
 
 One thread each, CPU time of the process, in rounds that take turns. llama.cpp is PyPI's `xllamacpp` with its
-defaults, which repack the weights it can. It reads them from its heap: run this with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap lies on huge pages, as our weights do. The model is the
-demo's: 82 MB, Q4_K and Q6_K. Distances are roots of mean squares of the logits, in their standard deviations, of all
-tokens of some prompts, decoded one by one; and how often another token than float64's is the first choice.
+defaults, which repack the weights if possible. It reads them from its heap: run this with
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1, so that its heap is on huge pages, as our weights are. The model is the demo's:
+82 MB, Q4_K and Q6_K. Distances are root mean squares of the logits' differences, in their standard deviations, over
+all tokens of some prompts, decoded one by one. The last figure is how often the first choice differs from float64's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # and rounds
 DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
 CONTEXT = max(PREFILLS) + DECODED
-COMPARED, PROMPT_TOKENS = 48, 24  # prompts whose logits are compared, and tokens of each
+COMPARED, PROMPT_TOKENS = 48, 24  # prompts with compared logits, and tokens of each
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -90,7 +90,7 @@ Logits = NDArray[np.floating[Any]]
 
 
 class _Peer:
-    """llama.cpp under the names of our decoder."""
+    """llama.cpp with the interface of our decoder."""
 
     def __init__(self, llama: Llama) -> None:
         self._llama = llama
@@ -134,7 +134,7 @@ def _times(
     rounds: int,
     clock: Callable[[], int],
 ) -> dict[str, list[float]]:
-    """Milliseconds a token, round by round; the first round is not counted."""
+    """Return milliseconds a token, round by round, without the first round."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
@@ -155,7 +155,7 @@ def _figures(what: str, times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _distances(ways: Mapping[str, Any], expected: Callable[[list[int]], Logits]) -> Iterator[Figure]:
-    """How far the logits of each token are off, of each way over so many prompts."""
+    """Yield the distance of each token's logits, for each way, over COMPARED prompts."""
     off: dict[str, list[float]] = {name: [] for name in ways}
     missed = dict.fromkeys(ways, 0)
     for seed in range(COMPARED):

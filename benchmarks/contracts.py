@@ -1,10 +1,11 @@
-"""What checking contracts at every call costs in a debug run, a condition: of the demo's model and of half a billion.
+"""The cost of checking contracts at every call of a debug run, per condition, with the demo's model and half a
+billion.
 
 Processor time, one thread, rounds that take turns. Evaluated: the conditions of all calls of a decode step, in the
-order of the step, over copies of what each call had; less the same loop without them. All told: a step of a decoder
-that checks beside one that does not, which has all that comes with it: the copies that `old(x)` asks for, Python, and
-caches that the kernels in between have filled. Then the conditions that take longest, each alone again and again, and
-those of the choice among as many logits as Qwen has: reading is what they take.
+step's order, over copies of each call's arguments; minus the same loop without them. All told: a step of a checking
+decoder compared with one that does not check, which includes the copies for `old(x)`, Python, and caches that the
+kernels in between have filled. Then the slowest conditions, each alone again and again, and those of the greedy
+choice among as many logits as Qwen has, which are bound by reading.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ PAIRS = 400  # steps of both decoders
 CONTEXT = 32  # tokens in the KV cache at each step
 LOGITS = 151_936
 LARGEST, CALLS, ALONE_ROUNDS = 8, 1_000, 9
-COPIED_ELEMENTS = 1 << 17  # of what a later call of the step may overwrite; caches and weights stay as they are
+COPIED_ELEMENTS = 1 << 17  # of arguments that a later call of the step may overwrite; not of caches and weights
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One side of a kernel's call: the conditions, what evaluates them, and the values it does so on."""
+    """One side of a kernel's call: the conditions, the function that evaluates them, and its values."""
 
     contract: Contract
     conditions: Sequence[Condition]
@@ -52,7 +53,7 @@ class Call:
         return cls(contract, conditions, checks.failed, values)
 
     def alone_ns(self) -> Iterator[tuple[float, str]]:
-        """Of each condition the nanoseconds that it takes alone, and its name."""
+        """Yield the nanoseconds that each condition takes alone, and its name."""
         for one in self.conditions:
             checks = Checks([one], self.contract.arguments)
             assert checks.failed(self.values) == 0
@@ -65,7 +66,7 @@ class Call:
 
 
 def run() -> list[Figure]:
-    cpu_backend(1)  # threads that wait spin, which is processor time, too
+    cpu_backend(1)  # waiting threads spin, which is processor time, too
     found = []
     for name, path in (("the demo's", demo_model(lambda *_: None)), ("0.5 billion", half_a_billion())):
         found += _of_model(name, path)
@@ -102,7 +103,7 @@ def _of_model(name: str, path: Path) -> Iterator[Figure]:
 
 
 def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Call]:
-    """The calls of a decode step, each with what it had."""
+    """Return the calls of a decode step, each with its arguments."""
     calls: list[Call] = []
 
     def kept(values: Arguments) -> Arguments:
@@ -131,7 +132,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _in_step(calls: list[Call]) -> float:
-    """Nanoseconds that the conditions of a step take, one call after the other."""
+    """Return the nanoseconds that the conditions of a step take, one call after another."""
     functions = [(call.failed, call.values) for call in calls]
 
     def all_of() -> None:
@@ -146,7 +147,7 @@ def _in_step(calls: list[Call]) -> float:
 
 
 def _less(taken: dict[str, list[float]]) -> float:
-    """What is its own of it: without the same loop around nothing."""
+    """Subtract the same loop around nothing."""
     return statistics.median(taken["own"]) - statistics.median(taken["none"])
 
 

@@ -1,8 +1,8 @@
-"""What profiling costs a decode: one step with every brick on against one with the profiler off, taking turns.
+"""The cost of profiling a decode: one step with every brick on against one with the profiler off, taking turns.
 
-On one thread that never waits, so its processor time is its wall time, less what other processes took in between. And
-what share of a step attention has at position 2,000, of the demo's model with as much room: of its ten bricks, as
-they were recorded, in rounds of some steps, by the clock on the wall.
+One thread that never waits, so its processor time is its wall time, without other processes. The last figure is the
+share of attention in a step at position 2,000, with the demo's model and enough context. It is taken from its ten
+recorded bricks, in rounds of some steps, by the wall clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # and steps a round
 
 
 def half_a_billion() -> Path:
-    """The path of a model about the size of Qwen2.5-0.5B, whose step takes over 10 ms; written where it is not."""
+    """Return the path of a model of about Qwen2.5-0.5B's size, with steps of over 10 ms, after writing it if it is
+    missing."""
     from cbtop.compute.demo_model import DEMO, FORMAT_VERSION, write_model
     from cbtop.protocol.cache import cache_dir
 

@@ -1,8 +1,8 @@
-"""What a decoder does beside products, next to NumPy and, where it is installed, torch: 128 to 32,768 float32.
+"""A decoder's kernels other than products, compared with NumPy and, if installed, torch: 128 to 32,768 float32.
 
-One thread, processor time, in rounds that take turns. NumPy and torch are called as one writes them, in float32.
-Softmax is attention's own: pieces of 64 scores, which leave their sum to whoever divides by it. The transposition is
-that of keys and values into their cache. Adding reads two rows and writes one, as NumPy does in place.
+One thread, processor time, in rounds that take turns. NumPy and torch are called in the usual way, in float32.
+Softmax is attention's own: pieces of 64 scores, without the division by their sum. The transposition writes keys and
+values into their cache. Adding reads two rows and writes one, as NumPy does in place.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def _rotations(size: int, torch: Any) -> Calls:
 
 @jit
 def _weigh_all(scores: Any, scratch: Any) -> None:
-    """scratch[i] = powers of two of the scores of piece i, its running maximum and its sum of all so far."""
+    """scratch[i] = powers of two of the scores of piece i, with the running maximum and sum."""
     zero, positions, state = np.uint64(0), np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        for p in range(zero, positions, np.uint64(LANES)):  # as vectors, which is how scores come
+        for p in range(zero, positions, np.uint64(LANES)):  # as vectors, the form of attention's scores
             store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (

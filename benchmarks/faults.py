@@ -1,4 +1,4 @@
-"""What a fault costs the host: the p99 of its steps beside that of a host nobody watches, taking turns."""
+"""The cost of a fault to the host: the p99 of its steps compared with that of an unwatched host, taking turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.base import Figure, Ratio
 
 TURN_S = 0.2
 TURNS = 40
-# Each line read is a turn: steps of the same work for TURN_S, then the p99 of the step time. At the end, the time.
+# Each line read is a turn: steps of the same work for TURN_S. Then it prints the p99 of the step time.
 HOST = """
 import hashlib, sys, time
 from cbtop import BrickId, BrickProfiler

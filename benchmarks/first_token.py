@@ -1,10 +1,10 @@
-"""What a process takes from its start to the first token of the demo's model, in CPU time, and what memory it holds.
+"""CPU time from the start of a process to the first token of the demo's model, and its memory.
 
-Cold: the cache of compiled kernels is empty, and the workload of `cbtop demo` runs, which compiles in a fork: its
-CPU time is counted, too. Warm: another process has filled the cache, and a decoder is called. One thread, and none
-of NumPy's BLAS, which spin as it is imported: 2.2 s in all on 16 cores. Python's own files are compiled, as they
-are once a package is installed. Memory is what is resident beyond the weights: cold after 64 tokens, warm after
-prompts of one token and of all that the context holds.
+Cold: the cache of compiled kernels is empty, and the workload of `cbtop demo` runs. It compiles in a fork, whose CPU
+time counts. Warm: another process has filled the cache, and a decoder is called. One thread, and no threads of
+NumPy's BLAS, which spin at its import: 2.2 s in all on 16 cores. Python's own files are compiled, as in an installed
+package. Memory is what is resident beyond the weights: cold after 64 tokens, warm after prompts of one token and of a
+full context.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as root:
         caches = (str(Path(root, f"cache {number}")) for number in range(COLD_ROUNDS + 1))
         last = next(caches)
-        _measured(COLD, path, last, root)  # which compiles Python's own files, too
+        _measured(COLD, path, last, root)  # it also compiles Python's own files
         cold = [_measured(COLD, path, last := cache, root) for cache in caches]
         warm = [_measured(WARM, path, last, root) for _ in range(WARM_ROUNDS)]
     return [

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gate FOLDER [--runs 50] [--steps 480] [--base 6] [--comparisons 1000]
 
-What FOLDER lacks of recordings is made first, about ten seconds each. A comparison draws, by a seed, as many of them
-as base and one more, and judges that as `cbtop demo --check` does: what is broken is confirmed by the run that was
-recorded right behind it, which is in no base then. With `--base 1` every pair is compared, and nothing confirmed.
+Recordings that FOLDER lacks are made first, about ten seconds each. A comparison draws, by a seed, a base of runs and
+one more, and judges that one as `cbtop demo --check` does. A broken result must be confirmed by the next recorded
+run, which is not in the base then. With `--base 1` every pair is compared, and nothing confirmed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def recorded(path: Path, steps: int) -> Run:
-    """The run in `path`, which is recorded where there is none."""
+    """Return the run in `path`, after recording it if it is missing."""
     if not path.exists():
         options = argparse.Namespace(connect=None, server_key=None, key=None, source=None)
         command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--steps", str(steps)]
@@ -55,13 +55,13 @@ def recorded(path: Path, steps: int) -> Run:
 
 
 def drawn_runs(runs: list[Run], base: int, rng: random.Random) -> tuple[list[Run], Run, Run]:
-    """Some for the base; one, and the one recorded right behind it."""
+    """Return some runs for the base, one other, and the run recorded right after it."""
     at = rng.randrange(len(runs) - 1)
     return rng.sample(runs[:at] + runs[at + 2 :], base), runs[at], runs[at + 1]
 
 
 def judged(bases: list[Run], now: Run, again: Run | None = None) -> Outcome:
-    """What the default gate says at worst; of what it breaks with `again`, too."""
+    """Return the worst outcome of the default gate. A broken result counts only if it is broken with `again`, too."""
     found = default_gate(diff_of(bases, [now]))
     if again is not None and any(one.outcome is Outcome.BROKEN for one in found):
         second = diff_of(bases, [again])

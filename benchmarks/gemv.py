@@ -1,9 +1,9 @@
-"""One token times a matrix of every format: the weights' bytes a second, beside those of reading and of llama.cpp.
+"""One token times a matrix of every format: the weights' bytes a second, compared with reading and with llama.cpp.
 
-From a matrix of L2's size, of L3's and one that only memory holds, one thread, processor time, in rounds that take
-turns. Reading is the faster of a plain loop and of one that prefetches; each of the two, and each kernel, has memory
-of its own on huge pages. Kernels are those that a decoder takes on this processor. llama.cpp is PyPI's `xllamacpp`,
-where it is installed, by ggml's own functions, which repack the weights they can; its heap lies on huge pages with
+With a matrix of L2's size, one of L3's, and one larger than any cache, one thread, processor time, in rounds that
+take turns. Reading is the faster of a plain loop and of one that prefetches; both of them, and each kernel, have
+their own memory on huge pages. Kernels are those of a decoder on this processor. llama.cpp is PyPI's `xllamacpp`, if
+installed, by ggml's own functions, which repack the weights if possible; its heap is on huge pages with
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
@@ -34,14 +34,14 @@ from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interl
 
 COLUMNS, ROUNDS = 2048, 11
 SIZES = {"L2": 512 << 10, "L3": 8 << 20, "memory": 300_000_000}  # bytes; L2 of 1 MiB and L3 of 32 MiB or more
-ROUND_BYTES = 100_000_000  # that a round reads at least: a clock's step is nothing beside it
+ROUND_BYTES = 100_000_000  # that a round reads at least: the resolution of the clock is negligible
 LINE_FLOATS, AHEAD_FLOATS = 16, 512
 NO_BIAS = np.zeros(0, np.float32)
 
 
 @jit
 def _read_ahead(rows: Any, sums: Any) -> None:
-    """float32 (1, numbers), read a line at a time with the one 2 KiB ahead asked for."""
+    """Read float32 (1, numbers), a line at a time, prefetching 2 KiB ahead."""
     even, odd, row = splat(np.float32(0)), splat(np.float32(0)), np.uint64(0)
     for pair in range(np.uint64(rows.shape[1] // (2 * LINE_FLOATS))):
         first = pair * np.uint64(2 * LINE_FLOATS)
@@ -53,7 +53,7 @@ def _read_ahead(rows: Any, sums: Any) -> None:
 
 
 def plain_reading(of: Any) -> Callable[[], object]:
-    """What reads all numbers of an array, one after the other, as ceilings are measured."""
+    """Return a function that reads all numbers of an array in order, as ceilings are measured."""
     nothing, once, out = np.zeros((1, 1), np.uint8), np.array([1, 0], np.float32), np.zeros((1, 1), np.float32)
     return partial(_read, nothing, once, nothing, of.reshape(1, -1).view(np.float32), out, 0, 1)
 
@@ -63,7 +63,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # threads that wait spin, which is processor time, too
+    cpu_backend(1)  # waiting threads spin, which is processor time, too
     try:
         library()
     except ImportError:
@@ -80,7 +80,7 @@ def _figures_of(
     place: str, block_format: BlockFormat, size_bytes: int, peer: type[Product] | None
 ) -> Iterator[Figure]:
     matrix = _weights(block_format, size_bytes)
-    # Each on its own memory.
+    # Each has its own memory.
     words, numbers = (np.frombuffer(on_huge_pages(matrix.size_bytes), np.float32).reshape(1, -1) for _ in range(2))
     words[:], numbers[:] = 1, 1
     theirs = peer and peer(block_format.code, matrix.data, COLUMNS, np.ones((1, COLUMNS), np.float32))
@@ -124,7 +124,7 @@ def _product(matrix: QuantizedMatrix) -> tuple[str, Callable[[], object]]:
 
 
 def _weights(block_format: BlockFormat, size_bytes: int) -> QuantizedMatrix:
-    """Of some rows again and again: to quantise all would take minutes."""
+    """Return some rows, repeated, because quantising all would take minutes."""
     some = block_format.quantize(np.random.default_rng(1).standard_normal((16, COLUMNS), dtype=np.float32))
     times = size_bytes // some.nbytes
     data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)

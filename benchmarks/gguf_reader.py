@@ -1,9 +1,9 @@
-"""Reading the keys of a model with a large vocabulary: with our reader, and with that of the package `gguf`.
+"""Read the keys of a model with a large vocabulary: with our reader, and with the one in the package `gguf`.
 
-The file has 151,936 tokens and 280,147 merges, of a few letters each, as many as that of a Qwen model, and no
-tensors. To open it passes over them, held against the file's length; their texts are strings of Python, as a
-tokenizer takes them. The peer has an array of each string once it has opened a file: it is given one with a
-thirtieth of them, for all of them take it half a minute.
+The file has 151,936 tokens and 280,147 merges, of a few letters each, as many as a Qwen model, and no tensors. Our
+reader skips them when it opens a file, and checks them against its length; then their texts become strings of Python,
+as a tokenizer takes them. The peer makes an array of each string when it opens a file. It gets a file with a
+thirtieth of them, because all of them take it half a minute.
 """
 
 from __future__ import annotations

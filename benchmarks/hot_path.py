@@ -1,14 +1,14 @@
-"""The cost of timing one brick, against two looks at the clock. CBTOP_PURE_PYTHON says of which hot path.
+"""The cost of timing one brick, against two clock reads. CBTOP_PURE_PYTHON selects the hot path.
 
-What a ratio is: each line is written out in a loop of its own, `for _ in repeat(None, n): …`, with no function around
-it that the others lack; the time of a loop of nothing is subtracted from every one, and nothing else. The peer, two
-calls of time.perf_counter_ns, is measured the same way in the same round. The median of the rounds' ratios is shown,
-with the bounds of their middle half. Records are written into a real ring, all of them.
+The ratios: each line is written out in a loop of its own, `for _ in repeat(None, n): …`, without a function call that
+the others lack. The time of an empty loop is subtracted from every one, and nothing else. The peer, two calls of
+time.perf_counter_ns, is measured the same way in the same round. The result is the median of the rounds' ratios, with
+the bounds of their middle half. All records are written into a real ring.
 
-One brick follows itself again and again, so what the compiled hot path remembers of the order always holds, as in a
-decoder; and the caches are warm, as they are not in a decoder: the decode benchmark tells what a brick costs there.
+One brick follows itself again and again, so the order that the compiled hot path remembers always holds, as in a
+decoder. The caches are warm, unlike in a decoder: the decode benchmark gives the cost of a brick there.
 
-The first use of a brick with one kernel, which gives both their nodes, is of processor time, beside no peer.
+The first use of a brick with one kernel, which creates the nodes of both, is in processor time, without a peer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId
 
-TURNS, ROUNDS = 2_000, 401  # a fifth of a millisecond: on a busy machine too, most rounds run through
+TURNS, ROUNDS = 2_000, 401  # a fifth of a millisecond: most rounds are uninterrupted, even on a busy machine
 TURNS_BESIDE_TORCH = 100  # its figure is 60 times the clock's
 NEW_BRICKS = 50  # a round
 CLOCK = "two clock reads"
@@ -110,7 +110,7 @@ def _span(profiler: BrickProfiler) -> Loop:
 
 
 def _record_function() -> Loop | None:
-    """The same with what PyTorch offers for it, no profiler of its own being active."""
+    """The same with PyTorch's equivalent, while none of its own profilers is active."""
     try:
         from torch.profiler import record_function
     except ImportError:

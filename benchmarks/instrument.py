@@ -1,14 +1,14 @@
-"""What instrumenting an unedited model costs a decode step: a 12-layer llama, eager, one sequence, one thread.
+"""The cost of instrumenting an unedited model for a decode step: a 12-layer llama, eager, one sequence, one thread.
 
 Ratios of thread CPU time to the same model bare, in short blocks that take turns (benchmarks/beside_bare.py), each
-with its 95 % interval. What is near 1 takes turns of its own, before what is far above. Each block, also a bare one,
-begins with attaching and ends with nothing attached: that makes the interpreter forget what it had learnt of classes.
-The control is one more bare block: where its interval does not hold 1, or is wider than what is looked for, believe
-none of the others. They are narrower on a core of its own: `taskset -c 0 python -m benchmarks instrument`. Beside it
-forward hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step is one
-call with a cache of 64 positions. What the default costs is derived: from its plain steps, from what one that is
-recorded adds to those around it, and from what it takes to decide. Then the tokens/s that are shown, beside those by
-the wall's clock, of threads that generate.
+with its 95 % interval. Variants near 1 take turns first, those far above after them. Each block, even a bare one,
+begins with attaching and ends with nothing attached, which makes the interpreter forget what it had learnt of
+classes. The control is one more bare block: if its interval does not hold 1, or is wider than the effect, do not
+trust the others. Intervals are narrower on a core of its own: `taskset -c 0 python -m benchmarks instrument`. The
+peers are forward hooks, `record_function` around each leaf and Kineto (torch.profiler, CPU) on the same step. A step
+is one call with a cache of 64 positions. The cost of the default is derived: from its plain steps, from what a
+recorded step adds to those around it, and from the cost of deciding. The last figure compares the displayed tokens/s
+of generating threads with the wall clock.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProf
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-NEAR_SECONDS = {512: 100, 64: 40}  # by hidden size: what is near 1
+NEAR_SECONDS = {512: 100, 64: 40}  # by hidden size: for variants near 1
 SECONDS = {512: 50, 64: 20}
 RECORDED_SECONDS = {512: 40, 64: 15}
-SETTLE_STEPS = 6  # of each block, before those that are timed
+SETTLE_STEPS = 6  # of each block, before the timed ones
 TIMED_STEPS = 6
-SELDOM = 6  # cycles, in which a peer that is far above 1 runs once
+SELDOM = 6  # a peer far above 1 runs once in this many cycles
 TOKENS = 64  # that a thread generates
-LEARN_STEPS = 400  # in which the governor finds out what it may record
+LEARN_STEPS = 400  # until the governor knows what it may record
 BARE = "bare model"
 
 
@@ -157,7 +157,7 @@ def _hooks(model: Any) -> Callable[[], None]:
 
 
 def _hooked(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-    """Let these run before and after each leaf, until what is given back is called."""
+    """Run these before and after each leaf, until the returned function is called."""
     handles = [
         handle
         for module in model.modules()
@@ -196,7 +196,7 @@ def _kineto() -> Callable[[], None]:
 
 
 def _tokens(threads: int) -> Figure:
-    """Tokens a second, as they are shown, of threads that generate; against the wall's clock."""
+    """Compare the displayed tokens a second of generating threads with the wall clock."""
     import torch
 
     model = _decoder(64).model
@@ -218,7 +218,7 @@ def _tokens(threads: int) -> Figure:
         for thread in running:
             thread.join()
         wall_ns = time.perf_counter_ns() - begun_ns
-        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # a step's tokens are those that it is given
+        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # a step's tokens are its input tokens
         shown.append(profiler.tokens_per_sec or 0.0)
     end()
     what = f"tokens/s shown, {threads} threads that generate"

@@ -1,10 +1,10 @@
-"""How often an interval holds what it is to hold, of two runs of the same: by batch means, and by bootstrap.
+"""The share of intervals of two equal runs that contain their true ratio: by batch means, and by bootstrap.
 
     python -m benchmarks.intervals [--comparisons 400]
 
-A made machine of 24 bricks whose steps are alike their neighbours. Its ratio is 1, so an interval of 95 % is to have
-1 in it 95 times in 100. Both are given the same blocks of steps, as `cbtop diff` makes them; the bootstrap draws from
-them, each by itself or as many in a row as its name says, and takes the middle 95 % of 1,000 ratios.
+A simulated machine of 24 bricks, with steps that resemble their neighbours. Its true ratio is 1, so a 95 % interval
+should contain 1 in 95 of 100 cases. Both get the same blocks of steps, as `cbtop diff` makes them. The bootstrap
+draws from them, one by one or several in a row as its name says, and takes the middle 95 % of 1,000 ratios.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
 from cbtop.viewmodels.noise import CONFIDENCE, change, figures
 
 Floats = NDArray[np.float64]
-Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]  # whether each column's has 1 in it
+Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]  # whether each column's contains 1
 
 NOMINAL = 0.95
 PLACES, BRICK, CALL = 24, 0.01, 0.03  # as in docs/gate.md: a brick wanders by 1 %, and each call varies by 3 %
 DRAWS = 1000
-MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps: of none, of 10, 33 and 100 steps
+MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps: over 0, 10, 33 and 100 steps
 STEPS = (60, 240, 480)
 
 
@@ -49,12 +49,12 @@ def main() -> int:
     return 0
 
 
-# Blocks drawn in a row, as a power of how many there are.
+# Blocks drawn in a row, as a power of their number.
 DRAWN = {"one by one": 0.0, "cube root": 1 / 3, "square root": 1 / 2}
 
 
 def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
-    """What each place takes in blocks of steps, mean of a step: (blocks, places)."""
+    """Return the mean time of a step at each place, in each block: (blocks, places)."""
     chance = rng.standard_normal((steps, PLACES)) * np.sqrt(1 - memory**2)
     wander = np.empty((steps, PLACES))
     wander[0] = rng.standard_normal(PLACES)
@@ -69,15 +69,15 @@ def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
 
 
 def by_batch_means(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """As `cbtop diff` does, of one figure at a time."""
+    """Use `cbtop diff`'s interval, for one figure at a time."""
     sides = (figures(one, np.ones(len(one))) for one in (then, now))
-    share = (1 - CONFIDENCE) / (1 - NOMINAL)  # of a comparison: an interval is of CONFIDENCE otherwise
+    share = (1 - CONFIDENCE) / (1 - NOMINAL)  # of a comparison: an interval has CONFIDENCE otherwise
     changes = (change(was, one, share) for was, one in zip(*sides, strict=True))  # type: ignore[arg-type]
     return np.array([abs(one.delta) <= one.half for one in changes])
 
 
 def by_bootstrap(power: float) -> Interval:
-    """The middle of ratios of means of blocks that are drawn with replacement, so many in a row, around the end."""
+    """Return the middle of ratios of means. Blocks are drawn with replacement, some in a row, wrapping at the end."""
 
     def drawn(blocks: Floats, rng: np.random.Generator) -> Floats:
         count = len(blocks)

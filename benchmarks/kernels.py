@@ -1,9 +1,9 @@
-"""How near a kernel comes to its roof, beside the share that its contract names: one thread, all data from memory.
+"""The share of its roof that each kernel reaches, compared with its contract's: one thread, all data from memory.
 
 Processor time, in rounds that take turns with plain reading of the largest array, or with products of tiles alone.
-What a kernel has to read and to write counts once, whatever the processor makes of it. A share below the contract's
-by more than its regression threshold is named, but where the contract's was measured on a processor of another
-maker or with other instructions. A product of tiles is measured where there are some.
+The bytes that a kernel must read and write count once, whatever the processor does. A share below the contract's by
+more than its regression threshold is reported as a regression. A contract measured on another maker's processor, or
+with other instructions, cannot show one. A product of tiles is measured if the processor has tiles.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from cbtop.protocol.roofs import cpu_name
 
 COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
-TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # of what works on activations: 128 MB an array
+TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # of kernels for activations: 128 MB an array
 PROMPT, ROWS = 512, 4096  # of a product of tiles
 EXPERTS, USED, LOGITS = 64, 8, 1 << 24
-TILES = "tiles_bfloat16"  # the roof of what is bound by products, not by reading
-Case = tuple[Kernel, Arguments, float]  # a call of it, and the bytes that it has to read and to write; FLOP of tiles
+TILES = "tiles_bfloat16"  # the roof of kernels that multiplication bounds, not reading
+Case = tuple[Kernel, Arguments, float]  # a call of it, and the bytes that it must read and write; FLOP of tiles
 
 
 def run() -> list[Figure]:
@@ -68,7 +68,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # threads that wait spin, which is processor time, too
+    cpu_backend(1)  # waiting threads spin, which is processor time, too
     for name in all_names():
         bound = contract(name).performance
         if (bound.roof == TILES and not HAS_TILES) or (name == "attention_bf16" and not BF16_PAYS):
@@ -83,7 +83,7 @@ def _figures() -> Iterator[Figure]:
 
 
 def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> list[float]:
-    """Of each round the time that the roof takes for as much over that of the kernel."""
+    """Return, round by round, the time of the roof for the same amount divided by the kernel's time."""
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
     at_roof, as_much = _tiles() if roof == TILES else (plain_reading(largest), largest.nbytes)
     shares = []
@@ -94,7 +94,7 @@ def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> l
 
 
 def _tiles() -> tuple[Callable[[], object], float]:  # pragma: no cover - AMX
-    """Products of tiles alone, and their FLOP."""
+    """Return a function that only multiplies tiles, and its FLOP."""
     on = ceilings._Threads(1)
     run = on.runner(ceilings._multiply_four_tiles, np.ones((1, ceilings.LANES), np.float32), ceilings.TILE_REPEATS)
     return run, 2.0 * ceilings.TILE_REPEATS * ceilings.PRODUCTS_OF_TILES
@@ -107,8 +107,8 @@ def _cpu_ns(call: Callable[[], object]) -> float:
 
 
 def _weights(parts: int = 1) -> QuantizedMatrix:
-    """A matrix that no cache holds, of some rows again and again; of as many bytes in so many parts. Q6_K: of the
-    common formats the one that is furthest from its roof."""
+    """Return a matrix larger than any cache, of some rows repeated, or a matrix that is one of `parts` of these
+    bytes. Q6_K is the common format farthest from its roof."""
     some = QuantizedMatrix.of(Q6_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
     times = max(WEIGHTS_BYTES // parts // some.nbytes, 1)
     data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)
@@ -162,13 +162,13 @@ def _gated() -> Case:
 
 
 def _of_experts(parts: int) -> list[Any]:
-    """Weights of all experts, each of whole groups of rows."""
+    """Return the weights of all experts, each of whole groups of rows."""
     rows = len(_interleaved(parts * EXPERTS)) // 16 * 16
     return [_interleaved(parts)[: rows * EXPERTS].reshape(EXPERTS, rows, -1) for _ in range(parts)]
 
 
 def _expert_linear() -> Case:
-    """Each expert once, of one token."""
+    """Each expert once, for one token."""
     (data,) = _of_experts(1)
     out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
     call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch
@@ -184,7 +184,7 @@ def _expert_gated() -> Case:
 
 
 def _embedding() -> Case:
-    """As many tokens, from everywhere in the matrix."""
+    """TOKENS tokens, from everywhere in the matrix."""
     matrix = _weights()
     tokens = np.random.default_rng(1).integers(0, matrix.rows, TOKENS)
     out = np.zeros((TOKENS, COLUMNS), np.float32)
@@ -224,13 +224,13 @@ def _greedy() -> Case:
 
 
 def _drawn() -> Case:
-    """Of the likeliest, as most draw."""
+    """The likeliest tokens only, with common settings."""
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
     return sampling.DRAWN, (logits, 0.8, 40, 0.95, 1, 1, 0, np.zeros(1, np.int64)), logits.nbytes
 
 
 def _rows() -> Any:
-    """Activations that no cache holds, of some rows again and again."""
+    """Return activations larger than any cache, of some rows repeated."""
     some = np.random.default_rng(1).standard_normal((64, HIDDEN), dtype=np.float32)
     return np.tile(some, (TOKENS // len(some), 1))
 
@@ -265,7 +265,7 @@ def _add_rms_norm_int8() -> Case:
 
 
 def _residual_add() -> Case:
-    x, delta = _rows(), _rows()  # pages of zeros that nobody wrote would be one page, in cache
+    x, delta = _rows(), _rows()  # unwritten pages of zeros would be one page, in cache
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes
 
 

@@ -1,7 +1,7 @@
-"""What the callback costs llama.cpp a decode step: the demo's shape, one thread of it, the real one from `xllamacpp`.
+"""The cost of the callback to a llama.cpp decode step: the demo's shape, one thread, the real one from `xllamacpp`.
 
-Ratios of the process's CPU time, round by round, to the same model without a callback; a second such run is the
-control. In the process is the thread that hands over what was recorded.
+Ratios of the process's CPU time, round by round, to the same model without a callback; a second run without one is
+the control. The process includes the thread that hands over the records.
 """
 
 from __future__ import annotations

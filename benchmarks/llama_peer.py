@@ -1,7 +1,7 @@
-"""llama.cpp as PyPI's `xllamacpp` brings it, driven by the C functions it exports: its Python offers no `cb_eval`.
+"""llama.cpp from PyPI's `xllamacpp`, driven by its exported C functions, because its Python offers no `cb_eval`.
 
 The structures of llama.cpp's parameters differ by version. They are passed as blobs, larger than any version's, with
-the defaults that the library fills in; where the callback stands in them, the defaults beside it tell.
+the library's defaults. The defaults next to the callback show its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbtop.compute import demo_model
 from cbtop.compute.demo_model import Shape
 
 CONTEXT_LENGTH = 256
-_F16 = 1  # ggml's number of the type that a cache's keys and values have by default
+_F16 = 1  # ggml's number of the default type of a cache's keys and values
 _NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)  # cb_eval, cb_eval_user_data, type_k, type_v
 
 
@@ -31,7 +31,8 @@ _Pointer = ctypes.c_void_p
 
 
 def write_model(path: Path, shape: Shape) -> None:
-    """A GGUF file of that shape with random weights, and no words: what llama.cpp wants beside what cbtop does."""
+    """Write a GGUF file of that shape with random weights, without words, and with the keys that only llama.cpp
+    needs."""
     metadata = demo_model._metadata
 
     def with_words(shape: Shape) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def write_model(path: Path, shape: Shape) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises ImportError where it is not installed."""
+    """Load the library. Raises ImportError if it is not installed."""
     import xllamacpp
 
     path = next(path for path in Path(xllamacpp.__file__).parent.iterdir() if path.suffix == ".so")
@@ -60,13 +61,13 @@ def library() -> ctypes.CDLL:
 
 def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
     """Call the function; arguments as (type, value)."""
-    function = library()[name]  # by item: each time an object of its own
+    function = library()[name]  # by item: a new object each time
     function.restype, function.argtypes = result, [kind for kind, _ in arguments]
     return function(*(value for _, value in arguments))
 
 
 class Llama:
-    """A model with one context, whose `cb_eval` is `callback` with `user_data`."""
+    """A model with one context, with `callback` and `user_data` as its `cb_eval`."""
 
     def __init__(
         self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1, context: int = CONTEXT_LENGTH
@@ -98,7 +99,7 @@ class Llama:
         self._decode.argtypes = [_Pointer, _Parameters]
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
-        """The logits of the last of these tokens, which follow those before."""
+        """Return the logits of the last of these tokens, which follow the earlier ones."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = _call(
             "llama_batch_get_one", _Parameters, (_Pointer, ctypes.addressof(array)), (ctypes.c_int32, len(tokens))
@@ -111,7 +112,7 @@ class Llama:
         return np.ctypeslib.as_array(logits, (self._words,)).copy()
 
     def tokens_of(self, text: str) -> list[int]:
-        """What its own tokenizer makes of a prompt, names of control tokens as these tokens."""
+        """Return the tokens of a prompt by its own tokenizer. Names of control tokens become these tokens."""
         data = text.encode()
         tokens = (ctypes.c_int32 * (2 * len(data) + 8))()
         count = _call(
@@ -128,7 +129,7 @@ class Llama:
         return list(tokens[:count])
 
     def piece_of(self, token: int) -> bytes:
-        """The bytes that a token stands for, none for a control token."""
+        """Return the bytes of a token; empty for a control token."""
         buffer = ctypes.create_string_buffer(256)
         count = _call(
             "llama_token_to_piece",
@@ -143,7 +144,7 @@ class Llama:
         return buffer.raw[:count]
 
     def is_end(self, token: int) -> bool:
-        """Whether a text ends with this token."""
+        """Return whether a text ends with this token."""
         is_end: bool = _call(
             "llama_vocab_is_eog", ctypes.c_bool, (_Pointer, self._vocabulary), (ctypes.c_int32, token)
         )
@@ -165,16 +166,16 @@ class _Init(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-_EXTRA = 320  # where ggml_tensor has its `extra`: what a buffer of repacked weights has found to repack these by
+_EXTRA = 320  # the offset of ggml_tensor's `extra`, which a buffer of repacked weights sets if it repacks these
 _REPACKED, _PLAIN = "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml_backend_cpu_buffer_type"
 _ROOM = 1 << 20  # bytes of a context without data
 
 
 class Product:
-    """A matrix times some tokens by ggml, on one thread: the weights repacked as llama.cpp does, where it does."""
+    """A matrix times some tokens by ggml, on one thread, with the weights repacked if llama.cpp repacks them."""
 
     def __init__(self, code: int, weights: np.ndarray, columns: int, x: np.ndarray) -> None:
-        """`weights`: uint8 (rows, row_bytes) of the format that ggml calls `code`; x: float32 (tokens, columns)."""
+        """`weights`: uint8 (rows, row_bytes) of ggml's format number `code`; x: float32 (tokens, columns)."""
         self._contexts: list[int] = []
         self._buffers: list[int] = []
         matrix = self._tensor(_REPACKED, code, columns, len(weights))

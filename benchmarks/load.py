@@ -1,4 +1,4 @@
-"""What the daemon bears: records a second on one core, many hosts at once, many viewers, and its rest."""
+"""The capacity of the daemon: records a second on one core, many hosts at once, many viewers, and at rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cbtop.protocol.vocabulary import BrickId, SourceStatus
 LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model: 365 nodes, 365 records
 ROUNDS = 60
 HOSTS, RECORDS_PER_S, LOADED_S = 64, 50_000, 10.0
-HOST_RING_BYTES = 2 << 20  # 1.3 s of it
+HOST_RING_BYTES = 2 << 20  # 1.3 s of records
 FILL_S = 0.02
 FINAL_S = 300  # however busy the machine
 IDLE_HOSTS, IDLE_S = 8, 10.0
@@ -45,14 +45,14 @@ DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 
 
 class Load:
-    """A real host's nodes and ring, filled by columns: what many processes write, from one."""
+    """A real host's nodes and ring, filled by columns: the output of many processes, from one."""
 
     def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20, spread_ns: int = 50_000) -> None:
         self._spread_ns = spread_ns
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
-        self._begin_ns = time.perf_counter_ns()  # what is written follows that step
+        self._begin_ns = time.perf_counter_ns()  # what is written comes after that step
         ring = self._recorder._ring
         assert ring is not None
         self.ring: RingWriter = ring
@@ -63,7 +63,7 @@ class Load:
         reader.close()
 
     def write(self, count: int) -> None:
-        """`count` more records, each with a duration of its own, as the layout in `ring.py` says."""
+        """Write `count` more records, each with a duration of its own, in the layout of `ring.py`."""
         words = np.frombuffer(self.ring.memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
         number = np.arange(self.written, self.written + count)
         slot = number % self.ring.capacity
@@ -80,7 +80,7 @@ class Load:
 
 
 def decode_once(profiler: BrickProfiler) -> None:
-    """One decode step: every node there will be."""
+    """Run one decode step, which creates every node."""
     with profiler.step("decode", tokens=1):
         for layer in range(LAYERS):
             with profiler.layer(layer):
@@ -120,7 +120,7 @@ def ingest(count: int) -> list[Figure]:
 
 
 def many_hosts() -> list[Figure]:
-    """HOSTS rings filled at RECORDS_PER_S each beside a real daemon: what it read, used and lost."""
+    """Fill HOSTS rings at RECORDS_PER_S each for a real daemon, and measure what it read, used and lost."""
     with daemon() as process:
         used, begun_s = process.cpu_times(), time.monotonic()
         command = [sys.executable, "-c", "from benchmarks import load; load.fill_many()"]
@@ -149,7 +149,7 @@ def many_hosts() -> list[Figure]:
 
 
 def fill_many() -> None:
-    """Fill HOSTS rings for LOADED_S at the rate asked for, and print how much was written in how many seconds."""
+    """Fill HOSTS rings for LOADED_S at the set rate, and print how much was written in how many seconds."""
     loads = [Load(ring_bytes=HOST_RING_BYTES) for _ in range(HOSTS)]
     begun_s = time.monotonic()
     while (elapsed_s := time.monotonic() - begun_s) < LOADED_S:
@@ -165,7 +165,7 @@ def fill_many() -> None:
 
 
 def final_states(count: int) -> list[SourceState]:
-    """The last word about `count` sources, as a viewer hears it."""
+    """Return the final states of `count` sources, as a viewer receives them."""
     subscriber = Subscriber(default_endpoint())
     states: dict[str, SourceState] = {}
     deadline_s = time.monotonic() + FINAL_S
@@ -180,7 +180,7 @@ def final_states(count: int) -> list[SourceState]:
 
 
 def joins() -> list[Figure]:
-    """How long a viewer waits for all there is, beside 8 hosts of 365 nodes each."""
+    """Measure how long a viewer waits for all data, with 8 hosts of 365 nodes each."""
     times_ms = []
     with daemon(), idle_hosts():
         wait_for_hosts()
@@ -199,7 +199,7 @@ def joins() -> list[Figure]:
 
 
 def at_rest() -> list[Figure]:
-    """What the daemon takes while nothing happens."""
+    """Measure the daemon's use of CPU while nothing happens."""
     with daemon() as process, idle_hosts():
         wait_for_hosts()
         time.sleep(SETTLE_S)
@@ -212,7 +212,7 @@ def at_rest() -> list[Figure]:
 
 @contextmanager
 def daemon() -> Iterator[psutil.Process]:
-    """A daemon of its own, over an empty runtime directory."""
+    """Run a daemon of its own, over an empty runtime directory."""
     for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir():
         path.unlink()
     with subprocess.Popen(DAEMON, stderr=subprocess.PIPE) as process:
@@ -234,7 +234,7 @@ def idle_hosts() -> Iterator[None]:
 
 
 def wait_for_hosts() -> None:
-    """Until the daemon has them all."""
+    """Wait until the daemon has them all."""
     subscriber = Subscriber(default_endpoint())
     found = 0
     while found < IDLE_HOSTS:

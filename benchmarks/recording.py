@@ -1,4 +1,4 @@
-"""What recording costs, and how soon a moment of a one-hour recording is on the screen."""
+"""The cost of recording, and the time until a moment of a one-hour recording is on the screen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run() -> list[Figure]:
 
 
 def _record(path: Path) -> None:
-    """A real decode, from its steady state on."""
+    """Record a real decode, from its steady state on."""
     with subprocess.Popen(DEMO, stderr=subprocess.DEVNULL) as process:
         try:
             recorder, deadline_s = StreamRecorder(path, None, 1 << 30), time.monotonic() + PATIENCE_S
@@ -51,7 +51,7 @@ def _record(path: Path) -> None:
 
 
 def _repeat(real: Path, hour: Path) -> None:
-    """One hour of the frames of `real`, over and over, with times that go on."""
+    """Write one hour of the frames of `real`, over and over, with continuing times."""
     reader = RecordingReader(real)
     begin_ns = reader.end_ns - round(RECORDED_S * 1e9)
     frames = list(reader.frames(reader.keyframe_before(begin_ns)))
@@ -95,7 +95,7 @@ def _seeks(hour: Path) -> list[Figure]:
         feed.seek(target_s)
         times.append(1e3 * (time.perf_counter() - begun))
     feed.close()
-    hour.write_bytes(hour.read_bytes()[:-20])  # no index: it was killed
+    hour.write_bytes(hour.read_bytes()[:-20])  # no index, as if it was killed
     begun = time.perf_counter()
     ReplayFeed(hour).close()
     rebuilt_ms = 1e3 * (time.perf_counter() - begun)

@@ -1,9 +1,10 @@
-"""What the screen costs on a real terminal of 120×40: CPU time and bytes a frame, and how soon the first is true.
+"""The cost of the screen on a real terminal of 120×40: CPU time and bytes a frame, and the time to the first true
+one.
 
-A process of 365 places writes 10,000 records a second. The floor is Textual alone: an app of that size in which one
-number changes as often. CPU time is that of the viewer's threads, as the kernel counts
-it: on a busy machine frames come later and cost about the same. Beside it stands a loop of plain Python, timed in the
-same round: its multiple is for comparing machines.
+A process of 365 places writes 10,000 records a second. The floor is Textual alone: an app of that size that changes
+one number as often. CPU time is that of the viewer's threads, counted by the kernel: on a busy machine frames come
+later and cost about the same. A loop of plain Python is timed in the same round, so that multiples of it can be
+compared between machines.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SETTLE_S, WATCHED_S, ROUNDS = 1.0, 3.0, 3
 ENDED, STARTS = 50, 3
 LEFT_STEPS = {"small": 100, "full": 720}  # 1.2 MB, and more than a ring of 8 MiB holds
 PATIENCE_S = 120.0
-TRUE = b"RmsNorm"  # a brick: with its measured time it stands on the screen, and nowhere before
+TRUE = b"RmsNorm"  # a brick, which is on the screen only once it has a measured time
 LOOP = "a loop of 100,000"
 FLOOR = "the floor"
 CBTOP = ["-m", "cbtop", "--interval", str(INTERVAL_S)]
@@ -62,7 +63,8 @@ def run() -> list[Figure]:
 
 
 def frames(where: str) -> list[Figure]:
-    """Each view by turns, round by round: CPU time a frame against the floor's, and what the terminal is sent."""
+    """Measure each view in turn, round by round: CPU time a frame against the floor's, and the bytes for the
+    terminal."""
     used: dict[str, list[float]] = {view.title: [] for view in VIEWS}
     sent: dict[str, list[float]] = {view.title: [] for view in VIEWS}
     loops, floors = [], []
@@ -88,7 +90,7 @@ def frames(where: str) -> list[Figure]:
 
 
 def first_frame(beside: str) -> list[Figure]:
-    """How long it takes until the screen is true, in CPU time and on the wall, and the memory then and later."""
+    """Measure the CPU and wall time until the screen is true, and the memory then and later."""
     wall_s, cpu_s, first_mb, later_mb = [], [], [], []
     for _ in range(STARTS):
         with _Screen(CBTOP) as screen:
@@ -106,13 +108,13 @@ def first_frame(beside: str) -> list[Figure]:
 
 
 class _Screen(AbstractContextManager["_Screen"]):
-    """A program in Python on a terminal of its own."""
+    """A Python program on a terminal of its own."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.terminal, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES"):  # they would be believed
+        for name in ("COLUMNS", "LINES"):  # programs would use them
             environment.pop(name, None)
         self._begun_s = time.perf_counter()
         command = [sys.executable, *arguments]
@@ -122,11 +124,11 @@ class _Screen(AbstractContextManager["_Screen"]):
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         while self._process.poll() is None:
-            self._read()  # a terminal nobody reads would hold up the goodbye
+            self._read()  # an unread terminal would delay the end
         os.close(self.terminal)
 
     def wait_for(self, word: bytes) -> float:
-        """Seconds from the start until the terminal was sent `word`."""
+        """Return the seconds from the start until the terminal got `word`."""
         seen = b""
         while word not in seen:
             if time.perf_counter() - self._begun_s > PATIENCE_S or self._process.poll() is not None:
@@ -135,7 +137,7 @@ class _Screen(AbstractContextManager["_Screen"]):
         return time.perf_counter() - self._begun_s
 
     def watch(self, seconds: float) -> tuple[float, int]:
-        """Read for so long; milliseconds of CPU time that it took, and bytes that came."""
+        """Read for `seconds`. Returns the milliseconds of CPU time that it used, and the bytes that came."""
         used_ms, sent, until_s = self.cpu_ms, 0, time.perf_counter() + seconds
         while time.perf_counter() < until_s:
             sent += len(self._read())
@@ -143,18 +145,18 @@ class _Screen(AbstractContextManager["_Screen"]):
 
     @property
     def cpu_ms(self) -> float:
-        """The CPU time of all its threads so far; psutil's is counted in hundredths of a second."""
+        """The CPU time of all its threads until now; psutil's has a resolution of hundredths of a second."""
         threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
     @property
     def most_resident_mb(self) -> float:
-        """The most memory that it had so far."""
+        """The most memory that it has used."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
     def _read(self) -> bytes:
-        """What the terminal was sent, waiting a moment for it."""
+        """Return what the terminal got, after waiting a moment for it."""
         ready, _, _ = select.select([self.terminal], [], [], 0.05)
         try:
             return os.read(self.terminal, 65536) if ready else b""
@@ -163,7 +165,7 @@ class _Screen(AbstractContextManager["_Screen"]):
 
 
 class _Number(Static):
-    """It grows."""
+    """A growing number."""
 
     def on_mount(self) -> None:
         numbers = count()
@@ -178,12 +180,12 @@ class _ShowsNumber(App[None]):
 
 
 def show_number() -> None:
-    """Until it is killed."""
+    """Show it until killed."""
     _ShowsNumber().run()
 
 
 def write() -> None:
-    """A process that makes as many records a second as were asked for, until it is killed."""
+    """Write RECORDS_PER_S records a second until killed."""
     profiler, due_s = BrickProfiler(), time.monotonic()
     while True:
         decode_once(profiler)
@@ -192,7 +194,7 @@ def write() -> None:
 
 
 def leave(steps: int) -> None:
-    """What so many ended processes leave."""
+    """Leave the rings of ENDED ended processes."""
     for _ in range(ENDED):
         profiler = BrickProfiler()
         for _ in range(steps):
@@ -212,7 +214,7 @@ def _run(call: str) -> subprocess.Popen[bytes]:
 
 
 def _empty(*, ended_only: bool = False) -> None:
-    """Remove what is in the runtime directory."""
+    """Remove the contents of the runtime directory."""
     for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir():
         if not ended_only or _has_ended(path):
             path.unlink(missing_ok=True)
@@ -224,7 +226,7 @@ def _has_ended(path: Path) -> bool:
 
 
 def _loop_ms() -> float:
-    """One turn of the loop that stands beside each frame, in CPU time."""
+    """Return the CPU time of one turn of the comparison loop."""
     begun_s = time.thread_time()
     total = 0
     for number in range(100_000):

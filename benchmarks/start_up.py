@@ -1,7 +1,7 @@
-"""What `cbtop run` adds to a program's start, in CPU time of its process, in rounds: bare, and bare again as control.
+"""The CPU time that `cbtop run` adds to the start of a program, in rounds: bare, and bare again as control.
 
-The hook alone is what each Python process of the command pays; with the launcher, what the command pays once. Python
-is that of an environment where cbtop lies as a wheel's files do: an editable one costs each start more than we do.
+Each Python process of the command pays for the hook; the command pays once for the launcher. Python is that of an
+environment with cbtop's files as from a wheel, because an editable install makes each start slower than we do.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def run() -> list[Figure]:
 
 
 def _follows_torch(python: str) -> Figure:
-    """What the hook does where torch has been imported, alone: seconds of torch's own hide it above."""
+    """Measure only the hook's work after an import of torch, which seconds of torch's own hide above."""
     found = [int(subprocess.check_output([python, "-c", FOLLOWS])) / 1e6 for _ in range(ROUNDS_WITH_TORCH)]
     return Figure("import torch, of that the hook once it is there", statistics.median(found), "ms")
 
 
 def _environment(directory: Path) -> str:
-    """The Python of an environment that is made there; what is installed in ours it finds, too."""
+    """Make an environment and return its Python, which also finds the packages installed in ours."""
     venv.create(directory, symlinks=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "cbtop").symlink_to(Path(cbtop.__file__).parent)
@@ -61,7 +61,7 @@ def _environment(directory: Path) -> str:
 
 def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Figure]:
     python = [interpreter, "-c", program]
-    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # of a process that says nothing at its end
+    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # of a process that reports nothing at its end
     hook = {"CBTOP_RUN": "1", "CBTOP_RUN_ID": f"1,1:{nothing_yet}", "PYTHONPATH": HOOK}
     ways: dict[str, tuple[list[str], dict[str, str]]] = {
         BARE: (python, {}),
@@ -87,7 +87,7 @@ def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Fi
 
 
 def _cpu_ms(command: list[str], variables: dict[str, str]) -> float:
-    """The CPU time of one run, whose stderr nobody reads."""
+    """Return the CPU time of one run, without its stderr."""
     with open(os.devnull, "wb") as nowhere:
         actions = [(os.POSIX_SPAWN_DUP2, nowhere.fileno(), 2)]
         pid = os.posix_spawn(command[0], command, os.environ | variables, file_actions=actions)

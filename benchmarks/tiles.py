@@ -1,10 +1,11 @@
-"""What tiles of int8 would take beside those of bfloat16, and what it takes to configure tiles (Intel AMX).
+"""The time that tiles of int8 would take compared with tiles of bfloat16, and the cost of configuring tiles (Intel
+AMX).
 
-Products of quantised weights have a scale for every 32 columns, and activations too. Tiles of bfloat16 hold numbers
-that are scaled already, so that sums stay in tiles over all columns. Tiles of int8 multiply 32 columns in half of
-the time, and then all their sums have to be scaled and added up outside of tiles, which is done here as cheaply as it
-can be: one scale each of a token and of a row, no minimum. Both multiply 32 tokens by 32 rows, from a cache; what it
-takes to make tiles of weights is in neither. Processor time, in turns. Nothing where there is no AMX.
+Products of quantised weights have a scale for every 32 columns, and so have activations. Tiles of bfloat16 hold
+scaled numbers, so that sums stay in tiles over all columns. Tiles of int8 multiply 32 columns in half of the time,
+but then all their sums must be scaled and added up outside tiles. That is done here as cheaply as possible: one scale
+each of a token and of a row, no minimum. Both multiply 32 tokens by 32 rows, from a cache. Neither includes making
+tiles of weights. Processor time, in turns. Prints nothing without AMX.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
 
 @jit
 def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, repeats: Any) -> None:
-    """x, w: uint8 (1, steps * 1024), of each step two tiles; of_tokens, of_rows: float32 (steps, 32), scales; ints:
-    uint8 (1, 4096); sums: float32 (32, 32)."""
+    """x, w: uint8 (1, steps * 1024), two tiles a step; of_tokens, of_rows: float32 (steps, 32), scales; ints: uint8
+    (1, 4096); sums: float32 (32, 32)."""
     configure_half_tiles()
     for _ in range(repeats):
         for step in range(U(of_tokens.shape[0])):
@@ -131,7 +132,7 @@ def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, 
 
 @jit
 def of_bfloat16(x: Any, w: Any, sums: Any, repeats: Any) -> None:
-    """x, w: uint32 (1, steps * 512), of each step two tiles; sums: float32 (4, 256), tiles."""
+    """x, w: uint32 (1, steps * 512), two tiles a step; sums: float32 (4, 256), tiles."""
     configure_tiles()
     for _ in range(repeats):
         zero_tile(0)

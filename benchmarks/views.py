@@ -1,4 +1,4 @@
-"""What a view of a large graph costs, beside writing the names and counts of its nodes as JSON."""
+"""The cost of a view of a large graph, compared with writing the names and counts of its nodes as JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run() -> list[Figure]:
 
 
 def _time_s(call: Callable[[], None]) -> float:
-    """Of this process on a processor: what else runs is not in it."""
+    """Return processor time of this process, which excludes other programs."""
     begun_s = time.process_time()
     call()
     return time.process_time() - begun_s

@@ -1,4 +1,4 @@
-"""What our footer and our table cost beside Textual's own, drawn as often and showing the same."""
+"""The cost of our footer and our table compared with Textual's own, drawn as often and showing the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = tuple[str, ...]
 
 
 class Panes(App[None]):
-    """Two panes with keys of their own, to go to and fro between, and the widget that is measured."""
+    """Two panes with keys of their own, to switch between, and the measured widget."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     CSS = "\n".join(f".{role} {{ color: white; }}" for role in sorted(ROLES)) + "KeyFooter { height: 1; }"
@@ -113,7 +113,7 @@ def _cell(at: int) -> Callable[[Row, int], Line]:
 
 
 def _fill(table: DataTable[str], rows: list[Row]) -> None:
-    """As its documentation advises: rows once, then cell by cell."""
+    """Fill it as its documentation advises: rows once, then cell by cell."""
     if not table.columns:
         table.add_columns(*map(str, range(COLUMNS)))
         for row in rows:

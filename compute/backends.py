@@ -1,4 +1,4 @@
-"""What the machine has to compute with. The only file that asks."""
+"""The processors and libraries that the machine can compute with. No other file asks for them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# How long an idle OpenMP thread of libgomp spins before it sleeps. A decoder launches some 50 times a token, and
-# its screen runs on the same cores: with libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to
-# 7 tokens/s), because the thread that waits keeps the core that the thread it waits for needs. With this, 89 and
-# 33 tokens/s.
+# An idle OpenMP thread of libgomp spins this long before it sleeps. A decoder launches some 50 times a token, and its
+# screen runs on the same cores. With libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to 7
+# tokens/s), because a waiting thread keeps the core that the awaited thread needs. With 4,000: 89 and 33 tokens/s.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
 WORKQUEUE = (
-    "workqueue"  # Numba's own threads, where there is neither TBB nor OpenMP, or NUMBA_THREADING_LAYER names it
+    "workqueue"  # Numba's own threads, if there is neither TBB nor OpenMP, or if NUMBA_THREADING_LAYER names it
 )
 
 
-# GNU OpenMP ends a fork (SIGTERM) in which something spreads over threads that its parent has started.
-_launched: set[int] = set()  # the processes, of this one and those it is a fork of, in which Numba has launched
+# GNU OpenMP ends a fork (SIGTERM) that uses threads after its parent has started some.
+_launched: set[int] = set()  # processes in which Numba has launched: this one, and those that it is a fork of
 
 
 _TURNS = threading.RLock()
@@ -39,8 +38,8 @@ _TURNS = threading.RLock()
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Within it something may spread over Numba's threads. Where these are its workqueue, which ends the process once
-    two threads of Python use it together, or are not started yet, one thread waits for the other."""
+    """Enter this context to use Numba's threads. With the workqueue layer, or before the threads are started, one
+    Python thread waits for the other, because the workqueue ends a process if two threads use it together."""
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
             yield
@@ -49,7 +48,7 @@ def turn() -> Iterator[None]:
 
 
 def _threading_layer() -> str:
-    """Numba's name for how it runs threads; empty before it has."""
+    """Return Numba's name of its threading layer, or "" before it has run."""
     try:
         return str(numba.threading_layer())
     except ValueError:
@@ -58,7 +57,7 @@ def _threading_layer() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Compiled kernels on `threads` CPU threads. `label` is what screens show: `numba-omp×2`."""
+    """Compiled kernels on `threads` CPU threads. Screens show `label`: `numba-omp×2`."""
 
     threads: int
     threading_layer: str
@@ -70,7 +69,7 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """What threads are started with, of the types that products of int8 have."""
+    """Start threads with this, which has the argument types of int8 products."""
 
 
 def _start(threads: int) -> None:
@@ -80,17 +79,19 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Whether not even what starts threads, which every run begins with, is in the cache of compiled kernels."""
+    """Return whether the function that starts threads, which every run calls first, is missing in the kernel
+    cache."""
     return not is_kept(on_threads)
 
 
 def available_threads() -> int:
-    """The processors this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores() -> int:
-    """The cores that this process may run on (Linux sysfs); where that is not said, its processors."""
+    """Return the number of cores that this process may run on (Linux sysfs), or of processors if that is not
+    known."""
     if not hasattr(os, "sched_getaffinity"):
         return available_threads()
     siblings = [SYSFS_CPU / f"cpu{number}/topology/thread_siblings_list" for number in os.sched_getaffinity(0)]
@@ -98,19 +99,19 @@ def physical_cores() -> int:
 
 
 class OtherProcesses:
-    """How much of this machine's processors others than this process use, from now on (Linux /proc/stat)."""
+    """The use of this machine's processors by other processes since this object was made (Linux /proc/stat)."""
 
     def __init__(self) -> None:
         self._begun_s, self._others_s = time.monotonic(), _others_s()
 
     def percent(self) -> float:
-        """Their share of all processors so far; 0 where that is not said."""
+        """Return their share of all processors; 0 if it is not known."""
         available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
         return min(max(100 * (_others_s() - self._others_s) / available_s, 0.0), 100.0)
 
 
 def _others_s() -> float:
-    """How long others have kept processors busy since the machine started, all together; what was stolen counts."""
+    """Return how long others have kept all processors busy since the machine started. Stolen time counts."""
     if not os.access(PROC_STAT, os.R_OK):
         return 0.0
     user, nice, system, _, _, irq, softirq, steal = map(int, PROC_STAT.read_text().split()[1:9])
@@ -118,7 +119,7 @@ def _others_s() -> float:
 
 
 def torch_on(threads: int) -> Any:
-    """torch, set to compute on `threads` threads. ComputeError where it cannot be loaded."""
+    """Return torch, set to compute on `threads` threads. Raises ComputeError if it cannot be loaded."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -128,12 +129,12 @@ def torch_on(threads: int) -> Any:
 
 
 def is_fork_of_launched() -> bool:
-    """Whether this process is a fork of one in which kernels have run on threads, which are not here."""
+    """Return whether this process is a fork of one whose kernels ran on threads. A fork does not inherit threads."""
     return bool(_launched) and os.getpid() not in _launched
 
 
 def refuse_threads_of_fork(threads: int) -> None:
-    """ComputeError for more than one thread in a fork, which would be ended by it."""
+    """Raise ComputeError for more than one thread in a fork, because GNU OpenMP would end it."""
     if threads > 1 and is_fork_of_launched():
         raise ComputeError(
             f"{threads} threads in a fork of a process whose kernels have run on threads: GNU OpenMP would end it; "
@@ -142,11 +143,11 @@ def refuse_threads_of_fork(threads: int) -> None:
 
 
 def cpu_backend(threads: int | None = None) -> Backend:
-    """Numba set to use `threads` threads; when None, all that this process may run on but one.
+    """Set Numba to use `threads` threads; None: all processors of this process except one.
 
-    The last is left to whoever watches: a parallel product waits for its slowest thread, and the screen on the same
-    core makes one slow. ComputeError for none, more than Numba was started with (NUMBA_NUM_THREADS), more than one in
-    a fork of a process that has run kernels, and where Numba cannot start them.
+    One is left to the screen, because a parallel product waits for its slowest thread, and a screen on the same core
+    slows one down. Raises ComputeError for no threads, for more than Numba was started with (NUMBA_NUM_THREADS), for
+    more than one in a fork of a process that has run kernels, and if Numba cannot start them.
     """
     limit = int(settings.NUMBA_NUM_THREADS)
     is_whole = isinstance(threads, int | np.integer) and threads is not True
@@ -157,13 +158,13 @@ def cpu_backend(threads: int | None = None) -> Backend:
         refuse_threads_of_fork(wanted)
         return Backend(wanted, _threading_layer())  # one thread needs no launch
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Read when libgomp is loaded, which is when Numba launches for the first time.
+        # libgomp reads it when it is loaded, which is at Numba's first launch.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)
-        with turn():  # Numba knows its threading layer only once something has run in parallel
+        with turn():  # Numba only knows its threading layer after something has run in parallel
             _start(wanted)
-    except ValueError as error:  # of a layer that NUMBA_THREADING_LAYER names and that is not there
+    except ValueError as error:  # if the layer that NUMBA_THREADING_LAYER names is not installed
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())
     return Backend(wanted, _threading_layer())

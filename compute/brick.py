@@ -1,6 +1,6 @@
 """A brick of the catalog bound to its kernels: runs them timed, or checks them against their references."""
 
-# Here alone compute times anything. What the decoder traces comes from the profiler too.
+# No other part of compute times anything. The decoder's traces come from the profiler, too.
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 REFERENCE = "numpy"  # the backend of a brick that computes by references
-LEAST_BUDGET_US = 100.0  # of one token: of shorter calls a part that no roof knows is what each call takes
-SLACK = 2.0  # times what contracts say: in a step calls take 0.9 to 1.1 times that (AMD EPYC), beside others more
+LEAST_BUDGET_US = 100.0  # of one token; in shorter calls the fixed cost of a call, which no roof covers, matters
+SLACK = 2.0  # times the contracts' bounds: in a step calls take 0.9 to 1.1 times these (AMD EPYC), more if it is busy
 Profiler = BrickProfiler  # as the rest of compute knows it
-Violated = Callable[["ComputeBrick", Iterable[str]], None]  # of a brick the names of the conditions that do not hold
+Violated = Callable[["ComputeBrick", Iterable[str]], None]  # gets a brick and its violated conditions' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ class ComputeBrick:
         names_launches: bool = False,
         bfloat16_tokens: int | None = None,
     ) -> None:
-        """`names_launches`: its kernels record themselves when they are launched, each with how. `bfloat16_tokens`:
-        of so many tokens and more its products of int8 are of bfloat16; None: none are."""
+        """`names_launches`: the kernels record themselves, and their shape, when they are launched.
+        `bfloat16_tokens`: from this number of tokens on, int8 products run in bfloat16; None: they never do."""
         self.spec = spec
         self._profiler = profiler
         work = combined_work(launches)
-        if names_launches:  # the roofs of a GPU are of matrices of floats: the highest is that over its int8, too
+        if names_launches:  # a GPU's roofs are of float matrices, and the highest bounds its int8 work, too
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
         self._is_int8 = not names_launches and all(launch.work.dtype == "int8" for launch in launches)
-        #: Whether it also makes what int8 products take of its output.
+        #: Whether it also makes the int8 codes that products take of its output.
         self.makes_codes = any("codes" in contract.arguments for contract in self._contracts)
         self.definition = BrickDefinition(
             name=spec.name,
@@ -80,16 +80,16 @@ class ComputeBrick:
                 if not names_launches
             ),
         )
-        self._turn = 0  # of comparing with the reference
+        self._turn = 0  # the turn of comparisons with the reference
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        self._of_token: BrickDefinition | None = None  # the definition of a call of one token, once it has a budget
+        self._of_token: BrickDefinition | None = None  # for calls of one token, once it has a budget
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
             self._of_many = replace(self.definition, work=replace(work, dtype="bfloat16"))
             self._many_elements = bfloat16_tokens * self._token_elements
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
-        """Run each kernel with its arguments. `elements` is what the definition's Work is linear in."""
+        """Run each kernel with its arguments. The definition's Work is linear in `elements`."""
         definition = self.definition if elements < self._many_elements else self._of_many
         if self._of_token is not None and elements <= self._token_elements:
             definition = self._of_token
@@ -99,11 +99,11 @@ class ComputeBrick:
         self._profiler.stop_brick(timer, elements)
 
     def set_budget(self, gb_per_sec: float) -> None:
-        """Give calls of one token a budget, from the next on: where the contracts of all kernels bound them by the
-        reading of weights, measured at `gb_per_sec`, twice the time that they say.
+        """Give the next calls of one token a budget, if the contracts of all kernels bound them by the reading of
+        weights: twice the time that the contracts imply at `gb_per_sec`.
 
-        Where a product takes activations as they are there is none: the bounds are of int8. Nor have calls of many
-        tokens, which are bound by multiplying, and calls of less than 100 µs.
+        A product with unrounded activations gets no budget, because the bounds are of int8. Calls of many tokens,
+        which multiplication bounds, and calls of less than 100 µs get none either.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
@@ -117,9 +117,9 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Call it between the conditions of its kernels' contracts; `violated` is told which do not hold, of the
-        preconditions before the call. The checks are not in the timing."""
-        values = []  # as the postconditions take them: where these ask for what was, as copies
+        """Call the brick between the conditions of its kernels' contracts. `violated` is called with those that do
+        not hold; for preconditions, before the call. The checks are not in the timing."""
+        values = []  # the postconditions' arguments, with copies of earlier values that they ask for
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905 - `strict` takes as long as a condition
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
@@ -130,14 +130,15 @@ class ComputeBrick:
                 violated(self, contract.after.names_of(failed))
 
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
-        """Run each kernel, then its reference on the same input; yields (brick, assertion, finding).
+        """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        What is not finite is mended, where the reference can: it must not be the input of the bricks behind.
+        Values that are not finite are replaced by the reference's, if those are finite, so that later bricks do not
+        take them as input.
         """
         before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
-        with np.errstate(all="ignore"):  # a reference that is given infinities warns of what is looked for here
+        with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
             every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
             mended = any(found.not_finite for _, found in every) and self.mend(calls, before)
         for assertion, found in every:
@@ -146,10 +147,10 @@ class ComputeBrick:
     def compared(
         self, calls: Sequence[Arguments], before: Sequence[Arguments]
     ) -> Iterator[tuple[str, Finding, Output, Output, str]]:
-        """Each assertion evaluated on each output of calls that are over; `before` are their arguments as they were,
-        outputs as copies. Yields (assertion, finding, what was looked at, the rows of the reference, the output's
-        name in the contract). Where the assertion needs none all of an output was looked at, else the rows that it
-        computes in a moment, which are others each time."""
+        """Evaluate each assertion on each output of finished calls. `before` are the arguments before the calls, with
+        outputs as copies. Yields (assertion, finding, checked output, the reference's rows, the output's name in the
+        contract). An assertion without a reference looks at the whole output, any other at rows that the reference
+        computes quickly, different ones each time."""
         turn, self._turn = self._turn, self._turn + 1
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             output = kernel.narrow(arguments, turn)
@@ -163,8 +164,8 @@ class ComputeBrick:
                     yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
     def mend(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
-        """Put what the references compute in place of the outputs of calls that are over; whether all of it is
-        finite. `before` as `compared` takes it."""
+        """Replace the outputs of finished calls by the references'. Returns whether all of these are finite. `before`
+        as in `compared`."""
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             for place in kernel.outputs:
@@ -174,7 +175,7 @@ class ComputeBrick:
         return is_finite
 
     def fall_back(self) -> None:
-        """From the next call on, compute by the references of the kernels, which count in float64."""
+        """Compute by the kernels' references, which use float64, from the next call on."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work
@@ -188,8 +189,8 @@ class ComputeBrick:
 
 
 def combined_work(launches: Sequence[Launch]) -> Work:
-    """The work of all kernels in a row, as one line in the sum of their elements. Where they multiply numbers of
-    several types it stands under the highest of their roofs, int8's before bfloat16's: what it reaches is then never
+    """Return the work of all kernels in a row, as one line in the sum of their elements. If they multiply several
+    types, the work counts under the highest roof, int8's before bfloat16's, so that its share of the roof is never
     overstated.
     """
     total = sum(launch.elements_per_token for launch in launches)

@@ -1,7 +1,7 @@
-"""The roofs of this machine, measured: how fast memory is read, and how fast floats are multiplied."""
+"""Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies floats."""
 
-# Both run on the threads that the decoder uses, in code from the same compiler: a ceiling is what a kernel of
-# ours could reach, not what a data sheet says.
+# Both run on the decoder's threads, in code from the same compiler: a ceiling is a rate that our kernels could reach,
+# not one of a data sheet.
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-CACHES_PER_BUFFER = 4  # a buffer that is four caches long finds little of itself there on the next round
+CACHES_PER_BUFFER = 4  # in a buffer four caches long, little of the last round is still cached
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
 LINE = 64  # bytes: of a vector, and of a row of a tile
-# Independent sums: enough to wait for none, and no more than registers hold.
+# Independent sums: enough that none waits, and not more than registers hold.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
-WORD = 8  # bytes: of what is read
+WORD = 8  # bytes: of a read
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
 TILE_REPEATS = 20_000
-CACHE_SHARE = 2  # a working set of half a cache: the rest is for what else runs there
-CACHE_READ_BYTES = 256 * MIB  # that a round reads from a cache, of each thread
-PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; the largest that a round has time for
+CACHE_SHARE = 2  # a working set is half a cache: the rest is for other data
+CACHE_READ_BYTES = 256 * MIB  # that each thread reads from a cache in a round
+PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; a round takes the largest that it has time for
 PRODUCT_S = 0.1
 
 
-# What threads do has the arguments of the rows of a product, as `on_threads` gives them; each takes what it needs.
+# Threads run functions with the arguments of a product's rows, which `on_threads` passes; each uses some of them.
 
 
 @jit
@@ -82,9 +82,9 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 
 @jit
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Read a part repeats[0] times, a sequential stream; repeats[1] is 0, which keeps the compiler from reading it
+    """Read a part repeats[0] times, a sequential stream. repeats[1] is 0, and keeps the compiler from reading it only
     once."""
-    words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])  # whose sums wait less for each other
+    words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])  # sums of integers wait less for each other
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
     total = np.int64(0)
@@ -96,7 +96,7 @@ def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int
 
 @jit
 def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """FLOAT_CHAINS vectors of numbers go through multiply-adds with by[1] and by[2], by[0] times over."""
+    """Send FLOAT_CHAINS vectors of numbers through multiply-adds with by[1] and by[2], by[0] times."""
     row, factor, term = np.uint64(chunk), splat(by[1]), splat(by[2])
     totals = chains(load_floats(numbers, U(0), U(0)), FLOAT_CHAINS)
     for _ in range(np.int64(by[0])):
@@ -107,7 +107,7 @@ def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: 
 
 @jit
 def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Sums of BYTE_CHAINS rows of `lines` go through as many multiply-adds with its first, repeats[0] times over."""
+    """Send sums of BYTE_CHAINS rows of `lines` through as many multiply-adds with its first row, repeats[0] times."""
     row = np.uint64(chunk)
     weights = load_64(lines, U(0), U(0))
     totals = sums_of_products((weights,), lines, U(0), U(0), BYTE_CHAINS, 255)
@@ -119,7 +119,7 @@ def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: An
 
 @jit
 def _multiply_pairs(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """FLOAT_CHAINS sums go through as many multiply-adds of pairs of bfloat16, repeats[0] times over."""
+    """Send FLOAT_CHAINS sums through as many multiply-adds of pairs of bfloat16, repeats[0] times."""
     row, ones = np.uint64(chunk), load_floats(numbers, U(0), U(0))
     totals, words = chains(ones, FLOAT_CHAINS), bfloats(ones, ones)
     for _ in range(np.int64(repeats[0])):
@@ -132,7 +132,7 @@ def _multiply_pairs(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, 
 def _multiply_four_tiles(
     weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int
 ) -> None:
-    """Four sums of two tiles times two, repeats[0] times over."""
+    """Multiply two tiles by two into four sums, repeats[0] times."""
     configure_tiles()
     zero_tile(0)
     zero_tile(1)
@@ -152,7 +152,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """So many threads, and what they work on."""
+    """A number of threads, and their data."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -162,19 +162,20 @@ class _Threads:
         self.runner(_fill, self.buffer)()
 
     def runner(self, function: Any, numbers: Any, *by: float) -> Callable[[], object]:
-        """What runs one of those above on every thread, and returns once the last one has."""
+        """Return a function that runs one of the functions above on every thread and waits for all."""
         arguments = self._lines, np.array([*by, 0], np.float32), self._lines, numbers, self._sums
         return partial(on_threads, address_of(function, *arguments, 0, 1), *arguments, self.number)
 
 
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """DRAM and cache bandwidth and the rates of multiply-adds of `threads` threads, to `announce`; None: of all that
-    this process may use. Those are of float32, of int8 where its products are made of it, and of bfloat16 where some
-    are, by AMX or without.
+    """Measure, to be announced, the DRAM and cache bandwidth and the multiply-add rates of `threads` threads; None:
+    of all that this process may use. The rates are of float32, of int8 if products use it, and of bfloat16 if
+    products use it, by AMX or without.
 
-    With `weights_bytes`, also the bandwidth over a working set as large as that: the weights of a small model may
-    stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB) while it runs.
+    With `weights_bytes`, also measure the bandwidth over a working set of that size, because the weights of a small
+    model may stay in the last-level cache. Takes seconds, and while it runs a quarter of the free memory (at most 1
+    GiB).
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
@@ -187,7 +188,7 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(_measured("fma_float32", "compute", operations, run, "float32"))
-    # The instructions that products of quantised weights are made of.
+    # The instructions that products of quantised weights use.
     if TIER != "generic":
         run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
@@ -204,14 +205,14 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
 
 
 def _part(buffer: Any, size_bytes: int) -> Any:
-    """The first bytes of it, whole words."""
+    """Return the first bytes of it, whole words."""
     return buffer[:, : size_bytes // WORD * WORD // 4]
 
 
 def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
-    """How fast a working set is read that fits each level of cache, the nearest first; kind `cache`.
+    """Measure how fast each level of cache is read, the nearest first; kind `cache`.
 
-    A level that is read no faster than memory here, as a last one that others fill, is none.
+    A level that is not read faster than memory is left out, such as a last level that others fill.
     """
     found = []
     for level, size_bytes in cache_bytes(on.number).items():
@@ -227,9 +228,9 @@ def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
 
 
 def cache_bytes(threads: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
-    """Of each level of data cache the bytes that one of `threads` threads has, by level (Linux sysfs).
+    """Return the bytes of data cache that each of `threads` threads has, by level (Linux sysfs).
 
-    A cache that several processors share is shared by as many of the threads as there are of these.
+    The cache of several processors is divided among as many of the threads.
     """
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
@@ -242,13 +243,13 @@ def cache_bytes(threads: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/
 
 
 def _processors(text: str) -> int:
-    """How many a list like `0-3,8` holds."""
+    """Return how many processors a list like `0-3,8` holds."""
     ends = [part.partition("-") for part in text.split(",") if part]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 def measure_product(threads: int) -> Ceiling:
-    """The rate of a bfloat16 matrix product of torch on `threads` threads. ComputeError where there is no torch."""
+    """Measure the rate of torch's bfloat16 matrix product on `threads` threads. Raises ComputeError without torch."""
     torch = torch_on(threads)
     smallest = PRODUCT_SIZES[-1]
 
@@ -267,14 +268,15 @@ def measure_product(threads: int) -> Ceiling:
 
 
 def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
-    """The largest of `sizes` of square matrices whose product takes at most `longest_s`, by that of the smallest."""
+    """Return the largest of `sizes` of square matrices with a product of at most `longest_s`, judged by the
+    smallest."""
     return next((size for size in sizes if smallest_s * (size / sizes[-1]) ** 3 <= longest_s), sizes[-1])
 
 
 def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype: str = "") -> Ceiling:
-    """A roof from rounds that each moved `amount` bytes or did `amount` operations on numbers of `dtype`.
+    """Return a roof from rounds that each moved `amount` bytes or did `amount` operations on numbers of `dtype`.
 
-    It is the best of them: a ceiling is what is possible, and other processes only take away.
+    It is the best round: a ceiling is what is possible, and other processes can only slow a round down.
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
     unit = "GB/s" if kind != "compute" else "GOP/s" if is_integer(dtype) else "GFLOP/s"
@@ -284,14 +286,14 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype
 
 
 def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:
-    """A roof of the processors, and how much of them others used meanwhile."""
+    """Return a roof of the processors, with the share that other processes used meanwhile."""
     others = OtherProcesses()
     found = ceiling(name, kind, amount, _seconds(run), dtype)
     return replace(found, load_percent=others.percent())
 
 
 def dram_buffer_bytes() -> int:
-    """A buffer that does not fit the last-level cache, as far as free memory allows."""
+    """Return the size of a buffer that does not fit the last-level cache, if there is enough free memory."""
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
     available = available_bytes()
     if available is None:
@@ -300,7 +302,7 @@ def dram_buffer_bytes() -> int:
 
 
 def _seconds(run: Callable[[], object]) -> list[float]:
-    """The time of each of ROUNDS."""
+    """Return the time of each of ROUNDS."""
     found = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -310,7 +312,7 @@ def _seconds(run: Callable[[], object]) -> list[float]:
 
 
 def _last_level_cache_bytes() -> int:
-    """The largest cache of the first processor (Linux sysfs: `size` reads like 32768K)."""
+    """Return the largest cache of the first processor (Linux sysfs: `size` reads like 32768K)."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()

@@ -1,4 +1,4 @@
-"""Assertions that a brick's output must hold, and what came of evaluating them."""
+"""Assertions about a brick's output, and their results."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Output = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One assertion evaluated on one output. What is not finite has no error that could be shown."""
+    """One assertion evaluated on one output. Values that are not finite have no error to show."""
 
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
     not_finite: str = ""  # "NaN" or "infinity"
-    mended: bool = False  # what was not finite is now what the reference computes, which is
+    mended: bool = False  # values that were not finite were replaced by the reference's, which are
     skipped: str = ""  # why it was not evaluated; `passed` then means nothing
 
 
 class Assertion(Protocol):
-    """Something that holds between an output and what the reference makes of the same input, or of the output."""
+    """Something that must hold for an output, alone or compared with the reference's output for the same input."""
 
     needs_reference: ClassVar[bool]
 
@@ -54,7 +54,7 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """max|output - expected| <= tolerance * max|expected|. `peer` is what has computed what is expected."""
+    """max|output - expected| <= tolerance * max|expected|. `peer` names the source of `expected`."""
 
     needs_reference: ClassVar[bool] = True
     tolerance: float
@@ -74,17 +74,18 @@ class Equivalent:
 
 
 def _not_finite(values: Output) -> str:
-    """What is met among the values that is not finite; nothing where all are."""
+    """Return the kind of a value that is not finite, or "" if all are."""
     if np.isfinite(values).all():
         return ""
     return "NaN" if np.isnan(values).any() else "infinity"
 
 
 def summary(findings: Iterable[tuple[str, str, Finding]]) -> list[CheckResult]:
-    """One CheckResult a (brick name, assertion name): passed where all passed, with the largest error; skipped where
-    one was, and none failed.
+    """Return one CheckResult for each (brick name, assertion name). It passes if all passed, and has the largest
+    error. It is skipped if one was skipped and none failed.
 
-    Where one met what is not finite, the result says so and has no error: those of the others would pass for its own.
+    If a value was not finite, the result says so and has no error, because another output's error would be misread as
+    its own.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

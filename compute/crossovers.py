@@ -1,13 +1,13 @@
-"""From how much work on threads, bfloat16 or weights as they lie win on this machine: a decoder's own kernels, timed
-on both sides."""
+"""Find the amounts of work at which threads, bfloat16 or plain weights begin to win on this machine. A decoder's own
+kernels are timed both ways."""
 
 # Rules
-# - By the wall's clock: what is asked is whether several threads end sooner.
-# - Rounds go over all sizes and both ways in turn, so that what disturbs a machine for a while disturbs all of them.
-# - Before each call lies the pause that lies between the bricks of a decoder: threads that wait may sleep by then.
-# - A crossover is the first size from which on the other way wins beyond the spread, there and at every larger size.
-#   Where it does not at the largest, what is static stays. Of the layout, where that is never, it was measured then,
-#   if the other way is slower beyond the spread.
+# - Times are wall-clock times, because the question is whether several threads end sooner.
+# - Rounds go over all sizes and both ways in turn, so that a disturbance of the machine affects all of them.
+# - Each call comes after a pause as long as the one between a decoder's bricks: waiting threads may sleep by then.
+# - A crossover is the first size at which the other way wins beyond the spread, there and at every larger size. If it
+#   does not win at the largest size, the static value stays. The layout's static value is NEVER; it counts as
+#   measured if the other way is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
 PAUSE_NS = 20_000  # Python and small kernels between two products of a decoder
-COLUMNS = 768  # of the products, as of a small model, whose work is the smallest
+COLUMNS = 768  # of the products, as in a small model, which has the least work
 PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # 7 KB to 3.5 MB of Q4_K
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
 POSITIONS = tuple(16 << step for step in range(9))  # 14 K to 3.7 M products
@@ -47,7 +47,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Work of a size: as it is done below the crossover, and from there on."""
+    """An amount of work, with the way it is done below the crossover and from it on."""
 
     size: int
     before: Run
@@ -56,7 +56,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long a call took, one way and the other, in each round."""
+    """The duration of a call, both ways, in each round."""
 
     size: int
     before_ns: list[int]
@@ -65,12 +65,12 @@ class Times:
     @property
     def wins(self) -> bool:
         """Whether the other way wins beyond the spread: three quarters of its rounds were faster than three quarters
-        of those of the first."""
+        of the first way's."""
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
     def loses(self) -> bool:
-        """Whether the other way is slower as surely."""
+        """Whether the other way is slower just as surely."""
         return statistics.quantiles(self.before_ns)[2] < statistics.quantiles(self.after_ns)[0]
 
     @property
@@ -81,7 +81,8 @@ class Times:
 
 
 def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda what: None) -> tuple[Crossover, ...]:
-    """Each of `Crossovers`, of one thread beside `threads`, in seconds; the first call compiles what is not kept."""
+    """Measure each of `Crossovers`, for one thread against `threads`. Takes seconds; the first call also compiles
+    kernels that are not cached."""
     ladders: dict[str, Callable[[], Sequence[Rung]] | str] = {
         "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
         "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",
@@ -95,7 +96,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # What is spread over threads at all, or given tiles, takes them at every size.
+        # Crossovers of 1 spread work of every size over threads, or give it tiles.
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -104,7 +105,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
 def timed(
     rungs: Sequence[Rung], clock_ns: Callable[[], int] = time.perf_counter_ns, pause_ns: int = PAUSE_NS
 ) -> list[Times]:
-    """The times of ROUNDS rounds over a ladder of sizes."""
+    """Return the times of ROUNDS rounds over a ladder of sizes."""
     found = [Times(rung.size, [], []) for rung in rungs]
     for rung in rungs:
         rung.before()  # the first call compiles, or loads what was compiled
@@ -120,8 +121,8 @@ def timed(
 
 
 def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
-    """What the times at growing sizes say of one: measured, with that note, or static with the reason; what has no
-    default is NEVER then, and what is NEVER by default may be so measured."""
+    """Return a crossover from the times at growing sizes: measured, with `note`, or static with the reason. Without a
+    static value it is NEVER, and a static NEVER may count as measured."""
     at = len(ladder)
     while at and ladder[at - 1].wins:
         at -= 1
@@ -143,7 +144,7 @@ def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
 
 
 def _products(threads: int) -> list[Rung]:
-    """Of one token, as most of a decoder's are: Q4_K, of int8 where those of this processor are."""
+    """Return products of one token, the most common ones, with Q4_K; in int8 if this processor multiplies in int8."""
     x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
     if TIER == "generic":
         run: Callable[..., None] = linear.linear
@@ -163,7 +164,7 @@ def _products(threads: int) -> list[Rung]:
 
 
 def _attentions(threads: int) -> list[Rung]:
-    """Of one token over a cache of float16."""
+    """Return attention of one token over a cache of float16."""
     q, out = _floats(1, HEADS * HEAD_DIM), np.zeros((1, HEADS * HEAD_DIM), np.float32)
     caches = attention.empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
     for cache in caches:
@@ -179,7 +180,7 @@ def _attentions(threads: int) -> list[Rung]:
 
 
 def _tokens() -> list[Rung]:
-    """On one thread: int8, and bfloat16 by tiles."""
+    """Return products on one thread: in int8, and in bfloat16 by tiles."""
     weights, no_bias = InterleavedMatrix.of(_weights(TOKEN_ROWS)).data, np.zeros(0, np.float32)
     found = []
     for tokens in TOKENS:
@@ -194,7 +195,8 @@ def _tokens() -> list[Rung]:
 
 
 def _layouts() -> list[Rung]:
-    """Of one token on one thread: interleaved, of int8; as they lie in a file, of floats."""
+    """Return products of one token on one thread: with interleaved weights in int8, and with plain weights in
+    floats."""
     plain, x, no_bias = _weights(LAYOUT_ROWS[-1]), _floats(1, COLUMNS), np.zeros(0, np.float32)
     interleaved = InterleavedMatrix.of(_weights(LAYOUT_ROWS[-1])).data
     int8, floats = linear_int8.Int8Scratch.of(1, COLUMNS, 1), np.zeros((1, COLUMNS), np.float32)
@@ -210,10 +212,10 @@ def _layouts() -> list[Rung]:
 
 
 def _weights(rows: int) -> QuantizedMatrix:
-    """Sixteen rows of weights again and again: to find the scales of all would take seconds."""
+    """Return sixteen rows of weights, repeated, because finding the scales of all rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    data.flags.writeable = False  # or other code is compiled than a decoder runs
+    data.flags.writeable = False  # otherwise other code is compiled than a decoder runs
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 
 

@@ -1,4 +1,4 @@
-"""A model to run when none is given: random weights, seeded, in the shape of a small Qwen2, written once."""
+"""The model that runs if none is given: random weights, seeded, in the shape of a small Qwen2, written once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cbtop.protocol.limits import reason
 
 Progress = Callable[[str, float | None], None]
 
-FORMAT_VERSION = 2  # raise it with any edit that changes the file: it is part of the name
+FORMAT_VERSION = 2  # raise it with any edit that changes the file, because it is part of the name
 SEED = 20260
 CHUNK_ELEMENTS = 1 << 19  # quantised at a time, so that NumPy's temporaries stay in cache
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-PREDICTED_LOGIT_DEVIATION = 3.0  # about what a trained model shows; makes the greedy choice a clear one
+PREDICTED_LOGIT_DEVIATION = 3.0  # about as in a trained model; makes the greedy choice clear
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Shape:
     tied: bool = True
     experts: int = 0
     experts_used: int = 0
-    key_length: int = 0  # 0: the heads share what is hidden
+    key_length: int = 0  # 0: hidden / heads
     rope_base: float = 10_000.0
-    window: int = 0  # positions that a token sees where a window slides; 0: all
-    window_period: int = 0  # of so many layers the last sees all; 0: as the architecture has it
+    window: int = 0  # positions that a token sees in layers with a sliding window; 0: all
+    window_period: int = 0  # every window_period-th layer sees all positions; 0: the architecture's
     rotated: int = 0  # dimensions of a head; 0: all
 
     @property
@@ -69,7 +69,7 @@ TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor to be drawn: normal around `mean`. `shape` as NumPy has it, rows first."""
+    """A tensor to be drawn: normal around `mean`. `shape` as in NumPy, rows first."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,12 +83,13 @@ class _Tensor:
 
 
 def demo_model(progress: Progress) -> Path:
-    """The path of the demo model, which is written first where it is not there yet. ModelError where it cannot be."""
+    """Return the path of the demo model, after writing it if it is missing. Raises ModelError if it cannot be
+    written."""
     path = cache_dir() / f"demo-{DEMO.architecture}-v{FORMAT_VERSION}.gguf"
     try:
         if not path.exists():
             write_model(path, DEMO, progress)
-    except OSError as error:  # without a name where the disk is full: whoever prints it would blame stdout
+    except OSError as error:  # if the disk is full, without a file name: a caller that prints it would blame stdout
         raise ModelError(
             f"{path} cannot be written ({reason(error)}), the demo's model of 82 MB; give another directory as "
             "XDG_CACHE_HOME, or a model of your own"
@@ -123,7 +124,7 @@ def _write(path: Path, shape: Shape, progress: Progress, seed: int) -> None:
 
 
 def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
-    """The tensor's bytes, uint8 (rows, row_bytes), quantised a few rows at a time."""
+    """Return the tensor's bytes, uint8 (rows, row_bytes), quantised a few rows at a time."""
     columns = tensor.shape[-1]
     rows = tensor.elements // columns
     out = np.empty((rows, tensor.format.row_bytes(columns)), np.uint8)
@@ -169,7 +170,7 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
-    """All tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
+    """Yield all tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     # Deviation 1/sqrt(columns) keeps a product as large as its input.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5

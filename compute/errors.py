@@ -1,29 +1,29 @@
-"""What compute raises on purpose.
+"""The exceptions that compute raises on purpose.
 
 ComputeError
-├── GuardError       a brick computed what is no number, or not what it should; the message names it, if it was found
-├── NoTokenError     a logit of a pass is NaN or infinite, so that none is the largest
-├── ContractError    a kernel's contract that cannot be read; the message names the file and what is wrong in it
-└── ModelError       a model file that cannot be read or run; the message is one line for the user
+├── GuardError       a brick computed NaN, infinity or a wrong value; the message names the brick if it was found
+├── NoTokenError     a logit of a pass is NaN or infinite, so that no logit is the largest
+├── ContractError    a kernel's contract cannot be read; the message names the file and the fault
+└── ModelError       a model file cannot be read or run; the message is one line for the user
 """
 
 from __future__ import annotations
 
 
 class ComputeError(Exception):
-    """Anything compute raises on purpose."""
+    """Any exception that compute raises on purpose."""
 
 
 class ContractError(ComputeError):
-    """The contract of a kernel is missing, or is not what a contract has to be."""
+    """The contract of a kernel is missing or invalid."""
 
 
 class ModelError(ComputeError):
-    """A model file is missing, damaged or outside of what this decoder runs."""
+    """A model file is missing, damaged or not supported by this decoder."""
 
 
 class NoTokenError(ComputeError):
-    """A logit is NaN or infinite, so that none is the largest."""
+    """A logit is NaN or infinite, so that no logit is the largest."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -33,8 +33,8 @@ class NoTokenError(ComputeError):
 
 
 class GuardError(ComputeError):
-    """The guard has stopped a run: `met` in the output of `brick`, in `layer` (None: outside of layers). `brick` is
-    None where it was among the logits, and in no output as the step ran again."""
+    """The guard has stopped a run because of `met` in the output of `brick`, in `layer` (None: outside layers).
+    `brick` is None if only the logits showed it, and no output when the step ran again."""
 
     def __init__(self, brick: str | None, layer: int | None, position: int, met: str) -> None:
         where = "" if layer is None else f" in layer {layer}"

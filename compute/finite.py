@@ -1,7 +1,7 @@
-"""Weights that are NaN or infinite, found by looking at their scales alone."""
+"""Find weights that are NaN or infinite by looking only at their scales."""
 
-# Before anything runs, so that a damaged file is told by tensor and block, and not by what a product makes of it.
-# 6 ms for the 82 MB of the demo's model, whose reading takes 27 (2.6 GHz Xeon).
+# This runs before everything else, so that the error names the tensor and block of a damaged file, and not a brick
+# that uses it. It takes 6 ms for the 82 MB of the demo's model, which takes 27 ms to read (2.6 GHz Xeon).
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from cbtop.compute.quantization.base import BlockFormat, Bytes
 
 EXPONENT = np.uint16(0x7C00)  # of a binary16: all of its bits are set in infinities and NaNs
 MANTISSA = np.uint16(0x03FF)
-FLOATS_BYTES = 1 << 20  # of plain floats, looked at at a time: they stay in cache
+FLOATS_BYTES = 1 << 20  # of plain floats, checked at a time: they stay in cache
 
 
 def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, str] | None:
-    """The first (row, block, "NaN" or "an infinity") of weights uint8 (rows, row_bytes); None where there is none."""
+    """Return the first (row, block, "NaN" or "an infinity") of weights uint8 (rows, row_bytes), or None if all are
+    finite."""
     if block_format.block_elements == 1:
         return _not_finite_floats(block_format, data)
     blocks = data.reshape(-1, block_format.block_bytes)
@@ -35,9 +36,9 @@ def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, 
 
 @cache
 def scale_offsets(block_format: BlockFormat) -> tuple[int, ...]:
-    """Where the binary16 scales of a block lie: an infinity there makes weights that are not finite.
+    """Return the offsets of the binary16 scales in a block: an infinity there makes weights that are not finite.
 
-    The format says so itself: quants and small scales, which are integers, stay finite whatever their bits.
+    They are found by dequantising. Quants and small scales are integers, which stay finite whatever their bits.
     """
     blocks = np.zeros((block_format.block_bytes // 2, block_format.block_bytes), np.uint8)
     places = np.arange(len(blocks))

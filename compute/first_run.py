@@ -1,7 +1,6 @@
-"""The first run on a machine: kernels are compiled in a fork, and loaded by this process.
+"""The first run on a machine: a fork compiles the kernels, and this process loads them.
 
-LLVM keeps 70 MB of what it took to compile, whatever is freed: they end with the fork. To load what that has kept
-takes 0.25 s.
+LLVM never frees 70 MB that it takes to compile. They end with the fork. Loading the cached kernels takes 0.25 s.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import time
 from collections.abc import Callable
 
 POLL_S = 0.05
-MOST_S = 600.0  # a fork that takes longer hangs, as one may that was made beside other threads
+MOST_S = 600.0  # a fork that takes longer hangs, which can happen if other threads ran when it was made
 
 
 def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], object]) -> None:
-    """Call `compile_all` in a fork, and `meanwhile` again and again until it has ended; Linux, elsewhere nothing.
+    """Call `compile_all` in a fork, and `meanwhile` again and again until the fork has ended. Linux only.
 
-    Whatever comes of it: what is not in the cache then is compiled where it is called. Where `meanwhile` raises, the
-    fork ends with it; so it does after `MOST_S`.
+    The fork may fail: kernels that are not in the cache are compiled when they are called. If `meanwhile` raises, the
+    fork is ended; after `MOST_S` as well.
     """
     if sys.platform != "linux":
         return

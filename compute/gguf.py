@@ -1,8 +1,8 @@
-"""A GGUF file: its metadata and tensors, checked as they are asked for, and read into memory of our own."""
+"""A GGUF file: its metadata and tensors, checked on access, and read into our own memory."""
 
-# Nothing of the file is mapped: what is cut off a mapped file ends a process that reads it there (SIGBUS), and what
-# is written over it changes weights between two steps. The memory asks for huge pages: from them a decode step of the
-# demo's model takes 0.97 of one from a mapped file, from small pages 1.00 (2.6 GHz Xeon, one thread).
+# The file is not mapped: cutting a mapped file ends a process that reads the lost part (SIGBUS), and writing to it
+# changes weights between two steps. The memory asks for huge pages. With them a decode step of the demo's model takes
+# 0.97 of one from a mapped file, with small pages 1.00 (2.6 GHz Xeon, one thread).
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import Bytes, QuantizedMatrix
 from cbtop.protocol.limits import reason
 
-READ_BYTES = 64 << 20  # at a time: Ctrl-C is heard in between
+READ_BYTES = 64 << 20  # at a time: Ctrl-C works in between
 CACHE_LINE_BYTES = 64
 
 
 @dataclass(slots=True)
 class GgufFile:
-    """An open model file. `load` reads the matrices that were asked for; then the file is needed no more.
+    """An open model file. `load` reads the matrices that were requested; after it the file is not needed any longer.
 
-    Everything asked for is checked, and raises ModelError where it is missing or not what was wanted.
+    Every value is checked on access. Raises ModelError if it is missing or not what was expected.
     """
 
     path: Path
@@ -87,14 +87,15 @@ class GgufFile:
         return value
 
     def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
-        """A whole number from `least` to `most`."""
+        """Return a whole number from `least` to `most`."""
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self._bad_key(key, value, f"a whole number from {least} to {most:,}")
         return value
 
     def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:
-        """A whole number from 1 to `most`, or an array of `count` of them, one a layer, that are all the same."""
+        """Return a whole number from 1 to `most`, also if it is an array of `count` of them, one a layer, that are
+        all the same."""
         value = self._value(key)
         if not isinstance(value, Array):
             return self.integer(key, most, default)
@@ -109,14 +110,14 @@ class GgufFile:
         return numbers[0]
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; some converters write them as 1 and 0."""
+        """Return true or false; some converters write them as 1 and 0."""
         value = self._value(key, default)
         if not isinstance(value, int) or value not in (0, 1):
             raise self._bad_key(key, value, "true or false")
         return bool(value)
 
     def flags(self, key: str, count: int) -> tuple[bool, ...]:
-        """An array of `count` of true or false, or of 1 and 0."""
+        """Return an array of `count` of true or false, or of 1 and 0."""
         value = self._value(key)
         flags = (
             self.numbers(key) if isinstance(value, Array) and value.kind != STRING and value.count == count else []
@@ -129,27 +130,28 @@ class GgufFile:
         return isinstance(self._value(key), Array)
 
     def is_on(self, key: str) -> bool:
-        """Whether the key is there, and neither 0 nor false."""
+        """Return whether the key exists and is neither 0 nor false."""
         return self._value(key, 0) != 0
 
     def unasked_keys(self, prefix: str) -> dict[str, str]:
-        """The keys beginning with `prefix` that are on and that nothing asked for, each with its value in words."""
+        """Return the keys beginning with `prefix` that are on and that nothing asked for, each with its value in
+        words."""
         unasked = [key for key in self._metadata if key.startswith(prefix) and key not in self._asked]
         return {key: f"{str(self._metadata[key])[:60]!r}" for key in unasked if self.is_on(key)}
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """Return a finite number above zero."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self._bad_key(key, value, "a finite number above zero")
         return float(value)
 
     def number_or_zero(self, key: str, default: float) -> float:
-        """A finite number from 0."""
+        """Return a finite number from 0."""
         return 0.0 if self._value(key, default) == 0 else self.number(key, default)
 
     def numbers(self, key: str) -> list[int | float]:
-        """The elements of an array of numbers."""
+        """Return the elements of an array of numbers."""
         value = self._value(key)
         if not isinstance(value, Array) or value.kind == STRING:
             raise self._bad_key(key, value, "an array of numbers")
@@ -157,7 +159,7 @@ class GgufFile:
         return numbers
 
     def texts(self, key: str) -> list[str]:
-        """The elements of an array of strings."""
+        """Return the elements of an array of strings."""
         value = self._value(key)
         if not isinstance(value, Array) or value.kind != STRING:
             raise self._bad_key(key, value, "an array of strings")
@@ -167,7 +169,7 @@ class GgufFile:
             raise self._written_to() from error
 
     def has_integer(self, key: str, number: int) -> bool:
-        """Whether the value of `key` is `number`."""
+        """Return whether the value of `key` is `number`."""
         return self._value(key) == number
 
     def has_key(self, key: str) -> bool:
@@ -177,19 +179,19 @@ class GgufFile:
         return name in self._tensors
 
     def rows_of(self, name: str) -> int:
-        """The second dimension of a matrix: how many rows it has."""
+        """Return the second dimension of a matrix, its number of rows."""
         shape = self._shape(name)
         if len(shape) != 2:
             raise ModelError(f"{self.path}: tensor {name!r} has shape {shape}; a matrix is wanted")
         return shape[1]
 
     def matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
-        """The tensor as a weight matrix, whose bytes `load` reads; in GGUF its shape stands as (columns, rows)."""
+        """Return the tensor as a weight matrix that `load` will fill. GGUF writes its shape as (columns, rows)."""
         self._expect(name, [columns, rows])
         return self._matrix(name, rows, columns)
 
     def matrices(self, name: str, count: int, rows: int, columns: int) -> QuantizedMatrix:
-        """As `matrix`, `count` matrices one below the other in a tensor of three dimensions."""
+        """Return `count` matrices, one below the other, from a tensor of three dimensions. `load` will fill them."""
         self._expect(name, [columns, rows, count])
         return self._matrix(name, count * rows, columns)
 
@@ -200,7 +202,8 @@ class GgufFile:
         return matrix
 
     def load(self) -> None:
-        """Read the matrices. ModelError where the file was written to since it was opened, or one is not finite."""
+        """Read the matrices. Raises ModelError if the file was written to since it was opened, or if one is not
+        finite."""
         for name in self._matrices:
             self._read(self._place(name), self._tensors[name].offset)
         now = os.fstat(self._stream.fileno())
@@ -210,7 +213,7 @@ class GgufFile:
             self._check_finite(name, matrix.data)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """The tensor as float32 (size,), copied and finite."""
+        """Return the tensor as float32 (size,), copied and finite."""
         self._expect(name, [size])
         tensor = self._tensors[name]
         data = np.empty((1, tensor.size_bytes), np.uint8)
@@ -219,19 +222,19 @@ class GgufFile:
         return FORMATS[tensor.code].dequantize(data).reshape(-1)
 
     def untaken_tensors(self) -> list[str]:
-        """The tensors that nothing asked for."""
+        """Return the tensors that nothing asked for."""
         return [name for name in self._tensors if name not in self._taken]
 
     def size_bytes(self, part: str = "") -> int:
-        """Bytes of all tensors with that in their name."""
+        """Return the bytes of all tensors with `part` in their name."""
         return sum(tensor.size_bytes for name, tensor in self._tensors.items() if part in name)
 
     def elements(self) -> int:
-        """Weights of all tensors."""
+        """Return the number of weights of all tensors."""
         return sum(tensor.elements for tensor in self._tensors.values())
 
     def format_sizes(self) -> dict[str, int]:
-        """Bytes of tensors by the name of their format."""
+        """Return the bytes of tensors by the name of their format."""
         sizes: dict[str, int] = {}
         for tensor in self._tensors.values():
             name = FORMATS[tensor.code].name
@@ -259,7 +262,7 @@ class GgufFile:
         return bytes(elements)
 
     def _place(self, name: str) -> memoryview:
-        """Where the tensor's bytes are to be in memory. The first time memory for all is taken."""
+        """Return the memory for the tensor's bytes. The first call takes memory for all tensors."""
         if self._memory is None:
             at = 0
             for other, tensor in self._tensors.items():

@@ -1,11 +1,11 @@
-"""The header of a GGUF file: its keys and where its arrays and tensors lie, read against the file's real length.
+"""The header of a GGUF file: its keys, and the places of its arrays and tensors, checked against the file's length.
 
 Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 """
 
-# A model file comes from anywhere. No count in it is believed before the file is seen to hold that much, and what
-# is not always asked for (the tokenizer's arrays, long texts) is passed over, not kept. It is read, not mapped:
-# a file that is cut short meanwhile ends a read, where it would end a process that has it mapped.
+# A model file may come from anywhere. No count in it is used before the file is known to hold that much. Values that
+# not every caller needs (the tokenizer's arrays, long texts) are skipped, not kept. The file is read, not mapped: if
+# it is cut short meanwhile, a read ends; a process that has it mapped would be killed.
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
 MAX_ARRAY_ELEMENTS = 2_000_000  # each string is a step of Python
 MAX_NAME_BYTES = 1_024
-MAX_TEXT_BYTES = 1_024  # of a text that is kept: names of models and architectures, no chat templates
+MAX_TEXT_BYTES = 1_024  # of a text that is kept: names of models and architectures, not chat templates
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-PIECE_BYTES = 1 << 14  # of strings that are passed over: some hundred, and little to read for a long one
+PIECE_BYTES = 1 << 14  # of strings that are skipped: some hundred of them, and little to read for a long one
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
-# enum ggml_type, to name what is not supported; numbers that were taken back are their own.
+# enum ggml_type, to name unsupported types; numbers that were withdrawn are their own names.
 _TYPE_NAMES = (
     "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
@@ -50,7 +50,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Where the elements of an array lie in the file; `kind` is the type of each, STRING or one of SCALARS."""
+    """The place of an array's elements in the file; `kind` is the type of each, STRING or one of SCALARS."""
 
     kind: int
     count: int
@@ -66,18 +66,18 @@ Value = str | int | float | Array
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as the header has it; `shape` has the dimension first that varies the fastest, as in the file."""
+    """A tensor as in the header; `shape` has the fastest-varying dimension first, as in the file."""
 
     code: int  # of its format, one of FORMATS
     shape: tuple[int, ...]
-    offset: int  # of its first byte, in the data; in the file once the header is read
+    offset: int  # of its first byte: in the data; once the header is read, in the file
     elements: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys and the tensors, all of which lie in the file's `size_bytes`; no tensor lies in another."""
+    """The keys and the tensors. All of them are inside the file's `size_bytes`, and no two tensors overlap."""
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
@@ -85,7 +85,7 @@ class Header:
 
 
 def texts_of(elements: bytes, count: int) -> list[str]:
-    """The strings of an array whose bytes are `elements`."""
+    """Return the `count` strings of an array, given its bytes."""
     texts, at = [], 0
     for _ in range(count):
         begin = at + _LENGTH.size
@@ -95,17 +95,17 @@ def texts_of(elements: bytes, count: int) -> list[str]:
 
 
 def aligned(size_bytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
-    """The first place from `size_bytes` on where data may begin."""
+    """Return the first place from `size_bytes` on that is aligned."""
     return -(-size_bytes // alignment) * alignment
 
 
 def read_header(stream: BinaryIO, path: Path) -> Header:
-    """The header of the file `stream`. ModelError where it is not that of a whole GGUF file of supported tensors."""
+    """Read the header of the file `stream`. Raises ModelError unless it is a whole GGUF file of supported tensors."""
     return _Reader(stream, path).header()
 
 
 class _Reader:
-    """Reads a header from its beginning to its end, and never beyond the file's."""
+    """Reads a header from beginning to end, and never past the end of the file."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream = stream
@@ -202,7 +202,7 @@ class _Reader:
             self._alignment = value
 
     def _value(self, kind: int) -> str | int | float:
-        """One value; of a long text its beginning."""
+        """Return one value; only the beginning of a long text."""
         if kind == STRING:
             size = self._number("<Q")
             kept = self._read(min(size, MAX_TEXT_BYTES))
@@ -213,7 +213,7 @@ class _Reader:
         return value
 
     def _array(self, name: str) -> Array:
-        """Pass over the elements of the array that is the value of the key `name`."""
+        """Skip the elements of the array that is the value of the key `name`."""
         kind, count = self._number("<I"), self._number("<Q")
         if kind == ARRAY:
             raise ModelError(
@@ -234,7 +234,7 @@ class _Reader:
         return Array(kind, count, begin, self._offset - begin)
 
     def _skip_texts(self, count: int) -> None:
-        """Pass over strings, a piece of the file after the other: read one by one they take five times as long."""
+        """Skip strings by pieces of the file: reading them one by one takes five times as long."""
         while count:
             piece = self._stream.read(PIECE_BYTES)
             at, last = 0, len(piece) - _LENGTH.size
@@ -253,7 +253,7 @@ class _Reader:
         return SCALARS[kind]
 
     def _tensor(self, tensors: dict[str, Tensor]) -> None:
-        """Read one; its offset is that in the data."""
+        """Read one tensor; its offset is in the data."""
         name = self._name(tensors)
         dimensions = self._number("<I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:

@@ -1,4 +1,4 @@
-"""Files that are given as a model and are something else: what each one is, and what to do."""
+"""Files that are given as a model but are something else: what each one is, and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from cbtop.compute.errors import ModelError
 
 LFS_POINTER = b"version https://git-lfs."
-# As those who publish large files cut them, byte by byte: model.gguf.part1of2, model.gguf-split-a.
+# The names of large files that publishers cut, byte by byte: model.gguf.part1of2, model.gguf-split-a.
 _PIECE = re.compile(r"(?P<whole>.+?)(?P<suffix>\.part\d+of\d+|-split-[a-z])", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _KINDS = {  # of `general.type`

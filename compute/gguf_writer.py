@@ -1,4 +1,4 @@
-"""The header of a GGUF file, written."""
+"""Write the header of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FLOAT32 = 6  # enum gguf_metadata_value_type
 def written_header(
     metadata: Mapping[str, str | int | float], tensors: Sequence[tuple[str, tuple[int, ...], BlockFormat]]
 ) -> bytes:
-    """The header of a file with these keys and tensors (name, shape with rows first as NumPy has it, format).
+    """Return the header of a file with these keys and tensors (name, shape with rows first as in NumPy, format).
 
-    The data of the tensors follows in their order, each filled up to `aligned`. Whole numbers are written as UINT32,
+    The data of the tensors follows in their order, each padded to `aligned`. Whole numbers are written as UINT32,
     others as FLOAT32.
     """
     parts = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata))]

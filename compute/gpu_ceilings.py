@@ -1,10 +1,10 @@
-"""The roofs of NVIDIA GPUs, measured: how fast their memory is read and copied, and how fast matrices are multiplied.
+"""Measure the roofs of NVIDIA GPUs: how fast memory is read and copied, and how fast matrices are multiplied.
 
 Rules
-- Memory is measured by two kernels of ours, over far more than the second-level cache holds, with 16-byte loads and
-  several of them in flight in every thread. Matrices are multiplied by cuBLAS, as torch has it do.
-- Before a round counts, the same work has run for a while: clocks are those of a GPU at work.
-- Never in a profiled process: a `cbtop calibrate` of its own does it.
+- Two kernels of ours measure memory, over far more than the second-level cache holds, with 16-byte loads and several
+  of them in flight in every thread. cuBLAS multiplies matrices, called by torch.
+- Before a round counts, the same work has run for a while, so that the clocks have settled.
+- Nothing is measured in a profiled process: a separate `cbtop calibrate` does it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CACHES_PER_BUFFER = 4  # at least: less would in part be measured from the cache
 ROUNDS = 9
 ROUND_S = 0.03
 WARM_S = 0.3
-# On an H100 the best of what was tried (1 to 8 loads, 256 to 1024 threads, a grid that strides): all within 3 %.
+# The best of those tried on an H100 (1 to 8 loads, 256 to 1024 threads, a grid that strides): all within 3 %.
 THREADS = 512
 LOADS = 2  # of 16 bytes, in flight in each thread; written out in SOURCE
 LOAD_BYTES = 16
@@ -60,10 +60,10 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 
 
 def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
-    """The roofs of each GPU that this process may use, or of the one of that number, and what of them could not be
-    measured. Seconds for each.
+    """Yield the roofs of each GPU that this process may use, or only of GPU number `only`, and the failed
+    measurements. Takes seconds for each GPU.
 
-    ComputeError where no library here can use any.
+    Raises ComputeError if no library here can use a GPU.
     """
     library = gpu_library()
     for index in range(library.count()) if only is None else (only,):
@@ -85,7 +85,7 @@ def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoof
         progress(f"{gpu.name}: {name}", number / len(work))
         try:
             found.append(measure())
-        except (ComputeError, RuntimeError, MemoryError) as error:  # as torch and CuPy say what CUDA does not do
+        except (ComputeError, RuntimeError, MemoryError) as error:  # torch and CuPy raise these if CUDA fails
             missing.append(f"{name} n/a: {str(error).partition(chr(10))[0] or type(error).__name__}")
     loads = [one for one in (before_percent, managed.others_percent(since_s)) if one is not None]
     load_percent = min(max(loads), 100) if loads else None
@@ -95,7 +95,7 @@ def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoof
 
 
 def _bandwidth(library: Library, gpu: Gpu, name: str, ways: int) -> Ceiling:
-    """By the kernel `name`. `ways`: how often each byte that is read goes over the memory's wires."""
+    """Measure with the kernel `name`. `ways`: how often each byte that is read crosses the memory bus."""
     block_bytes = THREADS * LOADS * LOAD_BYTES
     wanted = min(LARGEST_BUFFER_BYTES, gpu.free_bytes // SHARE_OF_FREE_MEMORY)
     if wanted < CACHES_PER_BUFFER * gpu.l2_bytes:

@@ -1,9 +1,9 @@
-"""From how much work on a GPU is quicker than this processor: a decoder's own passes, timed on both.
+"""Measure how much work makes a GPU faster than this processor: a decoder's own passes, timed on both.
 
 Rules
-- Work is counted by the layer: on both sides a pass takes so many times what one takes, however many there are.
-- As of other crossovers, a size counts where the GPU wins beyond the spread, there and at every larger size. Where
-  that is not clear, no work leaves the CPU.
+- Work is counted per layer, because on both sides the time of a pass is proportional to the number of layers.
+- As with other crossovers, a size counts if the GPU wins beyond the spread, there and at every larger size. If the
+  result is unclear, all work stays on the CPU.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SEED = 11
 def measure_gpu_crossovers(
     threads: int, progress: Callable[[str], None], time: Callable[..., list[Times]] = timed
 ) -> tuple[Crossover, ...]:
-    """DECODING: bytes of a layer's weights that a token reads; PROMPTS: these times the tokens of a prompt: from
-    which on the first GPU takes less time than `threads` of the CPU, with its name as their note. ComputeError where
-    there is none, or it has no room."""
+    """Measure the work at which the first GPU begins to take less time than `threads` of the CPU. DECODING is in
+    bytes of a layer's weights that a token reads, PROMPTS in these bytes times the tokens of a prompt. The note is
+    the GPU's name. Raises ComputeError without a GPU, or without enough room."""
     gpu = Gpu()
     progress(DECODING)
     decoding = crossover(DECODING, time([_step(gpu, hidden, threads, None) for hidden in HIDDEN]), gpu.name)
@@ -50,7 +50,8 @@ def measure_gpu_crossovers(
 
 
 def layer_bytes(path: Path) -> int:
-    """Bytes of weights that a token reads of a layer of the model at `path`. ModelError where it is none."""
+    """Return the bytes of weights that a token reads in a layer of the model at `path`. Raises ModelError if it is
+    not one."""
     with GgufFile.open(path) as file:
         prefix = file.text("general.architecture")
         size, of_experts = file.size_bytes("blk."), file.size_bytes("_exps.")
@@ -61,7 +62,7 @@ def layer_bytes(path: Path) -> int:
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
-    """A prompt of so many tokens, or (None) one that is decoded, as the first of its sequence."""
+    """Return the timings of a prompt of `tokens` tokens or, if None, of decoding the first token of a sequence."""
     model = _model(hidden)
     on_gpu = model_on(gpu, model, is_exact=False)
     on_cpu = model if TIER == "generic" else interleaved(model)
@@ -83,7 +84,7 @@ def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
 
 
 def _model(hidden: int) -> Model:
-    """Random weights of Q4_K, in the proportions of a small qwen2."""
+    """Return random weights of Q4_K, in the proportions of a small qwen2."""
     heads = hidden // HEAD_DIM
     kv_heads, feed_forward = heads // 4, 4 * hidden
     no_bias, ones = np.zeros(0, np.float32), Norm(np.ones(hidden, np.float32))
@@ -118,8 +119,8 @@ def _products(layer: LayerWeights) -> tuple[Projection, ...]:
 
 
 def _matrix(rows: int, columns: int) -> QuantizedMatrix:
-    """Sixteen rows of weights again and again: to find the scales of all would take seconds."""
+    """Return sixteen rows of weights, repeated, because finding the scales of all rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    data.flags.writeable = False  # or other code is compiled than a decoder runs
+    data.flags.writeable = False  # otherwise other code is compiled than a decoder runs
     return QuantizedMatrix(Q4_K, data, columns)

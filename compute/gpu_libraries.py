@@ -1,4 +1,4 @@
-"""What launches on a GPU here: torch, or CuPy where there is no torch that can. Both compile kernels by NVRTC."""
+"""The library that launches on a GPU here: torch, or CuPy if torch cannot. Both compile kernels with NVRTC."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.compute.errors import ComputeError
 
 Run = Callable[[], object]
 
-# CuPy has no bfloat16, cuBLAS does: the numbers of cudaDataType_t and cublasComputeType_t.
+# CuPy has no bfloat16, cuBLAS has: the numbers of cudaDataType_t and cublasComputeType_t.
 _CUBLAS_TYPES = {"bfloat16": (14, 68), "float16": (2, 68), "tf32": (0, 77), "float32": (0, 68)}
 _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What decides how it is measured, and by what it is known again."""
+    """The properties of a GPU that decide how it is measured, and the uuid that identifies it."""
 
     name: str
     uuid: str
@@ -28,7 +28,7 @@ class Gpu:
 
 
 class Library(Protocol):
-    """What is needed of torch or CuPy, on the GPU that was used last."""
+    """The functions that are needed of torch or CuPy. They act on the GPU that was used last."""
 
     name: str
 
@@ -37,20 +37,21 @@ class Library(Protocol):
     def use(self, index: int) -> Gpu: ...
 
     def buffer(self, size_bytes: int) -> Any:
-        """Memory of random bits."""
+        """Return memory of random bits."""
 
     def kernel(self, source: str, name: str) -> Callable[[int, int, list[Any]], object]:
-        """A kernel of `source`, to be called with its grid, its block and its arguments."""
+        """Return a kernel of `source`, to be called with its grid, its block and its arguments."""
 
     def product(self, precision: str, size: int) -> Run:
-        """A product of two square matrices of random numbers by cuBLAS, the right one transposed."""
+        """Return a product of two square matrices of random numbers by cuBLAS, the right one transposed."""
 
     def seconds(self, run: Run, repeats: int) -> float:
-        """How long the GPU took for so many runs, by its own clock."""
+        """Return how long the GPU took for `repeats` runs, by its own clock."""
 
 
 def gpu_library() -> Library:
-    """What can use a GPU: torch, where it compiles kernels, or CuPy. ComputeError where there is neither."""
+    """Return torch if it can use a GPU and compile kernels, otherwise CuPy. Raises ComputeError if there is
+    neither."""
     found: Library | None = None
     try:
         import torch
@@ -60,7 +61,7 @@ def gpu_library() -> Library:
             if hasattr(torch.cuda, "_compile_kernel"):
                 return found
     except (ImportError, OSError):
-        pass  # CuPy may
+        pass  # perhaps CuPy can
     try:
         import cupy
 
@@ -149,7 +150,7 @@ class Cupy:  # pragma: no cover - gpu
         compiled = self._cupy.RawModule(code=source).get_function(name)
 
         def launch(grid: int, block: int, arguments: list[Any]) -> object:
-            # What is no array is a C int, as torch has it.
+            # Arguments that are not arrays become C ints, as with torch.
             given = [self._cupy.int32(one) if isinstance(one, int) else one for one in arguments]
             return compiled((grid,), (block,), tuple(given))
 

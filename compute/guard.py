@@ -1,14 +1,14 @@
-"""The guard: looks at what bricks compute while a model runs, and stops, counts or mends what is wrong."""
+"""The guard: checks what bricks compute while a model runs, and stops, counts or mends faults."""
 
 # Rules
-# - Each step's logits are looked at: what is not finite anywhere in a pass comes out there. The pass then runs again,
-#   every brick beside its reference, so that the brick is named where it began. Where none is wrong this time, that
-#   the logits were is said all the same, and no brick named. An infinite score is the exception: where scores have a
-#   soft cap it ends.
-# - What the reference makes, too, came in with the input or lies in the weights: only the first brick of such a
-#   second run bears it, and no brick in a sample.
-# - What stays finite is found by samples: a brick at a time, in turn, with its reference beside it. Samples rest
-#   once they have taken MAX_SHARE of the time. What they take is a brick of its own, `Guard`.
+# - Each step's logits are checked, because a value that is not finite anywhere in a pass reaches them. The pass then
+#   runs again with every brick compared with its reference, to name the brick that began it. If no brick is wrong
+#   this time, the logits are reported without a brick. Only an infinite score may not reach them: a soft cap of
+#   scores ends it.
+# - A fault that the reference computes, too, comes from the input or the weights. In such a second run the first
+#   brick that shows it is blamed, in a sample no brick is.
+# - Finite faults are found by samples: one brick at a time, in turn, is compared with its reference. Samples rest
+#   once they have taken MAX_SHARE of the time. Their time is recorded as a brick of its own, `Guard`.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
-FACTORS = "factors"  # as contracts call them
+FACTORS = "factors"  # the contracts' name
 MAX_SHARE = 0.005  # of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
@@ -36,7 +36,7 @@ Run = Callable[..., None]  # (brick, elements, *calls)
 
 
 class Reaction(Enum):
-    """What the guard does about a fault."""
+    """The guard's reaction to a fault."""
 
     STOP = "stop"
     LOG = "log"
@@ -44,28 +44,28 @@ class Reaction(Enum):
 
 
 class Fault(Enum):
-    """What can be wrong with an output."""
+    """The kinds of fault of an output."""
 
     NAN = "NaN"
     INFINITY = "infinity"
-    OVERFLOW = "overflow"  # finite, and larger than EXPLOSION_MAGNITUDE or than what holds it
+    OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE or than its type holds
     DIVERGENCE = "divergence"  # an assertion that compares with the float64 reference does not hold
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A fault of an output, with the finding where an error was measured."""
+    """A fault of an output, with its finding, which may have a measured error."""
 
     fault: Fault
     finding: Finding
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # as findings call them
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the findings' names
 
 
 def fault_of(output: Output) -> Fault | None:
-    """What is wrong with the numbers of `output` alone."""
-    largest = float(np.abs(output).max(initial=0))  # NaN where there is one
+    """Return the fault that the numbers of `output` show by themselves, if any."""
+    largest = float(np.abs(output).max(initial=0))  # NaN if it contains one
     if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
         return None
     if np.isnan(largest):
@@ -74,18 +74,18 @@ def fault_of(output: Output) -> Fault | None:
 
 
 def _fault_in(name: str, output: Output) -> Fault | None:
-    """As `fault_of`, of an output of that name: factors of int8 are sums of 32 numbers of another output of the same
-    brick, and too large only where that is."""
+    """Return the fault of an output of that name. The overflow of int8 factors does not count: they are sums of 32
+    numbers in an output of the same brick, and only too large if that output is."""
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 
 
 class JidokaGuard:
-    """Watches the passes of a decoder, whose bricks `places` names with their layers (None: outside of them).
+    """Watches the passes of a decoder. `places` names its bricks with their layers (None: outside layers).
 
-    `run` gives what runs the bricks of a pass, `has_fault` says whether the pass has to run again, by `again`, after
-    which comes `finish_again`.
-    `clock_s` measures what samples cost. GuardError from any of them where the reaction is to stop.
+    `run` returns the function that runs the bricks of a pass. `has_fault` says whether the pass must run again, with
+    `again`, and then `finish_again`. `clock_s` measures the cost of samples. All of them raise GuardError if the
+    reaction is to stop.
     """
 
     def __init__(
@@ -101,19 +101,20 @@ class JidokaGuard:
         self._in_turn = tuple(places)
         self._turn = 0
         self._position = 0
-        self._of_pass: Fault | None = None  # what the logits of the pass said
-        self._not_found = 0  # how often no brick was wrong as such a pass ran again
-        self._bears_all = False  # whether the next brick bears what its reference makes, too
+        self._of_pass: Fault | None = None  # the fault of the pass's logits
+        self._not_found = 0  # how often no brick was wrong when such a pass ran again
+        self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # what was met as it fell back
+        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # the fault that made it fall back
         self._checked: dict[tuple[str, str], bool] = {}
-        self._spoilt: set[tuple[str, str]] = set()  # what was not checked, for the input was not finite
+        self._spoilt: set[tuple[str, str]] = set()  # not checked, because the input was not finite
 
     def run(self, run_brick: Run, position: int) -> Run:
-        """What runs the bricks of the pass that begins at `position`: `run_brick`, and one brick checked when due."""
+        """Return `run_brick` for the bricks of the pass that begins at `position`, with one brick checked when it is
+        due."""
         self._position = position
         self._bears_all = False
         if self._spent_s > MAX_SHARE * (self._clock_s() - self._began_s):
@@ -130,12 +131,12 @@ class JidokaGuard:
         return run
 
     def has_fault(self, logits: Output) -> bool:
-        """Whether the logits of a pass say that something in it was wrong."""
+        """Return whether the logits of a pass show that something in it was wrong."""
         self._of_pass = fault_of(logits)
         return self._of_pass is not None
 
     def again(self, run_brick: Run) -> Run:
-        """What runs the bricks of the same pass again, each checked."""
+        """Return a function that runs the bricks of the same pass again, each checked."""
         self._bears_all = True
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -144,8 +145,8 @@ class JidokaGuard:
         return run
 
     def finish_again(self, last: ComputeBrick) -> None:
-        """Of a second run in which no brick was wrong say that the logits of the first were, under `last`, which made
-        them: any brick may have begun it. What the second one has computed stands."""
+        """If no brick was wrong in the second run, report the first run's logits under `last`, which computed them:
+        any brick may have begun it. The second run's results are kept."""
         if not self._bears_all or self._of_pass is None:
             return
         self._not_found += 1
@@ -156,7 +157,8 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Say how often what fell back was wrong all the same, and what was never checked: it is skipped."""
+        """Report how often bricks that fell back were still wrong, and which assertions were never checked: they are
+        skipped."""
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
@@ -180,7 +182,7 @@ class JidokaGuard:
         compared_s = self._clock_s()
         timer = self._profiler.start_brick(GUARD_BRICK)
         try:
-            with np.errstate(all="ignore"):  # a reference that is given infinities warns of what is looked for here
+            with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
                 met = self._compare(brick, calls, before)
                 if met is not None:
                     self._react(brick, met, calls, before)
@@ -189,10 +191,10 @@ class JidokaGuard:
             self._spent_s += ran_s - began_s + self._clock_s() - compared_s
 
     def _compare(self, brick: ComputeBrick, calls: Calls, before: Calls) -> Met | None:
-        """The first fault of an output that is wrong; announces each assertion the first time, and when it fails."""
+        """Return the first fault of an output. Announces each assertion the first time, and when it fails."""
         first = None
         compared = list(brick.compared(calls, before))
-        given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}  # by what came before it
+        given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}  # given by the input
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _, of in compared:
             key = brick.spec.name, _sampled(name)
@@ -203,7 +205,7 @@ class JidokaGuard:
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
             fault = _fault_in(of, output)
-            if fault is None or (fault in given and not self._bears_all):  # what is too large may be wrong besides
+            if fault is None or (fault in given and not self._bears_all):  # too large and also wrong?
                 fault = None if found.passed else Fault.DIVERGENCE
             if fault is not None and first is None and not is_spoilt:
                 first = Met(fault, found)
@@ -212,7 +214,7 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
-        if brick in self._fallen:  # its reference makes it, too: `finish` says how often
+        if brick in self._fallen:  # its reference shows it, too: `finish` reports how often
             return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"

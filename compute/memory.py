@@ -1,4 +1,4 @@
-"""Memory: how much of it this process may still take, a piece of it on huge pages, and pages of code given back."""
+"""Memory: how much this process may still take, memory on huge pages, and code pages given back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Where a version of control groups is mounted, and what it calls the files and the counters that are asked."""
+    """The mount point of a version of control groups, and its names of the files and counters that are read."""
 
     mounted: str
     limit: str
     used: str
-    files: tuple[str, str]  # in memory.stat: pages of files, which count as used and are given back where it is tight
+    files: tuple[str, str]  # in memory.stat: pages of files, which count as used but are given back under pressure
 
 
 _ONE = _Version(
@@ -39,26 +39,26 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What the system (MemAvailable) and every control group around this process leave it; None where none says so.
+    """Return what the system (MemAvailable) and every control group of this process leave; None if neither is known.
 
-    Linux, control groups of both versions, of those that can be seen from here. `root` is where their files lie.
+    Linux, control groups of both versions, if they are visible. `root` is the root of their files.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
 
 
 def on_huge_pages(size_bytes: int) -> mmap.mmap:
-    """Memory of this process alone, zeros, on huge pages where the system has some. OSError where it gives none."""
+    """Return private memory, zeros, on huge pages if the system has some. Raises OSError if it has no memory."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel that was built without
+        with suppress(OSError):  # a kernel that was built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
-    """Arrays of zeros side by side on huge pages, each from where a line of the cache begins. They take memory where
-    they are written to. MemoryError where the system does not give it.
+    """Return arrays of zeros, adjacent, on huge pages. Each begins at a cache line. They take memory when they are
+    written to. Raises MemoryError if the system does not give it.
     """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
@@ -73,9 +73,9 @@ def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[N
 
 
 def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0) -> NDArray[Any]:
-    """As `np.zeros`, from where a line of the cache begins, or so many bytes behind it.
+    """Return zeros that begin at a cache line, or `behind_bytes` after one.
 
-    NumPy's large arrays begin 16 bytes behind one: of vectors of 64 bytes each is in two lines then. Its small ones
+    NumPy's large arrays begin 16 bytes after a line, so that each vector of 64 bytes is in two lines. Its small ones
     begin anywhere.
     """
     size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
@@ -86,9 +86,9 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 
 
 def give_back_code(library: str) -> None:
-    """Map no more what this process has run of the shared library with this file name; Linux, elsewhere nothing.
+    """Unmap the code that this process has run of the shared library with this file name. Linux only.
 
-    The pages are those of the file and stay in the system's cache: what is run again is mapped again, 64 KiB in a
+    The pages are the file's and stay in the system's cache. Code that runs again is mapped again, 64 KiB in a
     microsecond.
     """
     for begin, size_bytes in _code_of(library):
@@ -97,7 +97,8 @@ def give_back_code(library: str) -> None:
 
 @cache
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
-    """Where its code lies, (address, bytes): what may be run and not written, which so is as it is in the file."""
+    """Return the places of its code, (address, bytes): pages that may be run but not written, so that they equal the
+    file."""
     found = []
     for line in _lines(Path("/proc/self/maps")):
         place, permissions, _, _, _, *path = line.split(maxsplit=5)
@@ -125,7 +126,7 @@ def _of_groups(root: Path) -> Iterator[int]:
             continue
         version = _ONE if controllers else _TWO
         group = PurePosixPath(path)
-        for one in (group, *group.parents):  # a container sees its own as the root, whatever is said
+        for one in (group, *group.parents):  # a container may see its own group as the root, whatever the path
             yield from _of_group(root / version.mounted / one.relative_to("/"), version)
 
 
@@ -137,7 +138,7 @@ def _of_group(group: Path, version: _Version) -> Iterator[int]:
 
 
 def _lines(path: Path) -> list[str]:
-    """None where it is not there, or not to be read."""
+    """Return the lines of a file; [] if it is missing or cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

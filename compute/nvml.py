@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of a GPU that is measured: its power limit, and who else uses it."""
+"""NVIDIA's management library: the power limit of a measured GPU, and its use by other processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a utilisation is that of up to a second before it is asked
+SETTLE_S = 1.0  # a utilisation covers up to a second before the call
 PER_WATT = 1000
 
 
 class ManagedGpu:
-    """A GPU as nvidia-ml-py sees it. Where that is not installed, or fails, `missing` says so."""
+    """A GPU as nvidia-ml-py sees it. `missing` gives the reason if that is not installed or fails."""
 
     def __init__(self, uuid: str) -> None:
         self.missing = ""
@@ -29,12 +29,12 @@ class ManagedGpu:
             self.missing = f"NVML: {error}"
 
     def power_limit_w(self) -> int | None:
-        """The limit that is enforced now."""
+        """Return the limit that is enforced now."""
         limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """The share of a second in which any process ran something on it. Ask before anything of ours runs."""
+        """Return the percentage of a second that any process used it. Call it before we run anything on it."""
         if self._handle is None:
             return None
         time.sleep(SETTLE_S)
@@ -42,9 +42,10 @@ class ManagedGpu:
         return None if rates is None else int(rates.gpu)
 
     def others_percent(self, since_s: float) -> int | None:
-        """The highest share of its multiprocessors that one other process took since then (of the wall's clock).
+        """Return the highest percentage of its multiprocessors that one other process took since then (wall clock).
 
-        None where it is not known, also where process ids are those of another namespace: our own is not among them.
+        Returns None if that is not known, also if our own process id is missing because the ids are from a different
+        namespace.
         """
         samples = self._ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         if all(sample.pid != os.getpid() for sample in samples):

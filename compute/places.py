@@ -1,4 +1,4 @@
-"""Where a model runs: on the CPU, or on a GPU."""
+"""The place that a model runs on: the CPU, or a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Where a model runs. `threads`: of the CPU that compute; None: none does."""
+    """The place that a model runs on. `threads`: the number of CPU threads that compute; None: none."""
 
     label: str
     threads: int | None
@@ -34,14 +34,14 @@ class Place(Protocol):
 
 
 def place_of(options: WorkloadOptions) -> Place:
-    """The one that the options name. ComputeError where it is not there."""
+    """Return the place that the options name. Raises ComputeError if it does not exist."""
     if options.backend == "cuda":
         return OnGpu(options)
     return OnCpu(options)
 
 
 class OnCpu:
-    """On the threads that were asked for."""
+    """On CPU threads."""
 
     def __init__(self, options: WorkloadOptions) -> None:
         from cbtop.compute.backends import cpu_backend
@@ -53,13 +53,13 @@ class OnCpu:
         self._options, self._threads = options, backend.threads
 
     def model(self, path: Path) -> Model:
-        """Products as fast as this processor can, or exact."""
+        """Return the model with products as fast as this processor can, or exact."""
         from cbtop.compute.decoder.int8 import model_to_run
 
         return model_to_run(path, is_exact=self._options.is_exact)
 
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
-        """As the options have it."""
+        """Return a decoder with the settings of the options."""
         from cbtop.compute.decoder.decoder import Decoder
 
         how = self._options
@@ -68,15 +68,15 @@ class OnCpu:
         )
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
-        """Of this machine's memory and cores."""
+        """Measure this machine's memory and cores."""
         from cbtop.compute.ceilings import measure_ceilings
 
         return measure_ceilings(self._threads, model.weights_bytes)
 
 
 class OnGpu:
-    """On the first GPU that this process may use, a rank on that of its number. ComputeError where there is none, and
-    for what runs on none."""
+    """On the first GPU that this process may use; a rank on the GPU of its number. Raises ComputeError if there is
+    none, and for options that need a CPU."""
 
     def __init__(self, options: WorkloadOptions) -> None:
         from cbtop.compute.decoder.ranks import ALONE
@@ -90,10 +90,10 @@ class OnGpu:
         self._rank = ALONE if options.rank is None else _joined(self._gpu, options.rank)
         self.label = self._gpu.label
         self.threads: int | None = None
-        self.guard: str | None = None  # it would have to copy what each brick reads
+        self.guard: str | None = None  # it would have to copy each brick's input
 
     def model(self, path: Path) -> Model:
-        """Its weights on the device, of a rank those of its part."""
+        """Return the model with its weights on the device; for a rank, its part of the model."""
         from cbtop.compute.decoder import FAMILIES
         from cbtop.compute.decoder.base import read_model
         from cbtop.compute.decoder.on_gpu import model_on
@@ -103,14 +103,14 @@ class OnGpu:
         return model_on(self._gpu, part, is_exact=self._options.is_exact, rank=self._rank)
 
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
-        """As the options have it."""
+        """Return a decoder with the settings of the options."""
         from cbtop.compute.decoder.on_gpu import GpuDecoder
 
         how = self._options
         return GpuDecoder(self._gpu, model, profiler, context, how.cache_type, how.sampling, rank=self._rank)
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
-        """Of this GPU's memory and multiprocessors."""
+        """Measure this GPU's memory and multiprocessors."""
         from cbtop.compute.gpu_ceilings import measure_gpus
 
         for roofs, _ in measure_gpus(progress, self._gpu.device.id):
@@ -118,7 +118,7 @@ class OnGpu:
 
 
 def _joined(gpu: Gpu, options: RankOptions) -> Rank:
-    """The rank, once all others are there."""
+    """Return the rank once every rank has joined."""
     from cbtop.compute.decoder.ranks import Rank
     from cbtop.compute.gpu.nccl import NcclLink, new_id
 

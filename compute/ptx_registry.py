@@ -1,4 +1,4 @@
-"""PTX by its hash: of every module that was compiled on this machine, kept for whoever sees the hash in a tree."""
+"""PTX by its hash: every module that was compiled on this machine, kept so that a hash in a tree can be looked up."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pathlib import Path
 from cbtop.compute.cuda.compiler import hash_of
 from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
-MAX_BYTES = 1 << 24  # of one
+MAX_BYTES = 1 << 24  # of one module
 MAX_KEPT = 1024
 
 
 class PtxRegistry:
-    """One file each in a folder of the cache, named by the hash; the oldest go when there are more than MAX_KEPT."""
+    """One file each in a folder of the cache, named by the hash. If there are more than MAX_KEPT, the oldest are
+    removed."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_dir() / "ptx" if folder is None else folder
 
     def add(self, ptx: bytes) -> None:
-        """Keep it. Where nothing can be written it is not: a run does not depend on it."""
+        """Keep `ptx`, if the folder can be written. A run does not depend on it."""
         ptx_hash = hash_of(ptx)
         path = self._path(ptx_hash)
         try:
@@ -33,7 +34,7 @@ class PtxRegistry:
             return
 
     def lookup(self, ptx_hash: int) -> str | None:
-        """None where it was not compiled on this machine, is no longer kept, or is not what it was."""
+        """Return the PTX of a hash, or None if it was not compiled here, was removed, or has changed."""
         try:
             found = bytes_of(self._path(ptx_hash), MAX_BYTES)
         except (OSError, ValueError):
@@ -41,14 +42,14 @@ class PtxRegistry:
         return None if found is None or hash_of(found) != ptx_hash else found.decode("utf-8", "replace")
 
     def hashes(self) -> list[int]:
-        """Those that are kept, newest first."""
+        """Return those that are kept, newest first."""
         return [int(path.stem, 16) for path in reversed(self._files())]
 
     def _path(self, ptx_hash: int) -> Path:
         return self._folder / f"{ptx_hash:016x}.ptx"
 
     def _files(self) -> list[Path]:
-        """Oldest first; what another process removes meanwhile is none."""
+        """Return the files, oldest first, without those that another process removes meanwhile."""
         found = []
         with suppress(OSError):
             for entry in os.scandir(self._folder):

@@ -1,4 +1,4 @@
-"""What a user may set of how a model runs; light to import."""
+"""The user's settings of how a model runs; light to import."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LOWEST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen: of the `top_k` likeliest (0: all) those that together have `top_p` of their
-    probability, at a `temperature`, drawn by `seed`. A temperature of 0 is the greedy choice; of one below 1e-6 a
-    quotient with it could be infinite, and it chose nothing else.
+    """The choice of the next token: `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that
+    together have `top_p` of their probability, at a `temperature`. A temperature of 0 is the greedy choice. Below
+    1e-6 a quotient by it could be infinite, and the choice would be greedy anyway.
 
-    ComputeError for what is none of these: drawn with it, some token comes out all the same.
+    Raises ComputeError for other values, because a draw with them would still return a token.
     """
 
     temperature: float = 0.0
@@ -56,22 +56,23 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """From how much work on it is done the other way.
+    """The amounts of work at which the faster way changes. Each value belongs to the second way.
 
-    `product_bytes`: bytes of weights times tokens of a product, from which on it is spread over threads.
-    `attention_products`: products of a number of a query and one of a key, from which on attention is.
-    `bf16_tokens`: tokens from which on products are of bfloat16, where the processor has AMX; fewer are of int8.
-    `exact_bytes`: bytes of a matrix from which on it is read as it lies in the file, by products of floats; a smaller
-    one lies interleaved, for int8.
-    `measured` names those that were measured on this machine; the others are static.
+    `product_bytes`: bytes of weights times tokens; below it a product runs on one thread, from it on on several.
+    `attention_products`: products of a query's number and a key's; below it attention runs on one thread, from it on
+    on several.
+    `bf16_tokens`: tokens; below it products run in int8, from it on in bfloat16 if the processor has AMX.
+    `exact_bytes`: bytes of a matrix; below it a matrix is interleaved, for int8, from it on it stays as in the file,
+    for products of floats.
+    `measured`: the names of those that were measured on this machine; the rest are static.
 
-    ComputeError for what is no whole number from 1.
+    Raises ComputeError for anything but a whole number from 1.
     """
 
-    product_bytes: int = 96 << 10  # 10-20 us of one thread's work; to wake a second one takes 2-40 us
+    product_bytes: int = 96 << 10  # 10-20 us of one thread's work; waking a second one takes 2-40 us
     attention_products: int = 1 << 17  # some 20 us of one thread's work
-    bf16_tokens: int = 12  # 1.35x of int8's speed there; 0.92x with 8, which are twice its four
-    exact_bytes: int = 1 << 40  # no matrix is so large; as `protocol.crossovers.NEVER`
+    bf16_tokens: int = 12  # 1.35x of int8's speed at 12; 0.92x at 8, which are twice int8's four
+    exact_bytes: int = 1 << 40  # no matrix is so large; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -87,19 +88,20 @@ _in_effect = STATIC_CROSSOVERS
 
 
 def crossovers() -> Crossovers:
-    """Those of this process: kernels ask before every call, in Python, so that others compile nothing anew."""
+    """Return the crossovers of this process. Kernels ask before every call, in Python, so that no value compiles
+    anew."""
     return _in_effect
 
 
 def use_crossovers(wanted: Crossovers) -> None:
-    """From now on `wanted` are those of this process: for whoever starts a decoder."""
+    """Make `wanted` the crossovers of this process. For the code that starts a decoder."""
     global _in_effect
     _in_effect = wanted
 
 
 @contextmanager
 def with_crossovers(wanted: Crossovers) -> Iterator[None]:
-    """`wanted` for a while: to run, or to check, both sides of one."""
+    """Use `wanted` for a while: to run, or to check, both sides of one."""
     before = crossovers()
     use_crossovers(wanted)
     try:
@@ -109,15 +111,16 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 
 
 BACKENDS = ("cpu", "cuda")
-Split = Literal["layers", "heads"]  # what several ranks share out
+Split = Literal["layers", "heads"]  # what ranks divide
 SPLITS: tuple[Split, ...] = get_args(Split)
-GUARD_REACTIONS = ("stop", "log", "fallback")  # to what the guard meets
+GUARD_REACTIONS = ("stop", "log", "fallback")  # to a fault that the guard finds
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """Which of `count` processes this one is, each on the GPU of its number, that run a model together. `of_first`:
-    in every rank what is made in the first one, once all ask for it. `split`: what of the model they share out."""
+    """The number of this process among `count` that run a model together, each on the GPU of its number. `of_first`
+    returns in every rank what the first one makes, once all ask for it. `split`: the part of the model that they
+    divide."""
 
     number: int
     count: int
@@ -127,14 +130,17 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. None: the demo model; until stopped; all processors but one; the model's context, up to 2048.
+    """What to run. None means: the demo model; until stopped; all processors but one; the model's context, up to
+    2048.
 
-    `cache_type`: of the KV cache, f16 or f32. `is_exact`: products take activations as they are, not rounded to int8.
-    `trace` holds names of `cbtop.profiler.traces.TRACES`: what to trace in a sample of the decode steps.
-    `guard`: what to do about what a brick computes wrong (GUARD_REACTIONS); None: not to look.
+    `cache_type`: type of the KV cache, f16 or f32.
+    `is_exact`: products take unrounded activations, not int8. `trace` holds names of `cbtop.profiler.traces.TRACES`:
+    what to trace in a sample of the decode steps.
+    `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS); None: do not check.
     `check_contracts`: run each brick between the conditions of its kernels' contracts.
-    `prompt`: the text to go on from, once, to its end; None: the same random tokens, again and again.
-    `backend`: one of BACKENDS. `rank`: of several GPUs; None: it runs the model alone.
+    `prompt`: the text to continue, once, to its end; None: the same random tokens, again and again.
+    `backend`: one of BACKENDS.
+    `rank`: this process's part if several GPUs run the model; None: it runs the model alone.
     """
 
     model: Path | None = None

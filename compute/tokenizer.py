@@ -1,10 +1,10 @@
-"""Text to the tokens of a model and back, by what its GGUF file says of its vocabulary.
+"""Text to the tokens of a model and back, by the vocabulary in its GGUF file.
 
-Source of the keys: ggml's docs/gguf.md; of what they mean: llama.cpp's src/llama-vocab.cpp.
+Source of the keys: ggml's docs/gguf.md; of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# Text becomes tokens in Hugging Face's `tokenizers`, made from the file's lists. Tokens become text here: the bytes
-# of each lie in a list, and a character whose bytes come with several tokens waits for its last one.
+# Hugging Face's `tokenizers`, made from the file's lists, turns text into tokens. Tokens become text here: each has a
+# list of bytes, and a character that spans several tokens appears with its last one.
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # enum llama_token_type
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
-NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, as converters write "there is none"
+NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, which converters write for "none"
 SPACE = "\u2581"  # how SentencePiece writes one
-MAX_TOKEN_CHARACTERS = 1_024  # the longest of real vocabularies are runs of some hundred spaces
+MAX_TOKEN_CHARACTERS = 1_024  # the longest in real vocabularies are runs of some hundred spaces
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -33,7 +33,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# What `tokenizer.ggml.pre` names: the patterns that cut a text into words, one after the other.
+# `tokenizer.ggml.pre` selects the patterns that cut a text into words, one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -42,9 +42,9 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-BEGINS = frozenset({"llama-bpe"})  # what begins with a token of its own where the file does not say
-WHOLE_WORDS = frozenset({"llama-bpe"})  # a word that is a token is that token, whatever merges would make of it
-# Tokens that end a text, and are control tokens, whatever the file says of them, as llama.cpp has them.
+BEGINS = frozenset({"llama-bpe"})  # texts begin with a special token unless the file says otherwise
+WHOLE_WORDS = frozenset({"llama-bpe"})  # a word that is a token is that token, whatever the merges
+# Control tokens that end a text, whatever the file says, as in llama.cpp.
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -54,7 +54,7 @@ ENDS = frozenset(
 
 
 def _byte_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2's encoder.py, bytes_to_unicode)."""
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's encoder.py, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -62,18 +62,18 @@ def _byte_characters() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The vocabulary of a model. `pieces` holds the bytes that each token stands for, none for control tokens."""
+    """The vocabulary of a model. `pieces` holds each token's bytes, empty for control tokens."""
 
     pieces: tuple[bytes, ...]
     ends: frozenset[int]  # tokens that end a text
-    begin: int | None  # the token that begins one
-    _drops_first_space: bool  # encoding put it there
+    begin: int | None  # the token that begins a text
+    _drops_first_space: bool  # encoding added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`, the beginning one first where the model wants it.
+        """Return the tokens of `text`, with the begin token first if the model has one.
 
-        Names of control tokens in the text are these tokens. ComputeError where it is no Unicode text.
+        Names of control tokens in the text become these tokens. Raises ComputeError if it is not Unicode text.
         """
         try:
             text.encode()
@@ -83,14 +83,14 @@ class Tokenizer:
         return begin + list(self._library.encode(text, add_special_tokens=False).ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """The text of the tokens that follow those `before`."""
+        """Return the text of the tokens that follow those `before`."""
         stream = TextStream(self)
         for token in before:
             stream.text_of(token)
         return stream
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens` from its beginning on; bytes that are no UTF-8 are U+FFFD."""
+        """Return the text of `tokens`, which begin a text. Bytes that are not UTF-8 become U+FFFD."""
         stream = self.stream()
         return "".join(map(stream.text_of, tokens)) + stream.rest()
 
@@ -104,21 +104,22 @@ class TextStream:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text_of(self, token: int) -> str:
-        """The characters that `token` completes."""
+        """Return the characters that `token` completes."""
         piece = self._pieces[token]
         if self._drops_space and piece:
             piece, self._drops_space = piece.removeprefix(b" "), False
         return self._characters.decode(piece)
 
     def rest(self) -> str:
-        """What stands for a character that the end has cut short."""
+        """Return the replacement of a character that the end has cut short."""
         return self._characters.decode(b"", final=True)
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer of an open file. ModelError where it has none, or one that is not supported or damaged.
+    """Return the tokenizer of an open file. Raises ModelError if it has none, or one that is damaged or not
+    supported.
 
-    ComputeError where the library is not installed.
+    Raises ComputeError if the library is not installed.
     """
     if not file.has_key("tokenizer.ggml.tokens"):
         raise ModelError(
@@ -131,7 +132,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
         )
     try:
-        # It takes 40 ms to load, and 12 MB to install: only a prompt needs it.
+        # It takes 40 ms to load, and 12 MB to install, and only a prompt needs it.
         import tokenizers
     except ImportError as error:
         raise ComputeError(
@@ -169,7 +170,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
-    """Merges of characters that stand for bytes, and whether a text begins with a token of its own."""
+    """Return a library of merges of byte characters, and whether a text begins with a special token."""
     pre = file.text("tokenizer.ggml.pre", "default")
     if pre not in PATTERNS:
         raise ModelError(
@@ -188,7 +189,8 @@ def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Lib
 def _sentence_piece(
     file: GgufFile, tokens: list[str], types: Sequence[float], tokenizers: Any
 ) -> tuple[Library, bool]:
-    """Merges in the order of the scores of what they make; characters of no token as their bytes."""
+    """Return a library of merges, ordered by the scores of their results. Characters without a token become their
+    bytes."""
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: at for at, token in enumerate(tokens)}
     merges = [
@@ -236,7 +238,7 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
-    """One number for each of `count` tokens."""
+    """Return one number for each of `count` tokens."""
     if default is not None and not file.has_key(key):
         return default
     numbers = file.numbers(key)

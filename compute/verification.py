@@ -1,9 +1,9 @@
-"""Every kernel, as it may run, beside what it must agree with; and every check beside outputs wrong on purpose.
+"""Check every kernel variant against its peer, and every check against outputs that are wrong on purpose.
 
 Rules
-- What is called is what a decoder calls: `implementation`, chosen by the same arguments.
-- `variants` is the one table of it, and the tolerance is everywhere that of the kernel's contract.
-- A check that lets a planted fault pass is itself a failure: it would vouch for anything.
+- The called function is a decoder's: `implementation`, chosen by the same arguments.
+- `variants` is the only table of variants, and the tolerance is always the one in the kernel's contract.
+- A check that lets a planted fault pass is itself a failure, because it would pass anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # tokens: the most that pass together but one, so that they are no whole number of fours
+MANY = 127  # tokens: one less than the most that pass together, so that they do not divide by four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,
@@ -87,8 +87,8 @@ OF_SEVERAL_SHAPES = (
     "gated",
     "kv_write",
     "qkv",
-)  # what runs in a brick and has variants of its own
-Run = Callable[[Kernel, Arguments], None]  # a call, whose outputs are among the arguments then
+)  # kernels that run in a brick and have variants of their own
+Run = Callable[[Kernel, Arguments], None]  # calls a kernel, which writes its outputs into the arguments
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 
 
@@ -107,7 +107,7 @@ def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
         part.implementation(*call)
 
 
-# What a kernel must agree with: its meaning, the same tokens one by one, and the kernels that it is fused of.
+# The peers of a kernel: its reference, the same tokens one by one, or the kernels that it fuses.
 PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
     REFERENCE: _by_reference,
     SINGLE_TOKENS: _by_single_tokens,
@@ -117,8 +117,8 @@ PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel as it may run, `how` says with what, and which of PEERS it must agree with. Its examples have `tokens`
-    where they have a row for each."""
+    """A kernel as it may run: `how` gives its shape, `peer` which of PEERS it must agree with. Its examples have
+    `tokens` rows if they have a row for each token."""
 
     kernel: Kernel
     how: str = ""
@@ -132,9 +132,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of one variant. `max_error` (of the largest value) is the largest over all sizes, None where a value
-    is not finite, which `not_finite` names: "NaN" or "infinity"; `missed` names the planted faults that no check
-    found, and the conditions of the contract that hold of what should break them."""
+    """The result of one variant. `max_error` (of the largest value) is the largest over all sizes; None if a value is
+    not finite, with "NaN" or "infinity" in `not_finite`. `missed` names planted faults that no check found, and
+    conditions of the contract that still hold for arguments that should break them."""
 
     kernel: str
     contract: str
@@ -155,13 +155,14 @@ class Verified:
 
 
 def run_here(kernel: Kernel, arguments: Arguments) -> None:
-    """On the CPU, as a decoder does."""
+    """Run the kernel on the CPU, as a decoder does."""
     kernel.implementation(*arguments)
 
 
 def variants() -> Iterator[Variant]:
-    """Every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache; beside
-    its reference, where it has several tokens beside these one by one, and where it is fused beside its parts."""
+    """Yield every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache.
+    Each is compared with its reference; with several tokens also with the same tokens one by one; if fused also with
+    its parts."""
     for variant in _beside_reference():
         yield variant
         if variant.tokens > 1 and variant.kernel.by_token and not _is_of_tiles_where_many(variant):
@@ -171,8 +172,9 @@ def variants() -> Iterator[Variant]:
 
 
 def variants_on_gpu() -> Iterator[Variant]:
-    """Those of a GPU, the same beside every processor: beside their references, and of threads, which are the CPU's,
-    one; products of many tokens both in int8 and in bfloat16, whichever of the two this processor has."""
+    """Yield the kernels of a GPU, the same on every processor. Each is compared with its reference, on one thread,
+    because threads are the CPU's. Products of many tokens are in int8 and in bfloat16, whichever of the two this
+    processor has."""
     of_many = (
         Variant(kernel_for(FORMATS[code], MANY), f"{MANY} tokens")
         for kernel_for, codes in (
@@ -190,7 +192,7 @@ def variants_on_gpu() -> Iterator[Variant]:
 
 
 def _is_of_tiles_where_many(variant: Variant) -> bool:
-    """Whether its many tokens are of bfloat16 and one would be of int8, which are other numbers."""
+    """Return whether its many tokens run in bfloat16 and one would run in int8, with other results."""
     is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")
     return HAS_TILES and is_int8 and variant.tokens >= crossovers().bf16_tokens
 
@@ -235,7 +237,8 @@ def _attention() -> Iterator[Variant]:
 
 
 def _fused() -> Iterator[Variant]:
-    """Products in one call: of each format in some way, and in every way of two formats, as Q4_K_M models have."""
+    """Yield products in one call: each format in one way, and two formats in every way, as Q4_K_M models have
+    them."""
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
@@ -263,10 +266,10 @@ def _of_experts(kernel: Kernel, threads: int, more: str = "") -> Variant:
 
 
 def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here) -> Verified:
-    """Runs the kernel on inputs of every size, and plants each fault that its contract names: those of arguments, and
-    what breaks its conditions, beside the reference alone. `run`: by what, on which backend.
+    """Run the kernel on inputs of every size, and plant each fault that its contract names. Faults in arguments and
+    broken conditions are only planted for the peer `reference`. `run` calls the kernel, on some backend.
 
-    What has threads takes them at every size, wherever it pays: what one thread runs has variants of its own.
+    Kernels with threads use them at every size, even if that does not pay: one thread has variants of its own.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)
@@ -315,16 +318,16 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
 
 
 def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
-    """The checks that the outputs among the arguments after a call fail."""
+    """Return the checks that the outputs among the arguments fail after a call."""
     checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
 
 
 def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
-    """Plants all that the kernel's contract names, one after the other: its name, and whether a check has found it.
+    """Plant every fault that the kernel's contract names. Yields its name, and whether a check found it.
 
-    `earlier` are the arguments before a call, `right` those after one that was right.
+    `earlier` are the arguments before a call, `right` those after a correct one.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(earlier, right)
@@ -336,15 +339,15 @@ def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Argume
 
 
 def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Arguments after calls that were wrong in ways that kernels are, each with its name: those that the contract of
-    the kernel names. Where one would change nothing, it is left out.
+    """Yield arguments after calls that were wrong in typical ways, each with its name: the faults that the kernel's
+    contract names. A fault that would change nothing is left out.
 
-    `earlier` are the arguments before a call, `right` those after one that was right.
+    `earlier` are the arguments before a call, `right` those after a correct one.
     """
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:
         wrong = with_copies(change.of(earlier), kernel.outputs)
-        with np.errstate(all="ignore"):  # bytes of weights in another order may be any numbers, and none
+        with np.errstate(all="ignore"):  # weight bytes in another order may be any number, or NaN
             kernel.reference(*wrong)
         if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
             yield change.name, wrong
@@ -374,7 +377,7 @@ def _swapped(values: Any) -> None:
 
 
 def _left_out(values: Any) -> None:
-    """The largest of all has not been written."""
+    """Drop the largest value, as if it had not been written."""
     flat = values.reshape(-1)
     flat[np.abs(flat).argmax()] = 0
 

@@ -32,20 +32,22 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats whose products are further from reading than bounds in contracts say
+WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats with products slower than the contracts' bounds say
 # The checks of `verify_pass`
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-VERIFIED_TOKENS = 6  # five together, not a whole number of fours, and one alone
-MOST_VERIFIED = 128  # of more the references take their time, and a pass takes no more together
-# Of a whole pass: more together than a pass takes at once, then some alone.
+VERIFIED_TOKENS = 6  # five together, which do not divide by four, and one alone
+MOST_VERIFIED = 128  # the references of more take too long, and a pass takes at most this many together
+# For a whole pass: more tokens than one pass takes together, then some alone.
 PASS_TOKENS, PASS_DECODED = 140, 7
-# How far logits may be from those of float64, in their standard deviations. Static. Exact products are off by what a
-# KV cache of float16 rounds: 0.1 %; int8 activations by 2 % of the demo, as are llama.cpp's (`benchmarks compute`).
+# The tolerated difference of logits from float64's, in their standard deviations. Static. Exact products differ by
+# 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on the demo, as in llama.cpp
+# (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
-# And each token's own: of the demo the largest is off by 0.1 % and 5 %. That of another token is off by about 1.
+# The same for each token's own logit. On the demo the largest differences are 0.1 % and 5 %. A wrong token's logit
+# differs by about 1.
 LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
@@ -56,15 +58,15 @@ def run(
     progress: Progress,
     write: Write = lambda text: None,
 ) -> object:
-    """Announce the model, its checks and the machine's ceilings, then decode until told to stop.
+    """Announce the model, its checks and the machine's ceilings, then decode until `should_stop` or the end.
 
-    What is returned keeps what a GPU has of it: to give that back takes seconds, before which a goodbye is said.
+    The returned object keeps a GPU's memory: giving it back takes seconds, and the caller can say goodbye first.
+    `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
+    `write` gets a prompt and the model's continuation, as it comes.
 
-    `should_stop` is asked between steps; `progress` is told what takes long, with an empty text once
-    nothing does; `write` is given a prompt and what the model goes on with, as it comes.
-    ModelError where the model cannot be run.
+    Raises ModelError if the model cannot be run.
     """
-    # Numba loads in half a second, which whoever only needs WorkloadOptions should not pay.
+    # Numba loads in half a second. Code that only needs WorkloadOptions should not wait for it.
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
@@ -89,7 +91,7 @@ def run(
     model = place.model(path)
     context = _context(options, model)
     if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
-        progress("", None)  # what stands in its line is no part of what is logged
+        progress("", None)  # clears its line, which is not part of the log
         _log.warning(
             "a context of %s tokens is cut to the %s that the model was trained for",
             f"{options.context:,}",
@@ -113,7 +115,7 @@ def run(
         roofs[ceiling.name] = ceiling
     _set_budgets(decoder, roofs)
     progress("", None)
-    if place.guard:  # from here on: its samples take a share of the time that decoding takes, not compiling
+    if place.guard:  # only now: its samples take a share of the decoding time, without compiling
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     try:
@@ -132,9 +134,9 @@ def run(
 
 
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
-    """Of what reads weights, under the lower of the roofs of reading them and of reading memory: out of a cache they
-    come faster than bounds in contracts know. None where these are not of such a processor or of a format of the
-    model, or where a roof is unsure."""
+    """Set the budgets of bricks that read weights, under the lower of the roofs of reading weights and memory,
+    because weights in a cache come faster than contracts' bounds assume. A roof that is unsure sets none, nor do
+    bounds that are not for this processor or for a format of the model."""
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
     from cbtop.profiler.roofline import is_unsure
@@ -154,8 +156,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.profiler.profiler import BrickProfiler
 
     silent = BrickProfiler(enabled=False)
-    place = place_of(replace(options, check_contracts=False))  # which would announce what it finds
-    if is_first_run():  # the disk takes nothing: what is compiled here is lost
+    place = place_of(replace(options, check_contracts=False))  # contract checks would announce their findings
+    if is_first_run():  # the disk cannot be written: compiled kernels would be lost
         return
     model = place.model(path)
     context = _context(options, model)
@@ -165,7 +167,7 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
 
 
 def _context(options: WorkloadOptions, model: Model) -> int:
-    """Tokens of a sequence. ComputeError where they leave no room to decode."""
+    """Return the tokens of a sequence. Raises ComputeError if they leave no room to decode."""
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
@@ -174,13 +176,13 @@ def _context(options: WorkloadOptions, model: Model) -> int:
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """The checks of every brick of the model at `path`, in both kinds of pass. ModelError where it cannot be run."""
+    """Check every brick of the model at `path`, in both kinds of pass. Raises ModelError if it cannot be run."""
     model, decoder = _to_verify(path, threads, 2 * PROMPT_TOKENS, is_exact=is_exact, backend=backend)
     return decoder.verify(*_verified(_prompt(model, decoder.context), decoder.context))
 
 
 def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
-    """What bricks are checked with: some tokens, and where products of more are of tiles as many as these are of."""
+    """Return the tokens to check bricks with: a few, and if larger products use tiles, also enough for tiles."""
     from cbtop.compute.jit.cpu import HAS_TILES
     from cbtop.compute.settings import crossovers
 
@@ -191,13 +193,14 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
 
 
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Whether the logits of the model at `path` are those of a float64 pass in NumPy: what no check of single bricks
-    sees, whose arguments may be wrong already, and which compare some rows. ModelError where it cannot be run.
+    """Check whether the logits of the model at `path` equal those of a float64 pass in NumPy. Checks of single bricks
+    miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
 
-    The error is the root of the mean square of what a position's logits are off, in their standard deviations: the
-    largest of all compared positions, of a mixture of experts their median: where two experts are about as good for
-    a token, rounding chooses. Of few logits that are wrong it says nothing: beside it stands how far the logit of
-    each token of the vocabulary is off, the median of all positions, the largest of all tokens.
+    The error of a position is the root mean square of its logits' differences, in their standard deviations. The
+    result is the largest of all compared positions. For a mixture of experts it is their median, because rounding
+    chooses between two experts that are about as good for a token. A few wrong logits hardly change it. So a second
+    check takes the difference of each token's logit, as the median of all positions, and reports the largest of all
+    tokens.
     """
     import numpy as np
 
@@ -248,7 +251,7 @@ def _of_logits(assertion: str, error: float, tolerance: float, note: str) -> Che
 
 
 def _to_verify(path: Path, threads: int, context: int, *, is_exact: bool, backend: str) -> tuple[Model, Decoder]:
-    """The model at `path` where it runs, and a decoder of it with that context, or the model's."""
+    """Return the model at `path`, in its place, and a decoder of it with that context, or the model's."""
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -266,7 +269,8 @@ def _unseen(model: Model, tokens: int) -> str:
 
 
 def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f16") -> Decoder:
-    """A decoder of `model` that records nothing. ComputeError for more threads than this process may use."""
+    """Return a decoder of `model` that records nothing. Raises ComputeError for more threads than this process may
+    use."""
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -319,7 +323,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
     was_enabled = profiler.enabled
     profiler.disable()
     try:
-        with suppress(NoTokenError):  # the checks, the guard or the first step say where
+        with suppress(NoTokenError):  # the checks, the guard or the first step report it
             decoder.decode(decoder.prefill(prompt))
         decoder.restart()
     finally:
@@ -328,7 +332,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
 
 
 def _prompt(model: Model, context: int) -> list[int]:
-    """A fixed prompt of seeded random tokens that leaves at least half of the context to decode into."""
+    """Return a fixed prompt of seeded random tokens that leaves at least half of the context to decode into."""
     import numpy as np
 
     count = max(min(PROMPT_TOKENS, context // 2), 1)
@@ -344,7 +348,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
-    """The tokens of `prompt`. ComputeError where they do not leave room for one more, or are not this model's."""
+    """Return the tokens of `prompt`. Raises ComputeError if they leave no room for one more, or are not this
+    model's."""
     if len(tokenizer.pieces) != model.vocabulary:
         raise ComputeError(
             f"the model has {len(tokenizer.pieces):,} tokens in its tokenizer and {model.vocabulary:,} in its "

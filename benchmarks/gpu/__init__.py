@@ -1,1 +1,1 @@
-"""What cbtop costs on a CUDA device: run by hand, where there is one."""
+"""The cost of cbtop on a CUDA device: run by hand, if there is one."""

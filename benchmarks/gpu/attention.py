@@ -1,9 +1,11 @@
-"""Attention on a CUDA device beside reading the same bytes: 28 heads of 128, 4 of keys and values in f16, as of 7B.
+"""Attention on a CUDA device compared with reading the same bytes: 28 heads of 128, 4 of keys and values in f16, as
+in 7B.
 
-One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round replays a
-graph, captured as a decoder does, of calls over the caches of as many layers as no second-level cache holds, then one
-of a kernel that reads as many bytes in as many launches; ratios are of rounds. Beside prompts torch's attention in
-float16 runs where torch is there: its products are of float16 once, ours of float32 in two halves.
+One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round first
+replays a graph of calls, captured as in a decoder, over the caches of enough layers to exceed the second-level cache.
+Then it replays one of a kernel that reads as many bytes in as many launches. Ratios are of rounds. Prompts are also
+compared with torch's attention in float16, if torch is installed: it multiplies float16 once, ours multiplies float32
+in two halves.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ KERNEL read(const uint4* from, int64_t size, uint32_t* out STAMP)
 
 
 class Layers:
-    """Caches of `context` positions, filled with noise, of as many layers as no cache of the device holds."""
+    """Caches of `context` positions, filled with noise, of enough layers to exceed the device's cache."""
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.context = context
@@ -55,11 +57,11 @@ class Layers:
         self.numbers = random.standard_normal(shape, dtype=np.float32).astype(np.float16).view(np.uint16)
 
 
-kept: list[object] = []  # what captured launches read and write lives as long as the process
+kept: list[object] = []  # keeps the arrays of captured launches alive as long as the process
 
 
 def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
-    """Microseconds of a replay of what `enqueue` launches."""
+    """Return a function that gives the microseconds of a replay of `enqueue`'s launches."""
     cupy = gpu.cupy
     stream = cupy.cuda.Stream()
     with stream:
@@ -82,7 +84,7 @@ def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
 
 
 def attend(gpu: Gpu, layers: Layers, tokens: int) -> Callable[[], None]:
-    """The calls of all layers, for tokens that are the last of the context."""
+    """Return the calls of all layers, for tokens at the end of the context."""
     q = gpu.array(np.random.default_rng(1).standard_normal((tokens, HEADS * HEAD_DIM), dtype=np.float32))
     out, start = gpu.zeros(q.shape, np.float32), gpu.array(np.array([layers.context - tokens], np.int32))
     scratch = gpu.zeros(attention.scratch_shape(gpu.multiprocessors), np.float32)
@@ -108,7 +110,7 @@ def read(gpu: Gpu, layers: Layers) -> Callable[[], None]:
 
 
 def by_torch(layers: Layers, tokens: int) -> Callable[[], float] | None:
-    """Microseconds of torch's attention over all layers; None where there is no torch."""
+    """Return a function that gives the microseconds of torch's attention over all layers, or None without torch."""
     try:
         import torch
     except ImportError:

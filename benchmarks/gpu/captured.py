@@ -1,12 +1,15 @@
-"""What brick times inside a captured graph cost: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
+"""The cost of brick times inside a captured graph: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
-A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as an engine does that
-reads its tokens. Rounds that take turns: the replay as torch does it without us (twice: their ratio is the noise),
-the same graph under `--overhead 1%` and with the stamps of its layers alone in every step, another graph of the
-same model without us and with every step recorded, and one with a CUDA event recorded before and behind every leaf
-module. Behind these, because CUPTI goes on to cost once it was loaded: torch.profiler, of the device alone (Kineto)
-and of both, against the rounds without us before. Ratios are medians over the rounds, and of means over all of
-them, for what the default costs comes in single steps.
+A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as in an engine that reads
+its tokens. Rounds that take turns:
+- the replay of torch without us (twice: their ratio is the noise)
+- the same graph under `--overhead 1%`, and with only its layers' stamps in every step
+- another graph of the same model without us, and with every step recorded
+- one with a CUDA event recorded before and after every leaf module
+
+torch.profiler, for the device alone (Kineto) and for both, comes last, because CUPTI keeps costing time once it is
+loaded. It is compared with the earlier rounds without us. Ratios are medians over the rounds; also of means over all
+of them, because the cost of the default comes in single steps.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
 
 
 def build_bytes(engine: Engine) -> tuple[int, float]:
-    """What the stamped clones of an engine's graph took: bytes on the device, and seconds; from its first replays."""
+    """Return the bytes on the device and the seconds that the stamped clones of an engine's graph took at its first
+    replays."""
     free = torch.cuda.mem_get_info()[0]
     slowest = 0.0
     for _ in range(8):
@@ -52,7 +56,7 @@ def build_bytes(engine: Engine) -> tuple[int, float]:
 
 
 def with_events(model: Any, batch: int) -> Engine:
-    """An engine whose graph records an event before and behind every leaf module."""
+    """Return an engine with an event recorded before and after every leaf module in its graph."""
     events: list[Any] = []
 
     def record(*_: Any) -> None:
@@ -72,7 +76,7 @@ def with_events(model: Any, batch: int) -> Engine:
 
 
 def with_layer_stamps(engine: Engine) -> Callable[[], None]:
-    """A step of a clone of the engine's graph that has stamps between its layers and no others."""
+    """Return a step of a clone of the engine's graph that only has stamps between its layers."""
     captured = captured_graphs._graphs[engine.graph]
     device = captured._on.device
     plan = captured_graphs.Plan(Shape.of(device.driver, captured.clone), captured._spans, None)

@@ -1,9 +1,9 @@
 """A token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
 
-How near a step is to the time that reading its weights takes at least, by a kernel that only reads, in the same run;
-and what it costs to have every kernel stamp itself: in every step, and as often as `--overhead 1%` lets it. Rounds
-of one decoder take turns (another one's arrays lie elsewhere, which alone was worth 1 %); the one without a profiler
-stands twice among them, and the ratio of both is the noise.
+The first result is the ratio of a step to the least time for reading its weights, by a kernel that only reads, in the
+same run. The second is the cost of stamps of every kernel: in every step, and as often as `--overhead 1%` allows.
+Rounds of one decoder take turns (the addresses of a second one's arrays alone were worth 1 %). The decoder without a
+profiler is among them twice, and the ratio of both is the noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_BYTES = 300 * 8192 * 128  # 315 MB: no cache holds them
 
 
 def read_gb_per_s(gpu: Gpu) -> float:
-    """Of a kernel that only reads."""
+    """Return the rate of a kernel that only reads."""
     cupy = gpu.cupy
     kernel, out = cupy.RawKernel(SOURCE, "memory_read"), cupy.zeros(64, "u1")
     buffers = [cupy.zeros(READ_BYTES, "u1") for _ in range(2)]

@@ -1,9 +1,9 @@
-"""One token times a matrix of every format: its bytes a second, beside those of reading as many.
+"""One token times a matrix of every format: its bytes a second, compared with reading as many.
 
-`python -m benchmarks.gpu.gemv [FORMAT ...]`. Shapes of a 7B's projections. Activations are int8, where weights are of
-blocks, and float32 as they are; what makes them int8 is not in the time. Launches stand in a captured graph and go
-from one copy of the matrix to the next, of more bytes than the second-level cache has; so does the kernel that
-`cbtop calibrate` measures reading with. Rounds of the three take turns; ratios are medians of the rounds'.
+`python -m benchmarks.gpu.gemv [FORMAT ...]`. Shapes of a 7B's projections. Activations are int8 if weights are in
+blocks, and unrounded float32; making them int8 is not in the time. Launches are in a captured graph and go from one
+copy of the matrix to the next, over more bytes than the second-level cache has; so does the kernel by which `cbtop
+calibrate` measures reading. Rounds of the three take turns; ratios are medians of the rounds'.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ Launch = CudaLaunch | LibraryCall
 
 
 def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], float]:
-    """How long a graph of `count` of the launches, in turn, takes: seconds a launch, by the GPU's clock."""
+    """Return a function that gives the seconds a launch of a graph of `count` of the launches, in turn, by the GPU's
+    clock."""
     cuda = gpu.cupy.cuda
     stream = cuda.Stream(non_blocking=True)
     with stream:
-        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # as a decoder does
+        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # as in a decoder
         for launch in prepared:
             launch()
         stream.synchronize()
@@ -61,7 +62,8 @@ def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], f
 
 
 def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> dict[str, list[Launch]]:
-    """Of each way to multiply the launches: one token times copies of a matrix; and those that read as many bytes."""
+    """Return the launches of each way to multiply one token by copies of a matrix, and those that read as many
+    bytes."""
     layout = block_format.planes
     assert layout is not None
     size_bytes = layout.size_bytes(rows * columns // block_format.block_elements, block_format.block_elements)
@@ -83,7 +85,7 @@ def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> di
 
 
 def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Iterator[str]:
-    """A line for each way to multiply."""
+    """Yield a line for each way to multiply."""
     ways = products(gpu, block_format, rows, columns)
     size_bytes = rows * columns // block_format.block_elements * block_format.block_bytes
     count = max(ROUND_BYTES // size_bytes, len(ways["read"]))
@@ -92,7 +94,7 @@ def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Ite
     for turn in range(ROUNDS + 2):
         for name, seconds in timed.items():
             took = seconds()
-            if turn > 1:  # clocks are those of a GPU at work by then
+            if turn > 1:  # by then the clocks have settled
                 taken[name].append(took)
     for name in list(timed)[1:]:
         ratio = Ratio.of(taken["read"], taken[name])

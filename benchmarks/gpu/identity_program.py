@@ -1,7 +1,8 @@
-"""A llama that decodes and an encoder that trains, on a GPU, by deterministic algorithms: the same bare and watched.
+"""A llama that decodes and an encoder that trains, on a GPU, by deterministic algorithms, for runs with and without
+cbtop.
 
-Run it bare, under `cbtop run`, and under `cbtop run --record FILE`, with CUBLAS_WORKSPACE_CONFIG=:4096:8, and
-compare stdout.
+Run it bare, under `cbtop run`, and under `cbtop run --record FILE`, with CUBLAS_WORKSPACE_CONFIG=:4096:8, and compare
+stdout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model written as a serving engine does: static buffers, fused products, one graph a batch size. 7B-shaped."""
+"""A model written like a serving engine's: static buffers, fused products, one graph a batch size. 7B-shaped."""
 
 from __future__ import annotations
 
@@ -113,18 +113,18 @@ class Engine:
         return self
 
     def restart(self) -> None:
-        """Begin with an empty cache, where the model counts what is in it."""
+        """Begin with an empty cache, if the model counts its contents."""
         cache = getattr(self.model, "cache", None)
         if cache is not None:
             cache.reset()
 
     def step(self) -> None:
-        """Enqueue one."""
+        """Enqueue one step."""
         self.graph.replay()
 
 
 def lean(batch: int = 1, *, seed: int = 0, **sizes: int) -> Any:
-    """A model in bf16 with random weights, on the current CUDA device."""
+    """Return a model in bf16 with random weights, on the current CUDA device."""
     torch.manual_seed(seed)
     with torch.device("cuda"):
         model = Lean(batch=batch, **sizes).to(torch.bfloat16)
@@ -145,7 +145,7 @@ class _Called(torch.nn.Module):
 
 
 def transformers_llama(batch: int = 1) -> Any:
-    """Llama 7B as transformers writes it, in bf16 with random weights and a static cache, on the CUDA device."""
+    """Return transformers' Llama 7B, in bf16 with random weights and a static cache, on the CUDA device."""
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
     config = LlamaConfig(

@@ -1,7 +1,8 @@
 """A prompt of 512 tokens of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.prefill`.
 
-How much of what cuBLAS computes in bfloat16, on large square matrices of the same run, the whole pass is: attention,
-what dequantises weights and all that is no product of matrices are in its time, and not in its FLOP.
+The rate of the whole pass as a share of cuBLAS's rate in bfloat16, on large square matrices in the same run. The
+pass's time includes attention, dequantising weights, and everything else that is not a matrix product; its FLOP do
+not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
         for layer in model.layers
         for one in (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
     )
-    flop = 2.0 * TOKENS * weights  # the head is that of the last token alone
+    flop = 2.0 * TOKENS * weights  # the head only takes the last token
     took_s, peaks = [], []
     for turn in range(ROUNDS + 2):
         decoder.restart()

@@ -1,9 +1,9 @@
-"""A token of a 7B in Q4_K_M on two GPUs of a host, beside the same on one: `python -m benchmarks.gpu.ranks`.
+"""A token of a 7B in Q4_K_M on two GPUs of a host, compared with one: `python -m benchmarks.gpu.ranks`.
 
-Two processes, a GPU each, that exchange through NCCL what they compute: half of the layers on each, which work one
-after the other, or half of every layer (`cbtop demo --split`). One decoder on the first GPU alone stands twice among
-them, and the ratio of both is the noise. Rounds of all take turns, and begin together. Weights are random, and of
-every way others: what they compute is no matter here (tests/compute/test_ranks_on_gpus.py).
+Two processes, a GPU each, exchange their results through NCCL. Each has half of the layers, and they work one after
+the other; or it has half of every layer (`cbtop demo --split`). One decoder on the first GPU alone is among them
+twice, and the ratio of both is the noise. Rounds of all take turns, and begin together. Weights are random and differ
+between the ways, because the results do not matter here (tests/compute/test_ranks_on_gpus.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALONE_AGAIN = "one GPU again"
 
 
 def rounds(decoder: GpuDecoder) -> float:
-    """Nanoseconds of a token."""
+    """Return the nanoseconds of a token."""
     decoder.restart()
     token = decoder.decode(decoder.prefill([*range(PROMPT)]))
     begun_ns = time.perf_counter_ns()
@@ -39,7 +39,7 @@ def rounds(decoder: GpuDecoder) -> float:
 
 
 def of_rank(number: int, ids: Connection, together: Any) -> None:
-    """In a process of its own; the first one prints."""
+    """Run in a process of its own; the first one prints."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))

@@ -1,8 +1,8 @@
-"""Are the times that kernels stamp themselves right? `python -m benchmarks.gpu.stamps`.
+"""Check the times that kernels stamp themselves: `python -m benchmarks.gpu.stamps`.
 
-A token's pass of a 7B in Q4_K_M, launched one by one, while CUPTI records it: of each launch both durations, those of
-CUPTI from the start of a kernel to its end as the hardware tells them. And how a recorded step closes: its bricks and
-the gaps between them, beside the step.
+A token's pass of a 7B in Q4_K_M, launched one by one, while CUPTI records it: both durations of each launch. CUPTI's
+are from the start of a kernel to its end in the hardware. Then whether a recorded step adds up: its bricks and the
+gaps between them, compared with the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLOSE_SHARE, CLOSE_NS = 0.05, 300
 
 
 def stamped_and_told(decoder: GpuDecoder, gpu: Gpu, cupti: TorchsCupti) -> list[tuple[str, int, int]]:
-    """Of each launch of a pass its name, its stamped duration and CUPTI's, in ns."""
+    """Return the name of each launch of a pass, its stamped duration and CUPTI's, in ns."""
     stamps = decoder._stamps
     cupti.begin(OF_KERNELS)
     try:

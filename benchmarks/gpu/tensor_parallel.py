@@ -1,6 +1,6 @@
-"""A decoder whose matrices are spread over the ranks of a process group, as tensor-parallel engines write it.
+"""A decoder with matrices spread over the ranks of a process group, like those of tensor-parallel engines.
 
-Each rank has its part of every matrix and of the heads, and two all-reduces a layer put the parts together.
+Each rank has its part of every matrix and of the heads, and two all-reduces a layer add up the parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the whole model."""
+    """The sizes of the whole model."""
 
     layers: int
     hidden: int
@@ -32,7 +32,7 @@ TOY = Sizes(layers=2, hidden=256, heads=4, intermediate=512, context=32, words=1
 
 
 class RowParallel(nn.Linear):
-    """A product of this rank's columns, summed over all ranks; `extra` products more make a rank slow on purpose."""
+    """A product of this rank's columns, summed over all ranks; `extra` more products make a rank slow on purpose."""
 
     def __init__(self, columns: int, rows: int) -> None:
         super().__init__(columns, rows, bias=False)
@@ -47,7 +47,7 @@ class RowParallel(nn.Linear):
 
 
 class Attention(nn.Module):
-    """This rank's heads, over a cache that is full."""
+    """This rank's heads, over a full cache."""
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
 
 class Rank:
-    """One rank's decoder in bf16 on the GPU of its number, with the step that it decodes."""
+    """One rank's decoder in bf16 on the GPU of its number, with its decode step."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -137,7 +137,7 @@ class Rank:
             layer.mlp.down_proj.extra = extra
 
     def captured(self) -> tuple[Any, torch.Tensor]:
-        """The step as a CUDA graph with its collectives in it, and what it writes."""
+        """Return the step as a CUDA graph with its collectives, and its output."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

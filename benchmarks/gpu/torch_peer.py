@@ -1,7 +1,7 @@
-"""A token by torch on a GPU, for its time a byte: `python -m benchmarks.gpu.torch_peer`.
+"""A token by torch on a GPU, for its time per byte: `python -m benchmarks.gpu.torch_peer`.
 
-A 7B in bfloat16 as a serving engine has it, one captured graph, replayed and waited for: what it reads of weights, by
-the time of a step, beside `python -m benchmarks.gpu.decode` on the same machine.
+A 7B in bfloat16, as in a serving engine: one captured graph, replayed and waited for. It gives the weights that it
+reads divided by the time of a step, to compare with `python -m benchmarks.gpu.decode` on the same machine.
 """
 
 from __future__ import annotations

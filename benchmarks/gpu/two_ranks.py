@@ -1,11 +1,11 @@
-"""What cbtop costs two tensor-parallel ranks on two GPUs, whose step is as long as that of the slower one.
+"""The cost of cbtop to two tensor-parallel ranks on two GPUs. Their step is as long as the slower rank's.
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu.two_ranks
 
-A decode step of a 7B-shaped model in bf16, waited for as an engine does that reads its tokens: eager, and as a
-captured graph. Rounds interleaved, the ranks in step: without cbtop (twice: their ratio is the noise), under
-`--overhead 1%`, and with every step recorded. Ratios are medians over the rounds, of rank 0. Eager rounds without
-cbtop have nothing of it in torch: it is detached for them. Graphs are captured attached, but the bare one.
+A decode step of a 7B-shaped model in bf16, waited for as in an engine that reads its tokens: eager, and as a captured
+graph. Rounds interleaved, the ranks in step: without cbtop (twice: their ratio is the noise), under `--overhead 1%`,
+and with every step recorded. Ratios are medians over the rounds, of rank 0. In eager rounds without cbtop it is
+detached, and nothing of it remains in torch. Graphs are captured attached, except the bare one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def timed_us(step: Callable[[], object], steps: int) -> float:
 
 
 def measure(what: str, rank: int, ways: dict[str, Callable[[int], float]]) -> None:
-    """Print a line for each way; each gives the µs a step takes in as many as it is asked for."""
+    """Print a line for each way. A way returns the µs a step takes, over as many steps as its argument."""
     for run in ways.values():
         run(WARM_UP)
     found: dict[str, list[float]] = {way: [] for way in ways}

@@ -1,7 +1,8 @@
-"""The contracts of kernels, one YAML file an operation: what it computes, what holds of a call, what breaks that."""
+"""The contracts of kernels, one YAML file an operation: what it computes, the conditions of a call, and how to break
+them."""
 
-# What is written there stands nowhere else: kernels take their tolerance from it, `cbtop verify` and the tests the
-# faults to plant, and runs with `--check-contracts` the conditions.
+# The files are the only source: kernels take their tolerance from them, `cbtop verify` and the tests the faults to
+# plant, and runs with `--check-contracts` the conditions.
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
-WEIGHTS = "weights_read"  # the roof of reading as many bytes as the weights of the model are
+WEIGHTS = "weights_read"  # the roof of reading as many bytes as the model's weights have
 # libyaml reads the files ten times as fast, 0.03 s for 0.3 of a start; PyYAML may have been built without it.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Other values for some arguments, made of the arguments as they are: by place."""
+    """New values for some arguments, by place, made from the present arguments."""
 
     name: str
     values: Mapping[int, Expression]
 
     def of(self, arguments: Values) -> tuple[Any, ...]:
-        """The arguments, changed; arrays lie as kernels take them, row after row."""
+        """Return the arguments, changed; arrays are contiguous, as kernels take them."""
         changed = list(arguments)
         for place, expression in self.values.items():
             value = expression.evaluate(arguments)
@@ -43,16 +44,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that holds of the arguments of a call, called `precondition finite(x)`. `broken_by` changes them so
-    that it does not."""
+    """Something that holds for the arguments of a call, named like `precondition finite(x)`. `broken_by` changes them
+    so that it does not hold."""
 
     name: str
     expression: Expression
     broken_by: Change
 
     def holds(self, values: Values) -> bool:
-        """Of the arguments of a call; of one that is over, followed by those before it. What cannot be evaluated
-        does not hold."""
+        """Return whether it holds for the arguments of a call; after the call, they are followed by those before it.
+        A condition that cannot be evaluated does not hold."""
         with np.errstate(all="ignore"):
             try:
                 return bool(self.expression.evaluate(numbers(values)))
@@ -61,9 +62,9 @@ class Condition:
 
 
 class Checks:
-    """Conditions that are evaluated together, by a function that is made as the first call needs it.
+    """Conditions that are evaluated together, by a function that the first call makes.
 
-    `failed(values)` is 0 where all hold; else bit n is set where condition n does not. The values are a tuple, as of
+    `failed(values)` is 0 if all hold; otherwise bit n is set if condition n does not. The values are a tuple, as for
     `Condition.holds`.
     """
 
@@ -73,11 +74,11 @@ class Checks:
         self.failed: Failed = self._first
 
     def names_of(self, failed: int) -> Iterator[str]:
-        """The names of the conditions that do not hold."""
+        """Return the names of the conditions that do not hold."""
         return (one.name for number, one in enumerate(self._conditions) if failed >> number & 1)
 
     def all_of(self, values: Values) -> list[tuple[str, bool]]:
-        """Of each condition its name and whether it holds."""
+        """Return each condition's name and whether it holds."""
         failed = self.failed(values)
         return [(one.name, not failed >> number & 1) for number, one in enumerate(self._conditions)]
 
@@ -90,7 +91,7 @@ class Checks:
 @dataclass(frozen=True, slots=True)
 class Performance:
     """The share of a roof (a name of `ceilings`) that was reached, and how many times as long a call may take before
-    it is a regression. Of what reads weights the roof is WEIGHTS: it gives bricks their budgets."""
+    it is a regression. Kernels that read weights have the roof WEIGHTS, which gives bricks their budgets."""
 
     roof: str
     fraction: float
@@ -101,12 +102,12 @@ class Performance:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What an operation computes, and how one finds that it does not.
+    """An operation, and the ways to check it.
 
     `tolerance` bounds max|difference| / max|reference| of an output. `output_faults` are names of
-    `verification.FAULTS`, which are planted in outputs; `argument_faults` change what the kernel is called with.
-    `before` and `after` evaluate the conditions; `earlier` are the places of the arguments whose values before the
-    call the postconditions need.
+    `verification.FAULTS`, which are planted in outputs; `argument_faults` change the kernel's arguments. `before` and
+    `after` evaluate the conditions; `earlier` are the places of the arguments that postconditions need with their
+    values before the call.
     """
 
     name: str
@@ -136,18 +137,18 @@ class Contract:
         return *self.preconditions, *self.postconditions
 
     def check_before(self, arguments: Values) -> list[tuple[str, bool]]:
-        """Of each precondition its name and whether it holds of a call that is to come."""
+        """Return each precondition's name and whether it holds before a call."""
         return self.before.all_of(arguments)
 
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
-        """Of each postcondition its name and whether it holds of a call that is over; `earlier` are its arguments as
-        they were: at least those of the places `earlier` as copies."""
+        """Return each postcondition's name and whether it holds after a call. `earlier` are the arguments before the
+        call, with copies at least at the places `self.earlier`."""
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Of each condition its name, and whether it no longer holds once the arguments are changed to break it.
+        """Return each condition's name, and whether it fails once the arguments are changed to break it.
 
-        `earlier` are the arguments before a call, `right` those after one that was right.
+        `earlier` are the arguments before a call, `right` those after a correct one.
         """
         with np.errstate(all="ignore"):
             before = [bits(one.broken_by.of(numbers(earlier))) for one in self.preconditions]
@@ -162,7 +163,7 @@ class Contract:
         ]
 
     def line_of(self, text: str) -> int:
-        """Where `text` first stands in the file, from 1; the first line where it does not."""
+        """Return the first line of the file that contains `text`, from 1; 1 if none does."""
         lines = file_of(self.name).read_text(encoding="utf-8").splitlines()
         return next((number for number, line in enumerate(lines, 1) if text in line), 1)
 
@@ -172,13 +173,13 @@ def file_of(name: str) -> Path:
 
 
 def all_names() -> tuple[str, ...]:
-    """The names of all contracts that there are files of."""
+    """Return the names of all contract files."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 @cache
 def contract(name: str) -> Contract:
-    """The contract in NAME.yaml. Raises ContractError."""
+    """Return the contract in NAME.yaml. Raises ContractError."""
     path = file_of(name)
     try:
         return read(name, path.read_text(encoding="utf-8"))
@@ -187,7 +188,7 @@ def contract(name: str) -> Contract:
 
 
 def read(name: str, text: str) -> Contract:
-    """The contract that `text` holds. ContractError names the file and the key where something is wrong."""
+    """Return the contract in `text`. Raises ContractError with the file and the wrong key."""
     file = f"contracts/{name}.yaml"
     try:
         document = yaml.load(text, LOADER)
@@ -197,7 +198,7 @@ def read(name: str, text: str) -> Contract:
 
 
 class _Reader:
-    """Reads one file; says in which key something is wrong."""
+    """Reads one file; its errors name the wrong key."""
 
     def __init__(self, file: str) -> None:
         self._file = file

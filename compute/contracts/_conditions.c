@@ -1,14 +1,14 @@
-/* The conditions of a contract, evaluated together: numbers and shapes as they are, arrays in blocks.
+/* The conditions of a contract, evaluated together: numbers and shapes one by one, arrays in blocks.
 
    Rules
-   - What it says holds, holds. Of all else (a condition that does not hold, a type, a shape or a number that is not met
-     here, a division by zero) what `Expression.evaluate` says is asked, and that is what counts.
-   - Nodes come after their operands. Those that read arrays keep what they found for the others of the same call.
-   - What is read is read once a node, in loops that compilers vectorise, for each kind of processor. All of them find
-     the same: no sum of floats is reordered (the order of those of `lengths` stands here), and nothing is contracted.
-   - Beside arrays of float32 numbers are float32, as NumPy takes Python's; beside others all is float64. uint16 are the
-     bits of float16, as everywhere in compute.
-   - The GIL is held throughout, and nothing of Python runs until what does not hold is asked.
+   - A condition that holds here, holds. Every other case (a condition that does not hold, an unknown type, shape or
+     number, a division by zero) is decided by `Expression.evaluate`.
+   - Nodes come after their operands. Nodes that read arrays keep their results for other nodes in the same call.
+   - Each node reads an array once, in loops that compilers vectorise for each kind of processor. All kinds give the
+     same result: no sum of floats is reordered (this file defines the order in `lengths`), and nothing is contracted.
+   - With arrays of float32, numbers are float32, as NumPy takes Python's; with other arrays all is float64. uint16 are
+     the bits of float16, as everywhere in compute.
+   - The GIL is held throughout, and no Python code runs unless a condition does not hold here.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -28,9 +28,9 @@
 #endif
 
 enum { BLOCK = 1024, MAX_DIMENSIONS = 4, MAX_OPERANDS = 5, MAX_DEPTH = 24, MAX_CONDITIONS = 62, MAX_NODES = 1 << 14 };
-#define EXACT (INT64_C(1) << 53) /* whole numbers below it are float64s */
+#define EXACT (INT64_C(1) << 53) /* smaller whole numbers are exact in float64 */
 #define UNSURE (-1)
-#define ALIGNED __attribute__((aligned(64))) /* a line: no vector stands in two */
+#define ALIGNED __attribute__((aligned(64))) /* a cache line: no vector is in two */
 #define OR_UNSURE(call)                                                                                               \
     do {                                                                                                              \
         if ((call) < 0)                                                                                               \
@@ -47,8 +47,8 @@ static const char *const NAMES[OPERATIONS] = {
     "less", "less_equal", "greater", "greater_equal", "equal", "unequal", "magnitude", "root", "most", "least", "size",
     "extent", "slice", "index", "finite", "largest", "maximum", "minimum", "all", "count", "lengths", "at",
 };
-/* How many of an operation's operands are nodes, and how many there are: what follows nodes is a dimension, and the one
-   operand of an argument is its place. Nodes of `slice` may be left out, by -1. */
+/* The number of an operation's operands that are nodes, and of all its operands. The operand after nodes is a
+   dimension, and the only operand of an argument is its place. Nodes of `slice` may be -1: left out. */
 static const int NODES[OPERATIONS] = {
     0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 1, 4, 2, 1, 1, 1, 1, 1, 1, 1, 2,
 };
@@ -75,19 +75,19 @@ typedef struct {
     };
 } Number;
 
-/* A few bytes each: where a brick has run, none of them is left in a cache. */
+/* A few bytes each, because none is left in a cache after a brick has run. */
 typedef struct {
-    uint8_t operation, has_elements; /* the second: whether it may have some, or is a number whatever its arguments */
+    uint8_t operation, has_elements; /* the second: 0 if it is always a number */
     int16_t operand[MAX_OPERANDS];
-    int16_t kept; /* the place of its `Kept`; of a constant, too */
+    int16_t kept; /* the place of its `Kept`; constants have one, too */
 } Node;
 
-/* What a node that reads arrays has found in a call, for the others of that call. */
+/* The result of a node that reads arrays, for other nodes in the same call. */
 typedef struct {
     uint64_t call;
     int status;
     Number number;
-    double *block; /* of lengths: `count` of them from `first` on */
+    double *block; /* `count` lengths from `first` on */
     npy_intp first;
     int count;
 } Kept;
@@ -98,9 +98,9 @@ typedef struct {
     Py_ssize_t nodes, conditions;
     Node *node;
     Kept *kept;
-    int16_t *condition; /* the node of each; -1 of one that is always asked */
+    int16_t *condition; /* the node of each; -1 if Python always decides it */
     PyObject *meaning;
-    PyObject *const *value; /* of the call that runs */
+    PyObject *const *value; /* the arguments of the running call */
     Py_ssize_t values;
     uint64_t call;
 } Conditions;
@@ -108,7 +108,7 @@ typedef struct {
 /* Loops over elements. */
 
 EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type) {
-    /* The exponent of what is not finite is all ones: one more is the sign. */
+    /* NaN and infinities have an exponent of all ones: adding one carries into the sign. */
     if (type == FLOATS) {
         const uint32_t *bits = (const uint32_t *)data;
         uint32_t found = 0;
@@ -131,7 +131,7 @@ EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type
 }
 
 EACH_PROCESSOR static int32_t largest_bits(const char *data, npy_intp count, Type type) {
-    /* As whole numbers, magnitudes have their order, and what is no number is above all. */
+    /* As whole numbers, magnitudes keep their order, and NaN is above all. */
     if (type == FLOATS) {
         const int32_t *bits = (const int32_t *)data;
         int32_t found = 0;
@@ -167,14 +167,14 @@ EACH_PROCESSOR static double length_of(const float *x, npy_intp count) {
     return sqrt(sum);
 }
 
-/* One side of an operation: elements one after the other, one that stands for all, or a number. Magnitudes are taken as
-   it is read, by a mask of the bits. */
+/* One side of an operation: contiguous elements, one element for all, or a number. A mask of the bits takes magnitudes
+   while it is read. */
 typedef enum { ELEMENTS, ONE, LONE_NUMBER } Kind;
 typedef uint32_t __attribute__((may_alias)) float_bits;
 typedef uint64_t __attribute__((may_alias)) double_bits;
 
-/* `apply_T`: an operation element by element, `out` may be where a side stands; `count_T`: of how many elements a
-   comparison holds; `block_T`: `count` elements of a node from (row, column) on, in `out` or where they stand. */
+/* `apply_T`: an operation element by element; `out` may be one of the sides. `count_T`: the number of elements for
+   which a comparison holds. `block_T`: `count` elements of a node from (row, column) on, in `out` or in their array. */
 #define LEFT(T, i) value_of_##T(left[i] & a->mask)
 #define RIGHT(T, i) value_of_##T(right[i] & b->mask)
 #define APPLIED(T, SYMBOL)                                                                                            \
@@ -333,7 +333,7 @@ static double element(const char *at, Type type) {
     }
 }
 
-/* Whether a float64 can be no other whole number than the one it was made of. */
+/* Unsure if a float64 could come from more than one whole number. */
 static int as_it_is(double value, Type type) { return type == LONGS && fabs(value) >= (double)EXACT ? UNSURE : 0; }
 
 static double half(uint16_t magnitude) {
@@ -439,7 +439,7 @@ static int view_of(Conditions *self, int at, View *out) {
     return 0;
 }
 
-/* values[row, places[row]] as a column of one. */
+/* values[row, places[row]] as a column of one element. */
 static int element_at(Conditions *self, Node *node, npy_intp row, View *out) {
     View places;
     OR_UNSURE(view_of(self, node->operand[0], out));
@@ -470,9 +470,9 @@ static int lengths_of(Conditions *self, Node *node, npy_intp first, int count, c
     return 0;
 }
 
-/* Runs of elements that stand one after the other, of a view as long as it has them. */
+/* Iterates over a view in runs of contiguous elements. */
 typedef struct {
-    View view; /* of which as many dimensions as can be are one */
+    View view; /* with dimensions merged as far as possible */
     npy_intp index[MAX_DIMENSIONS + 1];
     int is_over;
 } Runs;
@@ -500,7 +500,7 @@ static void begin(Runs *runs, const View *view) {
         }
     }
     int last = merged->dimensions - 1;
-    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) { /* each element for itself */
+    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) { /* each element is a run */
         runs->index[last + 1] = 0;
         merged->extent[last + 1] = 1;
         merged->stride[last + 1] = TYPE_BYTES[view->type];
@@ -556,7 +556,7 @@ static int largest(Conditions *self, int at, double *out) {
     float single;
     memcpy(&single, &found, sizeof single);
     *out = view.type == FLOATS ? single : half((uint16_t)found);
-    return found < 0 ? UNSURE : 0; /* of nothing there is none */
+    return found < 0 ? UNSURE : 0; /* no elements have no largest */
 }
 
 static int extreme(Conditions *self, int at, double sign, double *out) {
@@ -583,9 +583,9 @@ static int extreme(Conditions *self, int at, double sign, double *out) {
 /* Comparisons of elements. */
 
 typedef struct {
-    npy_intp rows, columns; /* 1 where nothing has more */
+    npy_intp rows, columns; /* 1 if no array has more */
     int is_double;
-    int is_flat; /* whether each array has all elements, one after the other */
+    int is_flat; /* whether each array has all elements, contiguous */
     int arrays;
 } Shape;
 
@@ -645,7 +645,7 @@ static int add_shape(Conditions *self, int at, Shape *shape) {
 OF_TYPE(float, int32_t, FLOATS)
 OF_TYPE(double, int64_t, DOUBLES)
 
-/* Of how many elements a comparison holds, and how many there are. */
+/* The number of elements for which a comparison holds, and of all elements. */
 static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements) {
     Node *node = self->node + at;
     Shape shape = {1, 1, 0, 1, 0};
@@ -654,7 +654,7 @@ static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements)
         return UNSURE;
     OR_UNSURE(add_shape(self, node->operand[0], &shape));
     OR_UNSURE(add_shape(self, node->operand[1], &shape));
-    if (!shape.arrays || !shape.rows || !shape.columns) /* of no elements, no side would be looked at */
+    if (!shape.arrays || !shape.rows || !shape.columns) /* without elements, neither side would be checked */
         return UNSURE;
     *elements = shape.rows * shape.columns;
     if (shape.is_flat) {
@@ -718,7 +718,7 @@ static int calculate_whole(Operation operation, int64_t a, int64_t b, int64_t *o
         if (__builtin_mul_overflow(a, b, out))
             return UNSURE;
         break;
-    default: /* to the next lower whole number, as Python */
+    default: /* rounds down, as Python does */
         if (b == 0)
             return UNSURE;
         int64_t rest = a % b;
@@ -752,7 +752,7 @@ static int calculate(Operation operation, const Number *a, const Number *b, Numb
     }
 }
 
-/* A number that was given, or stands in a condition. */
+/* Reads a number, an argument's or a condition's. */
 static int read_number(PyObject *given, Number *out) {
     if (PyFloat_Check(given)) {
         *out = real(PyFloat_AS_DOUBLE(given));
@@ -866,7 +866,7 @@ static int find(Conditions *self, int at, Number *out) {
 static int number_of(Conditions *self, int at, Number *out) {
     Node *node = self->node + at;
     PyArrayObject *array;
-    if (node->operation == EXTENT && (array = array_of(self, node->operand[0]))) { /* most of all */
+    if (node->operation == EXTENT && (array = array_of(self, node->operand[0]))) { /* the most frequent case */
         if (node->operand[1] >= PyArray_NDIM(array))
             return UNSURE;
         *out = whole(PyArray_DIM(array, node->operand[1]));
@@ -922,7 +922,7 @@ static int operation_of(PyObject *name) {
     return -1;
 }
 
-/* One node of (name, operand, …); how deep it lies over arguments and numbers, or -1 with an error set. */
+/* Reads one node, (name, operand, …). Returns its height above arguments and numbers, or -1 with an error set. */
 static int read_node(Conditions *self, PyObject *given, Py_ssize_t at, const int *depths) {
     Node *node = self->node + at;
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) < 2) {
@@ -934,7 +934,7 @@ static int read_node(Conditions *self, PyObject *given, Py_ssize_t at, const int
         return -1;
     node->operation = (uint8_t)operation;
     node->kept = (int16_t)at;
-    if (operation == CONSTANT) /* too large a number is left to who is asked */
+    if (operation == CONSTANT) /* Python decides about numbers that are too large */
         return read_number(PyTuple_GET_ITEM(given, 1), &self->kept[at].number) < 0 ? MAX_DEPTH + 1 : 1;
     int wanted = operands((Operation)operation), is_right = PyTuple_GET_SIZE(given) == 1 + wanted;
     node->has_elements = operation == ARGUMENT || operation == SLICE || operation == INDEX || operation == AT ||

@@ -1,9 +1,9 @@
 """The conditions of a contract as one function: nodes of their syntax, which _conditions.c evaluates together."""
 
 # Rules
-# - Nodes are made of syntax that `expressions` let pass. They mean what `Expression.evaluate` means: C says where a
-#   condition holds, and of all else that is asked; of each condition where C was not built.
-# - What stands in several conditions is one node: an array is read once for all that ask the same of it.
+# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C only decides
+#   that a condition holds. `Condition.holds` decides every other case, and all of them if C was not built.
+# - A part that several conditions share is one node, so that an array is read once for all of them.
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ try:
     from cbtop.compute.contracts import _conditions
 
     compiled: type[_conditions.Conditions] | None = _conditions.Conditions
-except ImportError:  # no compiler or no headers where it was installed
+except ImportError:  # no compiler or no headers at installation
     compiled = None
 
-Failed = Callable[[Values], int]  # of the values of a call: bit n is set where condition n does not hold
+Failed = Callable[[Values], int]  # takes the values of a call: bit n is set if condition n does not hold
 Holds = Callable[[Values], bool]
-ASKED = -1  # the node of a condition that C knows no nodes for
+ASKED = -1  # the node of a condition that C has no nodes for
 NONE = -1  # a bound of a slice that is left out
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
@@ -39,11 +39,11 @@ _EXTREMES: Mapping[str, tuple[str, str]] = {"max": ("maximum", "most"), "min": (
 
 
 class _UnknownError(Exception):
-    """An expression that there are no nodes for."""
+    """An expression that has no nodes."""
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
-    """The function for `expressions` over values called `names`; `meaning` says of each whether it holds."""
+    """Return the function for `expressions` over values called `names`; `meaning` says of each whether it holds."""
     if compiled is None:
         return lambda values: sum([1 << number for number, holds in enumerate(meaning) if not holds(values)])
     writer = _Writer(names)
@@ -52,7 +52,7 @@ def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Se
 
 
 class _Writer:
-    """Makes nodes, (operation, operand, …): operands are the places of nodes before."""
+    """Makes nodes, (operation, operand, …); operands are the places of earlier nodes."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = {name: place for place, name in enumerate(names)}
@@ -110,7 +110,7 @@ class _Writer:
         return reduce(lambda left, right: self._node(operation, left, right), nodes)
 
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
-        """array[at]: a dimension after the other, of which an index leaves none."""
+        """Return array[at], one dimension after another. An index removes its dimension."""
         dimension = 0
         for one in at:
             if not isinstance(one, ast.Slice):

@@ -1,10 +1,11 @@
-"""Small expressions over named values: `rows(out) == rows(x)`. Whitelisted syntax, and nothing of Python's `eval`."""
+"""Small expressions over named values: `rows(out) == rows(x)`. Only listed syntax is allowed; Python's `eval` is not
+used."""
 
 # Rules
-# - What is not in this file is refused where an expression is read, not where it is evaluated.
+# - Unlisted syntax is refused when an expression is read, not when it is evaluated.
 # - No loop, no power, no attribute, no text: the work of an expression is its nodes times the sizes of its arrays.
-# - An expression becomes nested functions of one tuple: the values by their places. They are its meaning; what runs
-#   at every call of a kernel is made of the same syntax by `conditions`.
+# - An expression becomes nested functions of one tuple, the values by their places. They define its meaning; at every
+#   call of a kernel `conditions` runs nodes of the same syntax.
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ Evaluate = Callable[[Values], Any]
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, in a line."""
+    """The fault of an expression, in a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression ready to evaluate, and its syntax once it was read. `earlier` holds the names whose values before
-    the call it needs: `old(x)`."""
+    """An expression ready to evaluate, with its syntax. `earlier` holds the names that it needs with their values
+    before the call: `old(x)`."""
 
     text: str
     tree: ast.expr
@@ -39,9 +40,9 @@ class Expression:
 
 
 def parsed(text: str, names: Sequence[str]) -> Expression:
-    """The expression `text` over values called `names`, to be evaluated on them in that order.
+    """Return the expression `text` over values called `names`, to be evaluated on them in that order.
 
-    Where it has `old(x)`, the values before the call, in the same order, follow the others. Raises ExpressionError.
+    If it has `old(x)`, the values before the call follow the others, in the same order. Raises ExpressionError.
     """
     if len(text) > MAX_CHARACTERS:
         raise ExpressionError(f"an expression has {len(text)} characters; {MAX_CHARACTERS} at most are read")
@@ -54,17 +55,17 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
 
 
 def _at(values: Any, places: Any) -> Any:
-    """values[t, places[t]] of each row t, as a column."""
+    """Return values[t, places[t]] of each row t, as a column."""
     return np.take_along_axis(values, places[:, None], axis=1)
 
 
 def _lengths(values: Any) -> Any:
-    """Of each row the square root of the sum of its squares, in float64."""
+    """Return the square root of each row's sum of squares, in float64."""
     return np.linalg.norm(np.asarray(values, np.float64), axis=1)
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Of one array, or of several numbers."""
+    """Return a function of one array, or of several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 
@@ -102,7 +103,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 
 
 class _Reader:
-    """Makes nested functions of syntax, and refuses all that is not named here."""
+    """Makes nested functions of syntax, and refuses all other syntax."""
 
     def __init__(self, text: str, places: Mapping[str, int]) -> None:
         self._text = text
@@ -151,7 +152,7 @@ class _Reader:
         pairs = []
         for op, left, right in zip(ops, operands, operands[1:], strict=False):
             compare, first = _OPERATORS[type(op)], self.read(left)
-            if isinstance(right, ast.Constant):  # the most frequent one, and faster without asking for a constant
+            if isinstance(right, ast.Constant):  # the most frequent case, and faster if the constant is not looked up
                 pairs.append(_against(compare, first, self.read(right)(())))
             else:
                 pairs.append(_applied(compare, first, self.read(right)))

@@ -1,4 +1,4 @@
-"""CUDA C++: what kernels share of it, what a launch is, and its compiler, which needs no GPU.
+"""CUDA C++: the parts that kernels share, the form of a launch, and the compiler, which needs no GPU.
 
 NVRTC is not loaded at import.
 """

@@ -1,17 +1,17 @@
-"""CUDA C++ of attention: a few rows over a context taken apart, and many rows by tensor cores.
+"""CUDA C++ of attention: a few rows over a divided context, and many rows by tensor cores.
 
-A row is a head of a token; those of a group, and of several tokens, share every reading of keys and values. Numbers
-of a cache in float16 are multiplied as they are. What they are multiplied by (queries, and the softmax's weights) is
-float32, taken apart in two float16 whose sum it is to 2^-24: two products instead of one, added in float32.
+A row is a head of a token. Rows of a group, and of several tokens, share every read of keys and values. Numbers of a
+cache in float16 are multiplied as they are. Their factors (queries, and the softmax's weights) are float32, split
+into two float16 that add up to it within 2^-24: two products instead of one, added in float32.
 """
 
 from __future__ import annotations
 
-ROWS = 8  # of a block that has few
-OUTPUTS = 128  # numbers of a head that such a block has of the output at most
-SLOT = ROWS * (OUTPUTS + 2)  # what it leaves for the one that comes last: of each row outputs, maximum and sum
+ROWS = 8  # of a block with few rows
+OUTPUTS = 128  # most numbers of a head's output in such a block
+SLOT = ROWS * (OUTPUTS + 2)  # its partial result for the last block: outputs, maximum and sum of each row
 FEW_THREADS = 256
-MANY_ROWS, MANY_THREADS = 64, 128  # of a block that has many
+MANY_ROWS, MANY_THREADS = 64, 128  # of a block with many rows
 
 ATTENTION = r"""
 #define LOWEST -1e30f          // below any score; a difference of two infinities would be no number

@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code by NVRTC, which needs neither a GPU nor its driver; what was compiled is kept."""
+"""Compile CUDA C++ to machine code with NVRTC, which needs neither a GPU nor its driver, and cache the result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 OPTIONS = ("--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v")
 MAX_KEPT_BYTES = 1 << 26
-HASH_BYTES = 8  # of what is kept of a PTX's digest: a catalog's `ptx_hash`
+HASH_BYTES = 8  # of a PTX's digest: a catalog's `ptx_hash`
 DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A module: its PTX, its machine code, and what ptxas says of registers and spills."""
+    """A module: its PTX, its machine code, and ptxas's report of registers and spills."""
 
     ptx: bytes
     cubin: bytes
@@ -34,15 +34,15 @@ class Compiled:
 
 
 def hash_of(ptx: bytes) -> int:
-    """By what a PTX is known in a catalog and to `cbtop ptx show`."""
+    """Return the hash that identifies a PTX in a catalog and for `cbtop ptx show`."""
     return int.from_bytes(hashlib.sha256(ptx).digest()[:HASH_BYTES], "big")
 
 
 def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compiled:
-    """`source` behind the prelude, for an `architecture` as NVRTC names it (sm_90).
+    """Compile `source`, after the prelude, for an `architecture` in NVRTC's form (sm_90).
 
-    What was compiled before, of the same source and by the same NVRTC, is read instead. ComputeError where NVRTC is
-    not installed, and where it refuses the source: with its own words.
+    The same source is only compiled once by the same NVRTC, and then read from the cache. Raises ComputeError if
+    NVRTC is not installed, and with NVRTC's words if it refuses the source.
     """
     nvrtc = _nvrtc()
     options = (*OPTIONS, f"--gpu-architecture={architecture}", *(("--define-macro=STAMPED",) if stamped else ()))
@@ -57,7 +57,7 @@ def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compil
 
 
 def architectures() -> tuple[str, ...]:
-    """Those that this NVRTC compiles for, oldest first."""
+    """Return the architectures that this NVRTC compiles for, oldest first."""
     return tuple(f"sm_{number}" for number in _checked(_nvrtc().nvrtcGetSupportedArchs())[0])
 
 
@@ -80,7 +80,7 @@ def _version() -> tuple[int, ...]:
 
 
 def _checked(answer: tuple[Any, ...]) -> list[Any]:
-    """What a call of NVRTC gives behind its status. ComputeError where that is none of success."""
+    """Return the results of an NVRTC call, without its status. Raises ComputeError unless it succeeded."""
     status, *given = answer
     if status != _nvrtc().nvrtcResult.NVRTC_SUCCESS:
         raise ComputeError(f"NVRTC: {status.name}")
@@ -111,7 +111,8 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
 
 
 def _read(path: Path) -> Compiled | None:
-    """None where there is none, where it is damaged, and where another user may have written it: it is run."""
+    """Return a cached module, or None if it is missing, damaged, or in a directory that another user may write to,
+    because its code is run."""
     try:
         whole = bytes_of(path, MAX_KEPT_BYTES) if is_believed(path.parent) else None
     except (OSError, ValueError):

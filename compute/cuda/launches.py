@@ -1,4 +1,4 @@
-"""What a CUDA version of a kernel is: its modules, and which launches a call is."""
+"""The CUDA version of a kernel: its modules, and the launches of a call."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-EACH = 256  # threads of a block where each has a number of its own
+EACH = 256  # threads of a block if each has one number
 WARP = 32  # threads that run one instruction (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # fours of a row that a thread keeps at most
+IN_REGISTERS = 2  # most fours of a row that a thread keeps
 
 Dimensions = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaModule:
-    """CUDA C++ that is compiled in one piece, as `prelude.PRELUDE` has it begin; it is known by the object it is."""
+    """CUDA C++ that is compiled in one piece after `prelude.PRELUDE`. Two modules are equal only if they are one
+    object."""
 
     name: str
     source: str
@@ -23,7 +24,7 @@ class CudaModule:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One launch. `arguments` are device arrays and NumPy scalars of the type that the entry takes, in its order."""
+    """One launch. `arguments` are device arrays and NumPy scalars of the types that the entry takes, in its order."""
 
     module: CudaModule
     entry: str
@@ -35,7 +36,7 @@ class CudaLaunch:
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """What a library launches in a call: cuBLAS. `name` is what screens show."""
+    """A call of a library that launches: cuBLAS. Screens show `name`."""
 
     name: str
     call: Callable[[], object]
@@ -46,14 +47,15 @@ Launch = CudaLaunch | LibraryCall
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """`launches(*arguments)`: what a call with the arguments of the kernel is, in order; arrays among them lie on the
-    device; `start`, `position` and `sequence` are int32 (1,) there, which a graph that runs again reads anew. It
-    computes nothing, and asks of arrays only their shapes and types.
+    """`launches(*arguments)` returns the launches of a call, in order. Its arguments are the kernel's, with arrays on
+    the device. `start`, `position` and `sequence` are int32 (1,) there, so that a graph reads them again in each run.
+    It computes nothing, and only uses the shapes and types of arrays.
 
-    `modules` are those that a launch may be of. `together`: one launch in place of those of two calls of a brick;
-    None where there is none. `with_codes(*arguments, codes, factors)`: the same, which also writes what
-    `quantize_rows` makes of its (last) output, for products that take that in int8. `with_bf16(*arguments, rounded)`:
-    likewise in bfloat16, as uint16, for products of many tokens.
+    `modules`: those that a launch may use.
+    `together`: returns one launch for two calls of a brick; None if the kernel cannot join them.
+    `with_codes(*arguments, codes, factors)`: the launches, which also write `quantize_rows` of the (last) output, as
+    int8 products take it. `with_bf16(*arguments, rounded)`: likewise in bfloat16, as uint16, as products of many
+    tokens take it.
     """
 
     modules: tuple[CudaModule, ...]
@@ -64,30 +66,32 @@ class CudaKernel:
 
 
 def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:
-    """A grid of so many blocks, each of so many threads."""
+    """Return a grid of `blocks` blocks, each of `threads` threads."""
     return (blocks, 1, 1), (threads, 1, 1)
 
 
 def of_each(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """A thread for each of so many."""
+    """Return a shape with a thread for each number."""
     return line(-(-numbers // EACH), EACH)
 
 
 def of_fours(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """A thread for each four of so many; the last one may have fewer. Arrays begin at a multiple of 16 bytes."""
+    """Return a shape with a thread for every four numbers; the last one may have fewer. Arrays begin at a multiple of
+    16 bytes."""
     return of_each(-(-numbers // 4))
 
 
 def whole_warps(threads: int, most: int = 1024) -> int:
-    """`threads`, up to a whole number of warps, and at most `most`."""
+    """Return `threads` rounded up to a whole number of warps, at most `most`."""
     return min(-(-threads // WARP) * WARP, most)
 
 
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
-    """A block for each row; its threads have four numbers each, or of a long row fours in turn."""
+    """Return a shape with a block for each row. Threads have four numbers each; in a long row, fours in turn."""
     return line(rows, whole_warps(-(-columns // 4)))
 
 
 def stays_in_registers(columns: int) -> bool:
-    """Whether the threads of `of_rows` can keep a row, of whole fours, of which each has IN_REGISTERS at most."""
+    """Return whether the threads of `of_rows` can keep a row, which must be whole fours, at most IN_REGISTERS for
+    each."""
     return columns % 4 == 0 and columns <= 4 * IN_REGISTERS * whole_warps(columns // 4)

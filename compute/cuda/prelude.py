@@ -1,9 +1,9 @@
-"""What every CUDA source begins with. No header is included: NVRTC alone compiles it, where no toolkit is."""
+"""The beginning of every CUDA source. It includes no header, so NVRTC can compile it without a toolkit."""
 
 from __future__ import annotations
 
-# Stamps: CUDA Guide, PTX ISA "%globaltimer". The first block writes when it begins, and of all blocks the last
-# when it ends: `atomicMax`, which needs no reset, as time only grows.
+# Stamps: CUDA Guide, PTX ISA "%globaltimer". The first block writes its begin, and the last block to end writes its
+# end, by `atomicMax`, which needs no reset because time only grows.
 PRELUDE = r"""
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -1,6 +1,6 @@
-"""CUDA C++ of products: a block has rows of a matrix, and its threads the units of these.
+"""CUDA C++ of products: a block has rows of a matrix, and its threads have units of these rows.
 
-Activations are int8, as quantize_rows leaves them, or float32 as they are.
+Activations are int8, from quantize_rows, or unrounded float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads one unit of each of ROWS rows, so that as many loads are under way, and what it has of the
-# activations it uses ROWS times. dp4a: four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
-# A byte becomes a float32 as the low byte of one whose step is 1: quicker than a conversion, of which an SM does few.
+# A thread reads one unit of each of ROWS rows, so that this many loads are pending, and uses its activations ROWS
+# times. dp4a: four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte becomes a float32 as the
+# low byte of one with a step of 1: faster than a conversion, of which an SM does few.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -284,15 +284,15 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-TOKENS = (1, 2, 4, 8)  # that share a reading of weights, an entry each
+TOKENS = (1, 2, 4, 8)  # that share a read of weights, an entry each
 MOST_THREADS = 128
 FEW_UNITS = 256  # of a row
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
-    """Rows that a thread has, and of int8 the units at once: those that were quickest on an H100, of one token in
-    all projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others`: matrices share a launch, of which
-    some are small: the fewer rows a thread has, the more threads do."""
+    """Return the rows of a thread and, for int8, its units at once: the fastest on an H100, for one token in all
+    projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others`: matrices share a launch, and some are
+    small. Fewer rows a thread then mean more threads."""
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
     if tokens > 1:
@@ -303,79 +303,79 @@ def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_oth
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
-    """The threads of a block: those that share rows, and as many others with rows of their own."""
+    """Return the threads of a block: those that share rows, times the number of such groups."""
     if is_int8 and (is_beside_others or block_format.name == "Q4_K"):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 
 
-# What an entry takes of activations, and as which of the structs it hands them on.
+# The parameters of activations in an entry, and the struct that they become.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
 FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
 
 
 def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
-    """The whole of a module whose entries multiply by matrices of these formats."""
+    """Return the whole source of a module with these entries, which multiply by matrices of these formats."""
     structs = {one.name: one.planes.source for one in formats if one.planes is not None}
     return UNITS + "".join(structs.values()) + PRODUCTS + "".join(entries)
 
 
 def blocks_of(rows: int, block: Dimensions, in_thread: int) -> int:
-    """The blocks for so many rows of a matrix, of which a thread has `in_thread`."""
+    """Return the number of blocks for `rows` rows of a matrix, with `in_thread` rows a thread."""
     return -(-rows // (in_thread * block[1]))
 
 
 def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
-    """The memory that the threads of a block share."""
+    """Return the memory that the threads of a block share."""
     in_units = not is_int8 and any(one.block_elements > 1 for one in formats)
     return f"__shared__ float4 space[{'SPACE_OF_UNITS' if in_units else 'SPACE_OF_SUMS'}];"
 
 
 def together(tokens: int) -> int:
-    """Of TOKENS how many a launch of so many takes."""
+    """Return the number of tokens that a launch for `tokens` takes at a time, one of TOKENS."""
     return next((some for some in TOKENS if some >= tokens), max(TOKENS))
 
 
 def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:
-    """What an entry takes of a matrix and its product: `matrix_parameters`."""
+    """Return an entry's arguments for a matrix and its product: `matrix_parameters`."""
     return weights, bias, np.int32(bias.size > 0), out, np.int32(out.shape[1])
 
 
 def matrix_parameters(name: str) -> str:
-    """Of a matrix and its product, out (tokens, rows)."""
+    """Return the parameters of a matrix and its product, out (tokens, rows)."""
     return (
         f"const uint8_t* {name}_weights, const float* {name}_bias, int {name}_biased, float* {name}, int {name}_rows"
     )
 
 
 def matrix(name: str) -> str:
-    """The struct of these."""
+    """Return the struct of these."""
     return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"
 
 
-# Of a mixture of experts: along z a block has one of those that were chosen, `x_step` is how far its activations are
-# from those of the one before, 0 where all share a row.
+# A mixture of experts: a block along z has one of the chosen experts. `x_step` is the distance between the
+# activations of two of them, 0 if all share a row.
 EXPERTS = "const int64_t* experts, int x_step"
 INT8_OF_EXPERT = "Int8{codes + blockIdx.z * x_step, factors + blockIdx.z * (x_step / 8)}"
 FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"
 
 
 def expert_arguments(weights: Any, out: Any) -> tuple[Any, ...]:
-    """What an entry takes of the planes of all experts, (experts, bytes), and their products."""
+    """Return an entry's arguments for the planes of all experts, (experts, bytes), and their products."""
     return weights, np.int64(weights.shape[1]), out, np.int32(out.shape[1])
 
 
 def expert_parameters(name: str) -> str:
-    """As `matrix_parameters`."""
+    """Return the parameters of `expert_arguments`."""
     return f"const uint8_t* {name}_weights, int64_t {name}_bytes, float* {name}, int {name}_rows"
 
 
 def expert_matrix(name: str) -> str:
-    """The struct of these, of the expert of a block."""
+    """Return the struct of these, for the expert of a block."""
     planes = f"{name}_weights + experts[blockIdx.z] * {name}_bytes"
     return f"Matrix{{{planes}, nullptr, {expert_out(name, name)}, {name}_rows}}"
 
 
 def expert_out(name: str, matrix: str) -> str:
-    """Where an output of as many rows as `matrix` begins."""
+    """Return the beginning of an output with as many rows as `matrix`."""
     return f"{name} + (int64_t)blockIdx.z * {matrix}_rows"

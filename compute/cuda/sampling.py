@@ -1,17 +1,17 @@
-"""CUDA C++ of sampling: the first largest logit, and a token drawn from the likeliest, which are never sorted.
+"""CUDA C++ of sampling: the first largest logit, and a token drawn from the likeliest, without sorting all.
 
-A logit and its place are one number whose order is that of sampling: larger logits are larger, and of equals the
-first one is. What is looked for (the last of top_k, the last of top_p, the token that is drawn) is where a sum over
+A logit and its place become one number that sorts as sampling does: a larger logit makes it larger, and among equals
+an earlier place. The last of top_k, the last of top_p and the drawn token are each the place at which a sum over
 larger numbers passes a bound. First all are counted and weighed in BINS, equally wide between the largest and the
-smallest logit. Then a launch for each search: that bin alone is listed and sorted, by the block that comes last. Of
-too many (equal logits, or far outliers that make bins wide) that block goes through all logits digit by digit.
+smallest logit. Then each search is a launch: only that bin is listed and sorted, by the last block. If it has too
+many (equal logits, or far outliers that make bins wide) that block goes through all logits digit by digit.
 """
 
 from __future__ import annotations
 
-PLACE_BITS = 22  # so many logits at most
+PLACE_BITS = 22  # bits of a logit's place: at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # that share a pass over the logits; the last does what follows from it
+BLOCKS = 128  # that share a pass over the logits; the last one does the rest
 
 SAMPLING = r"""
 #define PLACE_BITS 22

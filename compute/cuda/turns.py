@@ -1,8 +1,7 @@
 """CUDA C++ of products of one token with int8 activations: few blocks, whose warps take rows in turn.
 
-Each thread keeps its units of the activations in registers: they are the same of all rows. Of two rows at a time all
-its loads are under way together. On an H100, of Q4_K, a block for each row reads 18,944 x 3,584 at 1.86 TB/s, this at
-2.34.
+Each thread keeps its units of the activations in registers, because all rows use the same. All its loads of two rows
+are pending together. On an H100, with Q4_K, a block for each row reads 18,944 x 3,584 at 1.86 TB/s, this at 2.34.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from cbtop.compute.quantization.planes import UNIT
 
 UNITS_OF_THREAD = (1, 2, 4, 5)  # more do not stay in registers
 MOST_WARPS = 16  # that share a row
-WARPS_OF_BLOCK = 4  # where each has rows of its own
+WARPS_OF_BLOCK = 4  # if each warp has its own rows
 BLOCKS_OF_MULTIPROCESSOR = 8
-WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4  # of a multiprocessor
+WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4  # on a multiprocessor
 
 TURNS = r"""
 // The units of a thread: its own in the WARPS that share a row, and every one that many threads after it.
@@ -214,25 +213,26 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How threads share a row: `units` of it for each, in `warps`. A template's arguments."""
+    """The threads of a row: `units` of it for each, in `warps`. A template's arguments."""
 
     units: int
     warps: int
 
     @property
     def block(self) -> Dimensions:
-        """The threads that share a row, and as many rows."""
+        """The threads that share a row, and the number of rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property
     def bounds(self) -> str:
-        """What the compiler is told of registers. It is to have enough of them for all loads of two rows."""
+        """The compiler's bound of registers, with enough of them for all loads of two rows."""
         threads = self.block[0] * self.block[1]
         blocks = max((FEWER_WARPS if self.units > MANY_UNITS else WARPS_AT_A_TIME) * WARP // threads, 1)
         return f"__launch_bounds__({threads}, {blocks})"
 
     def blocks(self, pieces: int, multiprocessors: int) -> int:
-        """That take so many pieces of work in turn, of which one along y has one at a time."""
+        """Return the number of blocks for `pieces` pieces of work, which they take in turn. A block takes one for
+        each of its places along y at a time."""
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
     def __str__(self) -> str:
@@ -241,8 +241,8 @@ class Shape:
 
 @cache
 def shape_of(columns: int) -> Shape | None:
-    """Of what leaves an eighth of the threads at most without work, or as few as can be, the one with the most loads
-    under way; None: rows are too long."""
+    """Return the shape with the most pending loads, among those that leave at most an eighth of the threads idle, or
+    the fewest possible. None: rows are too long."""
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
         for each in UNITS_OF_THREAD:
@@ -256,7 +256,7 @@ def shape_of(columns: int) -> Shape | None:
 
 
 def _code_bytes(block_format: BlockFormat) -> int:
-    """Of a unit, in the first plane."""
+    """Return the bytes of a unit in the first plane."""
     assert block_format.planes is not None
     return block_format.planes.bits[0] * UNIT // 8
 
@@ -270,9 +270,9 @@ def module(
     *,
     of_experts: bool = False,
 ) -> CudaModule:
-    """The CUDA C++ of one entry, `name`, of the function of TURNS whose name that is, too: it takes matrices of these
-    formats, as `names` of parameters, and `more` of these, then int8 activations. `of_experts`: `expert_` and that
-    name, of the experts that were chosen, which is known too late to ask for their rows ahead."""
+    """Return the CUDA C++ of one entry, `name`, which calls the function `name` of TURNS. It takes matrices of these
+    formats, with `names` as parameters, then `more` of these, then int8 activations. `of_experts`: the function is
+    `expert_` + `name`, for chosen experts, which are known too late to prefetch their rows."""
     rows = 1 if more else 2  # of a matrix in a turn
     ahead = "".join(
         f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"

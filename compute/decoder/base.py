@@ -1,4 +1,4 @@
-"""What a decoder is made of: its sizes, its weights, and how a family of architectures reads them."""
+"""The parts of a decoder: its sizes, its weights, and how each family of architectures reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import Matrix
 
-# Bounds on metadata: above any model that runs on one machine, below what would overflow a buffer's size.
+# Bounds on metadata: above any model that runs on one machine, below values that would overflow a buffer's size.
 MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
@@ -27,9 +27,9 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys of an architecture that change nothing that a decoder computes: what is said of a model beside its sizes, and
-# what counts only beside others that are refused or off (how many experts of none), and what tensors say (whether the
-# halves of a layer are parallel). So do those that begin as OF_IMAGES: they speak of tensors in another file.
+# Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only with
+# others that are refused or off (the number of experts used). Some repeat what the tensors show (whether the halves
+# of a layer are parallel). Keys that begin as OF_IMAGES are ignored, too: they describe tensors in another file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -41,30 +41,31 @@ OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
 YARN_SHORTEST_RAMP = 0.001  # rope_yarn_ramp of ggml: in pairs
-YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow where a file has none: llama.cpp's, and the paper's for llama
+YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow if the file has none, as in llama.cpp, and in the paper for llama
 
 RopeLayout = Literal["normal", "neox"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture family: what its GGUF files call `general.architecture`, and where it differs.
+    """An architecture family: its name in `general.architecture` of GGUF files, and how it differs from the others.
 
-    `qkv_bias`: the three attention projections must have biases. Other biases are read where they stand.
-    `layer_norm`: norms are LayerNorms with biases; RMSNorms where it is not set.
+    `qkv_bias`: the three attention projections must have biases. Other biases are read if the file has them.
+    `layer_norm`: norms are LayerNorms with biases; otherwise they are RMSNorms.
     `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
     `experts`: the feed-forward network may be a mixture of experts.
-    `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up of another (`ffn_up`).
-    `activation`: of the gate of the feed-forward network.
-    `post_norms`: what a half layer computes is normalised before it is added.
-    `scales_embedding`: by the root of what is hidden.
-    `attention_cap`, `logit_cap`: of scores and logits where the file names none; 0: no cap; None: the family has no
+    `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up rows of one tensor (`ffn_up`).
+    `activation`: the activation of the feed-forward network's gate.
+    `post_norms`: the output of a half layer is normalised before it is added.
+    `scales_embedding`: embeddings are multiplied by the square root of the hidden size.
+    `attention_cap`, `logit_cap`: caps of scores and logits if the file has none. 0: no cap; None: the family has no
     such key.
-    `window_period`: of so many layers the last sees all positions, in the others a window slides, of `window` where
-    the file names none; 0: it slides in every layer; None: in none, and a context ends where one would.
-    `sliding_rope_base`: of layers whose window slides, where the file names none; positions are not scaled there.
-    None: they rotate as the others.
-    `layers_scaled_by_hidden`: a model of so many layers scales scores by what of hidden each head has.
+    `window_period`: every `window_period`-th layer sees all positions; a window slides in the others. 0: it slides in
+    every layer; None: in no layer, and a context ends at the window.
+    `window`: its size if the file has none.
+    `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions are not scaled
+    there. None: those layers rotate like the others.
+    `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads, not by head_dim.
     """
 
     architecture: str
@@ -87,7 +88,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A weight matrix and its bias, float32 (rows,), without elements where there is none."""
+    """A weight matrix and its bias, float32 (rows,), which is empty if the projection has none."""
 
     weight: Matrix
     bias: NDArray[np.float32]
@@ -95,7 +96,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The weights of an RMSNorm, float32 (columns,), or with a bias those of a LayerNorm."""
+    """The weights of an RMSNorm, float32 (columns,), or of a LayerNorm if there is a bias."""
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None = None
@@ -107,8 +108,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """How a mixture of experts mixes: of `count` experts each token takes the `used` of the largest router logits,
-    weighted by the softmax over these (`normalised`) or over all, times `scale`."""
+    """A mixture of experts: each token takes the `used` of `count` experts with the largest router logits. Their
+    weights are the softmax over these (`normalised`) or over all, times `scale`."""
 
     count: int
     used: int
@@ -118,31 +119,32 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One transformer layer. In a mixture of experts `gate`, `up` and `down` are those of all experts, one after the
-    other: the rows of the first expert, those of the second, and so on."""
+    """One transformer layer. In a mixture of experts `gate`, `up` and `down` hold the rows of the first expert, then
+    of the second, and so on."""
 
     attention_norm: Norm
     q: Projection
     k: Projection
     v: Projection
-    q_norm: Norm | None  # of head_dim; None where queries and keys are not normalised
+    q_norm: Norm | None  # of head_dim; None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
-    attention_post_norm: Norm | None  # None where what is added is not normalised
+    attention_post_norm: Norm | None  # None if the half layer's output is not normalised
     ffn_norm: Norm
     gate: Projection
     up: Projection
     down: Projection
-    router: Projection | None  # (experts, hidden); None where there are no experts
+    router: Projection | None  # (experts, hidden); None without experts
     ffn_post_norm: Norm | None
-    slides: bool  # a token sees the model's window of positions here, not all
+    slides: bool  # a token sees only the model's window of positions here
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn into angles. `dimensions` of a head rotate; the factors divide the frequencies.
+    """The RoPE settings. `dimensions` of a head rotate; the factors divide the frequencies.
 
-    What rotates is also multiplied by `magnitude` (llama.cpp's `attn_factor`, and what YaRN makes of the scale).
+    Rotated values are also multiplied by `magnitude` (llama.cpp's `attn_factor`, and YaRN's part, which depends on
+    the scale).
     """
 
     layout: RopeLayout
@@ -151,19 +153,20 @@ class Rope:
     scale: float
     magnitude: float
     short_factors: NDArray[np.float32] | None  # in a context of up to `original_context`
-    long_factors: NDArray[np.float32] | None  # in a longer one (LongRoPE, Ding et al. 2024)
+    long_factors: NDArray[np.float32] | None  # in a longer context (LongRoPE, Ding et al. 2024)
     original_context: int
-    extrapolation: float  # how much of a fast pair keeps its frequency, unscaled: 0 without YaRN
-    turns: tuple[float, float]  # in the original context: a pair that makes the first is fast, the second slow
+    extrapolation: float  # the unscaled share of a fast pair's frequency: 0 without YaRN
+    turns: tuple[float, float]  # turns in the original context that make a pair fast, and slow
 
     def table(self, context: int) -> NDArray[np.float32]:
-        """Cosines and sines as `angle_table` makes them for a context, times the magnitude."""
+        """Return cosines and sines for a context, laid out by `angle_table`, times the magnitude."""
         table = angle_table(context, self._frequencies(context))
         table *= np.float32(self.magnitude)
         return table
 
     def _frequencies(self, context: int) -> NDArray[np.float64]:
-        """Radians a position, float64 (pairs,). YaRN: Peng et al. 2023, section 3.2; whole pairs as ggml has."""
+        """Radians per position, float64 (pairs,). YaRN: Peng et al. 2023, section 3.2, with whole pairs as in
+        ggml."""
         unscaled = self.base ** (-np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions)
         factors = self.long_factors if context > self.original_context else self.short_factors
         if factors is not None:
@@ -195,10 +198,10 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
-    window: int  # positions that a token sees in layers that slide, its own among them; 0: all
+    window: int  # positions that a token sees in sliding layers, its own included; 0: all
     epsilon: float
     rope: Rope
-    sliding_rope: Rope  # of layers that slide: `rope` itself where all are alike
+    sliding_rope: Rope  # of sliding layers: `rope` itself if all layers are alike
     activation: Activation
     embedding_scale: float
     attention_scale: float  # of scores
@@ -211,11 +214,11 @@ class Model:
     lm_head: Matrix
     parameters: int
     weights_bytes: int
-    first_layer: int = 0  # the number of `layers[0]`: of a rank's part others may come before
+    first_layer: int = 0  # the model's number of `layers[0]`: not 0 if earlier layers are another rank's
 
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
-    """The model in the GGUF file at `path`; ModelError where it is not one that `families` run."""
+    """Read the model in the GGUF file at `path`. Raises ModelError if no family of `families` can run it."""
     with GgufFile.open(path) as file:
         architecture = file.text("general.architecture")
         if architecture not in families:
@@ -256,7 +259,7 @@ class _FamilyReader:
         self._window = window = file.integer(key, MAX_CONTEXT, default=family.window, least=least)
         self._slides = self._sliding_layers() if window else (False,) * layers
         if window and family.window_period is None:
-            # In a context that no window is shorter than, none slides.
+            # In a context no longer than the window nothing slides.
             self._window, self._context_length = 0, min(self._context_length, window)
 
     def model(self) -> Model:
@@ -347,7 +350,7 @@ class _FamilyReader:
         return 0.0 if default is None else self._file.number_or_zero(f"{self._prefix}.{name}", default)
 
     def _sliding_layers(self) -> tuple[bool, ...]:
-        """Of each layer whether the window slides there."""
+        """Return whether the window slides in each layer."""
         period, layers = self._family.window_period, self._layers
         if not period:
             return (period == 0,) * layers
@@ -363,7 +366,7 @@ class _FamilyReader:
         base = self._file.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # As llama.cpp, which takes back what it makes of the scale that is none here.
+        # llama.cpp also undoes the magnitude that comes from the scale, because this scale is 1.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
@@ -397,7 +400,7 @@ class _FamilyReader:
         )
 
     def _quantization(self) -> str:
-        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only where it is all."""
+        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only if it is the only one."""
         sizes = self._file.format_sizes()
         names = sorted(sizes, key=lambda name: -sizes[name])
         return "+".join(name for name in names if name != "F32") or "F32"
@@ -410,7 +413,7 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # As llama.cpp: a factor without a type is linear, and one of the old key counts where the new is not there.
+        # As in llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
         scaling = file.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
@@ -428,7 +431,7 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
-        if extrapolation:  # as llama.cpp, whose own magnitude then takes the place of the file's
+        if extrapolation:  # as in llama.cpp, whose own magnitude then replaces the file's
             yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))  # Peng et al. 2023, section 3.4
         both = ("rope_factors_short.weight", "rope_factors_long.weight")
         of_all = "rope_freqs.weight"
@@ -493,7 +496,7 @@ class _FamilyReader:
         )
 
     def _of_experts(self, name: str, rows: int, columns: int) -> Projection:
-        """The projection of that name; in a mixture of experts that of all."""
+        """Return the projection of this name; in a mixture, of all experts together."""
         if self._experts is None:
             return self._projection(name, rows, columns)
         weight = self._file.matrices(f"{name}_exps.weight", self._experts.count, rows, columns)
@@ -510,7 +513,7 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Products by the rows of one tensor, where they lie: first so many, then so many."""
+        """Yield one projection for each count in `rows`, as views of consecutive rows of one tensor."""
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):
             part = QuantizedMatrix(matrix.format, matrix.data[first : first + count], columns)

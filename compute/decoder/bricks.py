@@ -44,9 +44,9 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(frozen=True, slots=True)
 class ExpertBricks:
-    """The feed-forward network of a mixture of experts. In a pass of one token `of_token` runs once, with the weights
-    of all experts that it has chosen; else `experts` for each expert that a token has, with those of that one. What
-    they count is what was read."""
+    """The feed-forward network of a mixture of experts. A pass of one token runs `of_token` once, with the weights of
+    all experts that the token chose. Other passes run `experts` once for each chosen expert. Both count the weights
+    that were read."""
 
     router: ComputeBrick
     of_token: ComputeBrick
@@ -58,8 +58,8 @@ class ExpertBricks:
 class LayerBricks:
     """One layer's bricks, in the order they run.
 
-    Where the norm behind a sum is an RMSNorm, both are one brick: `attention_add` is in `ffn_norm`, and `ffn_add` in
-    the `attention_norm` of the layer behind, but for the last layer's.
+    If the norm after a sum is an RMSNorm, one brick does both: `ffn_norm` includes `attention_add`, and the next
+    layer's `attention_norm` includes `ffn_add`. The last layer keeps its own `ffn_add`.
     """
 
     attention_norm: ComputeBrick
@@ -72,7 +72,7 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    gated: ComputeBrick | None  # gate, up and activation in one, or the next three; none in a mixture of experts
+    gated: ComputeBrick | None  # gate, up and activation in one; if None, the next three. All None in a mixture
     gate: ComputeBrick | None
     up: ComputeBrick | None
     activation: ComputeBrick | None
@@ -94,7 +94,7 @@ class ModelBricks:
     sampling: ComputeBrick
 
     def places(self) -> dict[ComputeBrick, int | None]:
-        """Every brick with its layer, None outside of layers."""
+        """Return every brick with its layer, None outside layers."""
         places: dict[ComputeBrick, int | None] = {self.embedding: None}
         for index, layer in enumerate(self.layers):
             places |= dict.fromkeys(_bricks_of(layer), index)
@@ -102,8 +102,8 @@ class ModelBricks:
         return places | {brick: None for brick in last if brick is not None}
 
     def adds_up(self, layer: int) -> ComputeBrick:
-        """The one that adds to the residual stream what the second half of a layer makes: its first argument is what
-        the layer leaves."""
+        """Return the brick that adds the layer's second half to the residual stream. Its first argument is the
+        layer's output."""
         add = self.layers[layer].ffn_add
         return self.layers[layer + 1].attention_norm if add is None else add
 
@@ -130,9 +130,9 @@ class BrickMaker:
         *,
         names_launches: bool = False,
     ) -> None:
-        self._names_launches = names_launches  # of a machine: see there
+        self._names_launches = names_launches  # see Machine
         self._sampling = sampling
-        self._cache_bytes = cache_bytes  # of a number in the KV cache
+        self._cache_bytes = cache_bytes  # bytes of a number in the KV cache
         self._model = model
         self._backend = backend
         self._profiler = profiler
@@ -211,7 +211,7 @@ class BrickMaker:
         return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work, sum(one.rows for one in matrices)))
 
     def _can_gate(self, weights: LayerWeights) -> bool:
-        """Whether one kernel does gate, up and activation."""
+        """Return whether one kernel does gate, up and activation."""
         return self._model.activation == "silu" and can_share((weights.gate.weight, weights.up.weight))
 
     def _experts(self, weights: LayerWeights) -> ExpertBricks | None:
@@ -252,8 +252,8 @@ class BrickMaker:
         )
 
     def _norm(self, norm: Norm, behind: Sequence[Matrix] = (), *, adds: bool = False) -> ComputeBrick:
-        """`behind`: the matrices that its output is multiplied by; where some take int8 it makes that, too, but on a
-        GPU, whose passes see to it. `adds`: behind the sum that it is of."""
+        """`behind`: the matrices that the norm's output is multiplied by. If some take int8 the norm also makes int8
+        codes, except on a GPU, where the passes do that. `adds`: the brick also computes the sum before the norm."""
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
         if adds:
@@ -268,7 +268,7 @@ class BrickMaker:
         return None if norm is None else self._norm(norm)
 
     def _normed(self, norm: Norm, rows: float = 1.0) -> Launch:
-        """Of a norm that has so many rows a token."""
+        """Return the launch of a norm over `rows` rows per token."""
         hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
             return Launch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)
@@ -293,7 +293,7 @@ class BrickMaker:
 
 
 def _can_add(norm: Norm) -> bool:
-    """Whether one kernel does it with the sum before."""
+    """Return whether one kernel does this norm and the sum before it."""
     return norm.bias is None
 
 

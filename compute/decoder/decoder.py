@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
 Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
-Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # told of each brick of a pass once it has run
+Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # called after each brick of a pass has run
 User = TypeVar("User", bound="Decoder")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,8 +60,8 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
 
 
 def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
-    """Runs bricks between the conditions of their contracts; of each is announced that it holds, and that it does not
-    the first time that it does not."""
+    """Return a function that runs bricks between the conditions of their contracts. It announces that each condition
+    holds, and the first time that one does not."""
     said: dict[tuple[str, str], bool] = {}
     known: set[ComputeBrick] = set()
 
@@ -91,15 +91,14 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
-    """A decoder's `method`, while which nobody else uses the decoder: no other thread, and nothing that runs inside,
-    as an observer does or the handler of a signal. Two would write into its cache behind what each has checked.
-    ComputeError where one does."""
+    """Let only one call at a time use the decoder. Another call raises ComputeError, from another thread or from
+    inside this one (an observer, a signal handler), because both would write into one cache after their checks."""
 
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
-        # An interrupt may come as any call returns, also the one that takes the decoder. So whether it was taken is
-        # asked of where that stands, and nothing is called to give it back.
+        # An interrupt may come as any call returns, even the one that takes the decoder. So look up in the dictionary
+        # whether it was taken, and call nothing to give it back.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -112,8 +111,8 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
 
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
-    """ComputeError where what a context takes is more than the memory there is: the angles of its positions, the last
-    of which are made with a float64 each beside, then the caches, which are taken as it fills."""
+    """Raise ComputeError if a context needs more than the available memory. It needs the angles of its positions, and
+    the larger of the caches, which fill up later, and a float64 for each of the last angles while these are made."""
     caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
@@ -130,11 +129,11 @@ def _require_room(model: Model, context: int, item_bytes: int) -> None:
 class Decoder:
     """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
 
-    With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts, which are
-    announced as CheckResults. A `guard`, once there is one, watches the passes.
+    With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts. The results
+    are announced as CheckResults. A `guard`, if set, watches the passes.
 
-    Of a `rank` it runs the part of the model that it is given, and only one that chooses has logits; every rank must
-    be told to run the same.
+    With a `rank` the decoder runs its part of the model, and only a rank that chooses has logits. Every rank must run
+    the same calls.
     """
 
     def __init__(
@@ -158,17 +157,17 @@ class Decoder:
         self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
-        self._start: Any = 0  # where the pass that runs begins, as kernels take it
+        self._start: Any = 0  # the first position of the running pass, as kernels take it
         dtype = np.dtype(attention.CACHE_TYPES[cache_type])
         if machine is None:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        self._users: dict[int, object] = {}  # by process, for a fork has its own: the call that uses it
+        self._users: dict[int, object] = {}  # the call that uses the decoder, by process, because a fork has its own
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
         self._sampling = sampling
-        self._sequence = 0  # each has draws of its own
+        self._sequence = 0  # each sequence has its own random draws
         self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
         maker = BrickMaker(
             model, backend, profiler, dtype.itemsize, self._chooser, names_launches=machine.names_launches
@@ -210,23 +209,24 @@ class Decoder:
 
     @one_call_at_a_time
     def restart(self) -> None:
-        """Forget the sequence. ComputeError while another call uses the decoder, as from all that runs it."""
+        """Forget the sequence. Raises ComputeError, like every call that runs the decoder, while another call uses
+        it."""
         self._begin()
 
     def _begin(self) -> None:
-        """As `restart`, of who uses it already."""
+        """As `restart`, for a caller that already has the decoder."""
         self.position = 0
         self._sequence += 1
 
     def tell(self) -> None:
-        """Hand on what recorded steps have told, where it is not as they end: here it is."""
+        """Hand on what recorded steps measured, if that is not done when they end. Here it is."""
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens`; the next one. ComputeError where they do not fit, or are none of the vocabulary;
-        NoTokenError where a logit is NaN or infinite, unless a guard sees to it.
+        """Append `tokens` and return the next one.
 
-        Where it ends in an error or an interrupt, none of them is appended.
+        Raises ComputeError if they do not fit or are not in the vocabulary, and NoTokenError if a logit is NaN or
+        infinite and no guard handles it. After an error or an interrupt none of them is appended.
         """
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)) as step:
@@ -235,20 +235,21 @@ class Decoder:
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Append one token; the next one. Errors as from `prefill`."""
+        """Append one token and return the next one. Raises what `prefill` raises."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._guarded((token,), self._run(observe))
 
     def _say(self, step: Step) -> None:
-        """On how much a step works, that with its like it is compared: one sequence, of so many positions."""
+        """Record the size of a step's work, so that it is compared with similar steps: one sequence, and cached
+        positions."""
         step.sequences, step.cached = 1, self.position
 
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
-        """A pass; where its logits say that something was wrong in it, once more with every brick checked."""
+        """Run a pass; if its logits show a fault, run it again with every brick checked."""
         guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
-        # A soft cap hides infinities, and may compute what is not finite itself.
+        # A soft cap hides infinities, and may itself compute NaN or infinity.
         if guard is None:
             token = self._forward(tokens, run, layer)
             looked_at = (space.logits_product, *([space.logits] if self.bricks.soft_cap else []))
@@ -267,7 +268,8 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Give the bricks of a pass to `run`; where that computes nothing, as many experts run as a token uses."""
+        """Give the bricks of a pass to `run`. In a mixture of experts, whose router may not run, as many experts run
+        as a token uses, each for all tokens."""
         if self._expert_space is not None and self.model.experts is not None:
             starts = self._expert_space.starts
             starts[:] = len(tokens) * np.minimum(np.arange(len(starts)), self.model.experts.used)
@@ -281,11 +283,12 @@ class Decoder:
 
     @one_call_at_a_time
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
-        """Both kinds of pass that run, untimed, each brick checked against its reference: of each prompt all tokens
-        but the last together from position 0, then the last alone.
+        """Check each brick against its reference, untimed, in both kinds of pass: first all tokens of each prompt
+        except the last, together from position 0, then the last one alone.
 
-        A result for each brick name and assertion, over all places where it stands. What fails behind a brick whose
-        output was not finite, and could not be mended, is skipped: it may be right. Restarts the sequence.
+        Returns a result for each brick name and assertion, over all places that use it. After a brick whose output
+        was not finite and could not be mended, failures are skipped, because those bricks may be right. Restarts the
+        sequence.
         """
         findings: list[tuple[str, str, Finding]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
@@ -297,13 +300,13 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # a pass meets nothing of the one before but its cache
+                    spoilt_by.clear()  # a pass uses nothing of the previous one except its cache
         self._begin()
         return summary(findings)
 
     def _checking(self, findings: list[tuple[str, str, Finding]], spoilt_by: list[ComputeBrick]) -> Run:
-        """What runs the bricks of a pass, and adds what is found of each. `spoilt_by`: the first brick of a sequence
-        whose output stayed NaN or infinite, once there is one."""
+        """Return a function that runs the bricks of a pass and adds their findings. `spoilt_by`: the first brick of a
+        sequence whose output stayed NaN or infinite, once there is one."""
         check = self._check_of_pass()
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -318,7 +321,7 @@ class Decoder:
         return run
 
     def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
-        """What runs a brick of the pass that begins and yields (brick, assertion, finding)."""
+        """Return a function that runs a brick of the coming pass and yields (brick, assertion, finding)."""
         return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -342,12 +345,13 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        except BaseException:  # Ctrl-C, too: what is given again must not come after a part of itself
+        except BaseException:  # Ctrl-C, too: tokens that are given again must not follow a part of themselves
             self.position = start
             raise
 
     def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
-        """Every brick of a pass; whose buffers hold what it chose, once the machine has got through."""
+        """Run every brick of a pass. Returns the buffers, which hold the chosen token once the machine has
+        finished."""
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
         if self._rank.chooses:
@@ -459,12 +463,12 @@ class Decoder:
             run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _add_up(self, space: Workspace, run: Run) -> None:
-        """What ranks that share a layer have computed of it."""
+        """Sum up what the ranks that share a layer have computed."""
         if self._exchanges.all_reduce is not None:
             run(self._exchanges.all_reduce, space.delta_product.size, (space.delta_product,))
 
     def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """space.delta_product = what the experts make of space.normed."""
+        """Set space.delta_product to the experts' output for space.normed."""
         weights, experts = layer.weights, self.model.experts
         assert experts is not None
         assert weights.router is not None
@@ -484,7 +488,8 @@ class Decoder:
         run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
 
     def _mix_token(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
-        """mixed.outputs = those of all experts that the token has chosen, which nobody has to know here."""
+        """Set mixed.outputs to the outputs of the experts that the token chose. The host does not need to know which
+        they are."""
         model, weights, experts = self.model, layer.weights, self.model.experts
         assert experts is not None
         chosen, outs = mixed.experts, (mixed.gate, mixed.up, mixed.activated)
@@ -493,7 +498,7 @@ class Decoder:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # what is fused otherwise is three
+        if len(brick.kernels) > 2:  # not fused: three kernels in place of one
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -504,7 +509,7 @@ class Decoder:
         )
 
     def _mix_tokens(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
-        """mixed.outputs = those of each expert that a token has chosen, one after the other."""
+        """Set mixed.outputs to the outputs of each chosen expert, one expert after another."""
         model, weights, experts = self.model, layer.weights, self.model.experts
         assert experts is not None
         starts = self._machine.host(mixed.starts)
@@ -518,7 +523,7 @@ class Decoder:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # what is fused otherwise is three
+            if len(brick.kernels) > 3:  # not fused: three kernels in place of one
                 products = self._product(gate, taken, gated), self._product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(
@@ -541,13 +546,13 @@ class Decoder:
     def _norm_of_stream(
         self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
     ) -> Arguments:
-        """space.normed = the norm of space.x, to which the brick may add space.delta before."""
+        """Set space.normed to the norm of space.x; the brick may first add space.delta to it."""
         x, *others = self._norm(space.x, norm, space.normed, codes)
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def _norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """`codes`: where it puts what products take of its output; None where it makes none."""
-        assert norm is not None  # its brick would not be there
+        """`codes`: receives the int8 codes of the output; None if the norm makes none."""
+        assert norm is not None  # otherwise its brick would not exist
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.model.epsilon, out, *in_int8
@@ -558,7 +563,7 @@ class Decoder:
         return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight, codes))
 
     def _product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """`codes`: what it takes of `x`, where that was made with it."""
+        """`codes`: the int8 codes of `x`, if they were made with it."""
         return (*_of(projection), x, out, self._scratch_of(projection.weight, codes))
 
     def _scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""A mixture of experts: the buffers it needs beside a pass's own, and which of the weights are an expert's."""
+"""A mixture of experts: its extra buffers for a pass, and which of the weights belong to an expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Places = NDArray[np.int64]
 
 
 def of_expert(matrix: Matrix | DeviceMatrix, expert: int, count: int) -> Any:
-    """The rows of one expert in the matrix of all `count`, where they lie."""
+    """Return the rows of one expert as a view of the matrix of all `count`."""
     if isinstance(matrix, DeviceMatrix):
         return matrix.of_expert(expert)
     rows = matrix.rows // count
@@ -26,22 +26,22 @@ def of_expert(matrix: Matrix | DeviceMatrix, expert: int, count: int) -> Any:
 
 
 def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
-    """The weights of all `count` experts, where they lie, as `expert_linear` takes them."""
+    """Return the weights of all `count` experts as a view, in the shape that `expert_linear` takes."""
     return matrix.data if isinstance(matrix, DeviceMatrix) else matrix.data.reshape(count, matrix.rows // count, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpace:
-    """Buffers for a pass over some tokens; what is (tokens, used) holds a pair of a token and an expert each.
+    """Buffers for a pass over some tokens. Each element of a (tokens, used) array is a pair of a token and an expert.
 
-    Pairs stand in the order of their experts, those of expert e from starts[e] to starts[e + 1].
+    Pairs are ordered by expert: those of expert e are from starts[e] to starts[e + 1].
     """
 
     logits: Floats  # (tokens, experts)
     weights: Floats  # (tokens, used)
-    places: Places  # (tokens, used), where the pair stands in that order
-    tokens: Places  # (tokens * used,), of which token the pair at a place is
-    experts: Places  # (tokens * used,), and of which expert
+    places: Places  # (tokens, used), the pair's place in that order
+    tokens: Places  # (tokens * used,), the token of the pair at a place
+    experts: Places  # (tokens * used,), the expert of the pair at a place
     starts: Places  # (experts + 1,)
     taken: Floats  # (tokens, hidden), the inputs of one expert: no token has it twice
     outputs: Floats  # (tokens * used, hidden), by place
@@ -58,7 +58,7 @@ class ExpertSpace:
         tokens: int,
         zeros: Callable[[Any, Any], Any] = np.zeros,
     ) -> ExpertSpace:
-        """`zeros(shape, dtype)` makes them."""
+        """Make the buffers with `zeros(shape, dtype)`."""
         pairs = tokens, experts.used
         return cls(
             logits=zeros((tokens, experts.count), np.float32),
@@ -75,7 +75,7 @@ class ExpertSpace:
         )
 
     def first(self, tokens: int) -> ExpertSpace:
-        """The same buffers for a pass over fewer tokens."""
+        """Return the same buffers for a pass over fewer tokens."""
         pairs = tokens * self.weights.shape[1]
         return replace(
             self,

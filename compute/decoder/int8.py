@@ -1,4 +1,4 @@
-"""A model whose products take int8 activations: its matrices interleaved in place."""
+"""Interleave a model's matrices in place, so that its products take int8 activations."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ OF_EXPERTS = ("gate", "up", "down")  # of a layer: they hold the matrices of all
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
-    """The model at `path`, its products as fast as this processor can; `is_exact`: with activations as they are.
+    """Read the model at `path` in the form that is fastest on this processor. `is_exact`: do not round activations.
 
-    ModelError where it cannot be run.
+    Raises ModelError if it cannot be run.
     """
     model = read_model(path, FAMILIES)
     return model if is_exact else interleaved(model, exact_bytes=exact_bytes())
 
 
 def exact_bytes() -> int:
-    """Of how many bytes and more a matrix is read as it lies here: what was measured, or set. By default none; all
-    where the processor has no instructions for products of integers: those of floats are faster there."""
+    """Return the size from which on a matrix is not interleaved, as measured or set. By default no matrix is so
+    large. On a processor without instructions for integer products none is interleaved by default, because float
+    products are faster there."""
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
     return 1 if TIER == "generic" and not is_known else found.exact_bytes
 
 
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
-    """`model` with every matrix interleaved that can be, but those of `exact_bytes` and more; the one given is not to
-    be used any more.
+    """Interleave every matrix of `model` that can be, except those of `exact_bytes` or more. Do not use `model`
+    afterwards.
 
-    The embedding is where it is the output matrix, too: else its rows are looked up one by one.
-    `reorder` makes a matrix interleaved.
+    The embedding is interleaved only if it is the output matrix, too; otherwise its rows are looked up one by one.
+    `reorder` interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:
-        """`matrix` interleaved, if each of its `parts` can be."""
+        """Return `matrix` interleaved, if each of its `parts` can be."""
         rows, size_bytes = matrix.rows // parts, matrix.size_bytes // parts
         if not isinstance(matrix, QuantizedMatrix) or rows % ROWS or not can_interleave(matrix):
             return matrix

@@ -1,4 +1,4 @@
-"""What a decoder runs on: where its arrays lie, and who reads and writes them for it."""
+"""The machine that a decoder runs on: its memory, and the copies between it and Python."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from cbtop.compute.memory import line_aligned_zeros
 
 
 class Machine(Protocol):
-    """Arrays of a decoder are made here, once; their contents are the kernels'."""
+    """Makes the arrays of a decoder, once. Kernels fill them."""
 
-    #: Whether kernels record themselves when they are launched, with how: a brick's definition names none then.
+    #: Whether kernels record themselves, and their shape, when they are launched; a brick's definition then names
+    # none.
     names_launches: bool
     #: Tokens that pass together: no buffer grows with a prompt.
     most_together: int
 
     def check(self) -> None:
-        """ComputeError where it cannot run any more."""
+        """Raise ComputeError if the machine can no longer run."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Of a pass: where several cannot run at a time it waits for the others."""
+        """Return the context of a pass, which waits for other passes if only one can run at a time."""
 
     def array(self, values: Any) -> Any:
-        """What lies on the host, where kernels read it."""
+        """Return an array of the host in memory that kernels read."""
 
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-        """Of each layer: keys and values, zeros."""
+        """Return the keys and values of each layer, zeros."""
 
     def attention_scratch(self, model: Model, context: int) -> Any: ...
 
     def scratch(self, columns: int) -> Any:
-        """Of products that take activations as they are."""
+        """Return the scratch of products that take activations unrounded."""
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """Of products that take activations in int8."""
+        """Return the scratch of products that take activations in int8."""
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Whole numbers where kernels read them: in `array`, or where they are already."""
+        """Return whole numbers in memory that kernels read: in `array`, or in inputs that were already sent."""
 
     def position(self, value: int) -> Any:
-        """The first position of a pass, as kernels take it."""
+        """Return the first position of a pass, as kernels take it."""
 
     def host(self, array: Any) -> Any:
-        """What kernels have written, where Python reads it."""
+        """Return the contents of an array in memory that Python reads."""
 
 
 def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
-    """Zeros, where what is computed for a token is to lie.
+    """Return zeros for the activations of tokens.
 
-    On a Zen 4 they begin 16 bytes behind a line of the cache: products of BF16 read weights from memory at 0.97 to
-    0.99 of its bandwidth then, and at 0.65 where activations begin with a line; F16 at 0.94 to 0.98 and 0.91 to 0.95.
+    On a Zen 4 they begin 16 bytes after the start of a cache line. Products of BF16 then read weights from memory at
+    0.97 to 0.99 of its bandwidth, and at 0.65 if activations begin with a line; F16 at 0.94 to 0.98, and 0.91 to
+    0.95.
     """
     if not LOOKS_AHEAD:
         return np.zeros(shape, dtype)
@@ -68,55 +70,55 @@ def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
 
 
 class Host:
-    """The CPU, on some threads."""
+    """The CPU, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # what they work on stays in the cache
+    most_together = 128  # their activations stay in the CPU cache
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
     def check(self) -> None:
-        """ComputeError in a fork of a process whose kernels have run on threads."""
+        """Raise ComputeError in a fork of a process whose kernels have run on threads."""
         refuse_threads_of_fork(self._threads)
 
     def turn(self) -> AbstractContextManager[None]:
-        """As `backends.turn` has it, where it runs on several threads."""
+        """Return `backends.turn` if the machine runs on several threads."""
         return turn() if self._threads > 1 else nullcontext()
 
     def array(self, values: Any) -> Any:
-        """It lies there."""
+        """Return `values`, which kernels can read."""
         return values
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """NumPy's, from where products of floats read them soonest."""
+        """Return zeros of NumPy, aligned so that float products read them fastest."""
         return activations(shape, dtype)
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-        """As attention has them."""
+        """Return caches in attention's layout."""
         return attention.caches_of_layers(layers, kv_heads, context, head_dim, dtype)
 
     def attention_scratch(self, model: Model, context: int) -> Any:
-        """Of each thread."""
+        """Return attention's scratch for each thread."""
         return attention.scratch_for(self._threads, model.head_dim)
 
     def scratch(self, columns: int) -> Any:
-        """A row for each thread."""
+        """Return a row for each thread."""
         return np.zeros((self._threads, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """As Int8Scratch has it."""
+        """Return an Int8Scratch."""
         return Int8Scratch.of(tokens, columns, self._threads)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """In place."""
+        """Write the values into `array`."""
         array[:] = values
         return array
 
     def position(self, value: int) -> Any:
-        """A whole number."""
+        """Return it as it is."""
         return value
 
     def host(self, array: Any) -> Any:
-        """It lies there."""
+        """Return `array`, which Python can read."""
         return array

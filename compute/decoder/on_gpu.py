@@ -1,13 +1,13 @@
-"""The decoder on a GPU: weights and cache stay there, a prompt runs launch by launch, a token as a captured graph.
+"""The decoder on a GPU: weights and cache stay there. A prompt runs launch by launch, a token as a captured graph.
 
-What a pass of so many tokens launches is the same each time, as it reads on the device which they are and where they
-stand: it is made once, and launched again, of one token as a graph unless that is not wanted.
+A pass of a given number of tokens always launches the same, because kernels read the tokens and positions on the
+device. So its launches are prepared once and launched again; for one token as a graph, unless `is_eager`.
 
 Rules
-- A step that is recorded launches the variant of every kernel that stamps itself, any other the one that does not: of
-  a token's pass both are made with the first token.
-- What a recorded step has told is handed on while the device works for the next one, or when the sequence ends; of
-  the last one by `tell`. Where it cannot be known, the step is recorded and what ran in it is counted as lost.
+- A recorded step launches the stamping variant of every kernel, any other step the plain one. Both variants of a
+  token's pass are made with the first token.
+- The measurements of a recorded step are handed on while the device works for the next one, or when the sequence
+  ends; `tell` hands on the last step's. If they cannot be known, the step is recorded and its kernels count as lost.
 - A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
 """
 
@@ -45,18 +45,18 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
-MOST_LAUNCHES = 1 << 14  # of a pass that is stamped; what a longer one tells is lost
-KEPT_PROMPTS = 4  # passes of many tokens that are launched again where as many come at the same position
+MOST_LAUNCHES = 1 << 14  # of a stamped pass; the measurements of a longer one are lost
+KEPT_PROMPTS = 4  # passes of many tokens, to launch again for as many tokens at the same position
 
 Elements = Mapping[ComputeBrick, int]
-_Key = tuple[int, int, bool]  # tokens; where they start, of more than one; whether it is stamped
+_Key = tuple[int, int, bool]  # number of tokens; position of the first if more than one; whether the pass is stamped
 
 
 def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> Model:
-    """`model`, of which it is the part of `rank`, with its weights on the GPU; products take activations in int8
-    unless `is_exact`.
+    """Return `model`, the part of `rank`, with its weights on the GPU. Products take activations in int8 unless
+    `is_exact`.
 
-    ModelError where it cannot run there, or has no room: the one given stays on the host.
+    Raises ModelError if it cannot run there or does not fit. `model` itself stays on the host.
     """
     if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
         raise ModelError(
@@ -79,7 +79,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        if experts is not None:  # whose rows threads take in turn, where activations are rounded
+        if experts is not None:  # if activations are rounded, threads take the rows of the experts in turn
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
 
@@ -87,7 +87,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         LayerWeights(**{field.name: moved(field.name, getattr(layer, field.name)) for field in fields(layer)})
         for layer in model.layers
     )
-    head, embedding = model.lm_head, model.embedding  # what another rank has stays on the host
+    head, embedding = model.lm_head, model.embedding  # matrices of another rank stay on the host
     if rank.chooses:
         head = matrix(model.lm_head, takes_int8=not is_exact)
     if rank.embeds:
@@ -97,7 +97,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
 
 
 def host_matrices(model: Model) -> Matrices:
-    """Of each matrix, and of each expert's, where it was read from."""
+    """Map the device pointer of each matrix, and of each expert's, to the matrix on the host that it was read
+    from."""
     every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
     moved = [one for one in every if isinstance(one, DeviceMatrix)]
     return {one.data.data.ptr: one.host for one in moved if one.host is not None}
@@ -115,12 +116,12 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 
 
 class GpuMachine:
-    """Where the arrays of a decoder on a GPU lie. What a pass begins with lies beside each other, so that one copy
-    brings all (`write`): its tokens, where each part of it starts, the position behind it, and the number of the
-    sequence, which a draw is by."""
+    """The arrays of a decoder on a GPU. The inputs of a pass are adjacent, so that one copy brings them all
+    (`write`). They are its tokens, the start of each of its parts, the position after it, and the number of the
+    sequence, which selects the draws."""
 
     names_launches = True
-    most_together = 512  # where a matrix is read once for so many, products are bound by what the GPU computes
+    most_together = 512  # at this number of tokens per read of a matrix, products are bound by computation
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.gpu = gpu
@@ -128,11 +129,11 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # of a pass whose inputs are not sent
-        self.takes_inputs = False  # they are: of so many tokens and parts, of which some were given out
+        self.takes_inputs = False  # whether inputs are sent; next: tokens and parts, and those given out
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """Put what a pass begins with where it is copied from, `sent`; how many words that is."""
+        """Put the inputs of a pass into `sent`, the source of the copy. Returns the number of words."""
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
@@ -140,7 +141,7 @@ class GpuMachine:
 
     @contextmanager
     def inputs_of(self, tokens: int) -> Iterator[None]:
-        """What runs inside is a pass of so many tokens, which are sent."""
+        """Inside this context runs a pass of `tokens` tokens, whose inputs are sent."""
         self._tokens, self._parts = tokens, -(-tokens // self.most_together)
         self._tokens_given = self._parts_given = 0
         self.takes_inputs = True
@@ -150,53 +151,54 @@ class GpuMachine:
             self.takes_inputs = False
 
     def _number(self, at: int) -> Any:
-        """An input, int32 (1,)."""
+        """Return an input, int32 (1,)."""
         return self.inputs[at : at + 1].view(np.int32)[:1]
 
     @property
     def end(self) -> Any:
-        """The position behind the pass."""
+        """The position after the pass."""
         return self._number(self._tokens + self._parts)
 
     @property
     def sequence(self) -> Any:
-        """Its number."""
+        """The number of the sequence."""
         return self._number(self._tokens + self._parts + 1)
 
     def check(self) -> None:
-        """A fork cannot use the GPU of its parent. ComputeError there."""
+        """Raise ComputeError in a fork, which cannot use the GPU of its parent."""
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Of the GPU, which all its decoders share."""
+        """Return the turn of the GPU, which all its decoders share."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
-        """A copy on the device."""
+        """Return a copy on the device."""
         return self.gpu.array(values)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """On the device."""
+        """Return zeros on the device."""
         return self.gpu.zeros(shape, dtype)
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-        """Keys and values, plain."""
+        """Return keys and values of each layer, in the plain layout."""
         return [attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
-        """Parts of a split context, before they are one."""
+        """Return space for the parts of a split context before they are combined."""
         return self.gpu.zeros(attention.scratch_shape(self.gpu.multiprocessors), np.float32)
 
     def scratch(self, columns: int) -> Any:
-        """The CUDA versions need none."""
+        """Return one row: the CUDA kernels need no scratch."""
         return self.gpu.zeros((1, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """Codes and factors of activations; with room for a matrix in bfloat16, for products of many tokens."""
+        """Return space for codes and factors of activations, and for a matrix in bfloat16, which products of many
+        tokens need."""
         codes, factors = (
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
-        # The output matrix meets one token alone.
+        # The output matrix only meets one token at a time.
         rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
         largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
@@ -205,7 +207,7 @@ class GpuMachine:
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """By a copy of its own, where it is not there already."""
+        """Copy the values into `array`, unless they are part of the inputs that were sent."""
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
             return array
@@ -213,7 +215,7 @@ class GpuMachine:
         return self.inputs[first : self._tokens_given]
 
     def position(self, value: int) -> Any:
-        """It lies on the device."""
+        """Return the position on the device."""
         if not self.takes_inputs:
             self._start.fill(value)
             return self._start
@@ -221,14 +223,14 @@ class GpuMachine:
         return self._number(self._tokens + self._parts_given - 1)
 
     def host(self, array: Any) -> Any:
-        """A copy; it waits for what was launched."""
+        """Return a copy, after waiting for everything launched."""
         return self.gpu.host(array)
 
 
 @dataclass(slots=True)
 class _KeptPass:
-    """What launches a pass again, and what that is; `stamps`: where a copy of them lies once it has run, if it is
-    stamped, and they are not too many."""
+    """How to launch a pass again, and its parts. `stamps`: the host copy of its stamps, or None if it has none or too
+    many."""
 
     launch: Callable[[], object]
     parts: PassParts
@@ -236,7 +238,7 @@ class _KeptPass:
 
 
 class GpuDecoder(Decoder):
-    """As Decoder, of a model that lies on `gpu` (`model_on`). `is_eager`: also tokens run launch by launch."""
+    """A Decoder of a model on `gpu` (`model_on`). `is_eager`: single tokens, too, run launch by launch."""
 
     def __init__(
         self,
@@ -260,16 +262,16 @@ class GpuDecoder(Decoder):
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._words = 0  # with which the pass begins
-        self._kept: dict[_Key, _KeptPass] = {}  # in the order in which prompts were used
+        self._words = 0  # number of input words of the pass
+        self._kept: dict[_Key, _KeptPass] = {}  # the most recently used last
         self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
-        with self._on.turn():  # to wait for all of a GPU would spoil a graph that another decoder captures
-            gpu.synchronize()  # what was written so far was so on another stream
+        with self._on.turn():  # waiting for the whole GPU would spoil a graph that another decoder captures
+            gpu.synchronize()  # earlier writes were on another stream
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """As Decoder's; nobody observes."""
+        """As in Decoder; `observe` is ignored."""
         self._check(tokens)
         start = self.position
         try:
@@ -277,21 +279,21 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        except BaseException:  # whoever is told that it failed gives the same again
+        except BaseException:  # the caller will give the same tokens again
             self.position = start
             raise
         return token
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """As Decoder's; nobody observes."""
+        """As in Decoder; `observe` is ignored."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """As Decoder's."""
+        """As in Decoder."""
         self.tell()
         super()._begin()
 
@@ -300,7 +302,7 @@ class GpuDecoder(Decoder):
 
     @property
     def logits(self) -> Any:
-        """As Decoder's, a copy on the host."""
+        """Decoder's logits, a copy on the host."""
         return self._gpu.host(self._space.logits)[0]
 
     def _choice(self, space: Workspace) -> Arguments:
@@ -314,8 +316,8 @@ class GpuDecoder(Decoder):
 
     @contextmanager
     def _whole_or_none(self) -> Iterator[None]:
-        """On the stream, a pass that none of another decoder runs beside. Where it ends in an error or an interrupt,
-        so has what it launched, and it is as if it had not begun."""
+        """Run a pass on the stream, while no other decoder's pass runs. After an error or an interrupt wait for what
+        it launched, and undo the pass."""
         start = self.position
         with self._on.turn(), self._stream:
             try:
@@ -327,7 +329,7 @@ class GpuDecoder(Decoder):
                 raise
 
     def _ran(self, tokens: Sequence[int], step: Step) -> int:
-        """What a pass of the tokens chose."""
+        """Run a pass over the tokens and return the token that it chose."""
         is_recorded, start, count = self._profiler.recording, self.position, len(tokens)
         with self._whole_or_none():
             self._words = self._on.write(tokens, start, self._sequence)
@@ -341,11 +343,11 @@ class GpuDecoder(Decoder):
         return chosen
 
     def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
-        """A pass of so many tokens, which is launched: again, if it was before."""
+        """Launch a pass of `count` tokens; again, if it is kept."""
         start = self.position
         key = count, 0 if count == 1 else start, is_recorded
         kept = self._kept.pop(key, None)
-        if kept is None and count == 1:  # for which it runs twice: what it writes into the cache is the same
+        if kept is None and count == 1:  # the pass runs twice, and writes the same into the cache
             for is_stamped in (False, True):
                 self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
                 self.position = start
@@ -358,7 +360,7 @@ class GpuDecoder(Decoder):
         self._launch(ran, count)
         stamps = self._copy_stamps(ran) if is_recorded and len(ran.launched) <= MOST_LAUNCHES else None
         kept = _KeptPass(ran.again, PassParts(ran.launched), stamps)
-        if self.model.experts is None:  # else what is launched depends on which ones are chosen
+        if self.model.experts is None:  # otherwise the launches depend on the chosen experts
             self._kept[key] = kept
             prompts = [one for one in self._kept if one[0] > 1]
             for one in prompts[:-KEPT_PROMPTS]:
@@ -366,7 +368,7 @@ class GpuDecoder(Decoder):
         return kept
 
     def _prepared(self, *, is_stamped: bool) -> _KeptPass:
-        """The pass of one token, which has run."""
+        """Run the pass of one token and return it."""
         ran = self._pass(is_stamped=is_stamped, is_early=True)
         self._launch(ran, 1)  # nothing may be loaded while it is captured
         self._stream.synchronize()
@@ -374,8 +376,8 @@ class GpuDecoder(Decoder):
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """What launches, as a graph, what `ran` launches one by one."""
-        stream = self._stream  # and nothing else of the decoder, which would keep itself
+        """Return a function that launches as one graph what `ran` launches one by one."""
+        stream = self._stream  # only the stream: a reference to the decoder would keep it alive
         try:
             stream.begin_capture()
             ran.again()
@@ -392,7 +394,7 @@ class GpuDecoder(Decoder):
 
     @property
     def _code_space(self) -> Int8Scratch | None:
-        """As BrickLaunches has it."""
+        """The space for codes that BrickLaunches takes."""
         return self._int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
@@ -404,12 +406,12 @@ class GpuDecoder(Decoder):
 
     def _token(self) -> int:
         token = int(self._chosen[0])
-        if not 0 <= token < self.model.vocabulary:  # as sampling.py says it
+        if not 0 <= token < self.model.vocabulary:  # as in sampling.py
             raise NoTokenError
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:
-        """Behind what it launched, to where the host reads them."""
+        """Copy the stamps, after everything that was launched, into memory that the host reads."""
         stamps: Times = self._told[: len(ran.launched)]
         ran.tell(stamps, self._stamps[: len(stamps)])
         return stamps
@@ -421,7 +423,7 @@ class GpuDecoder(Decoder):
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """Of the bricks of a token's pass those that grow with its position."""
+        """Return the elements of those bricks of a token's pass that grow with its position."""
         heads = self.model.heads
         return {
             layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)
@@ -429,18 +431,18 @@ class GpuDecoder(Decoder):
         }
 
     def tell(self) -> None:
-        """Hand on what the last recorded step has told."""
+        """Hand on what the last recorded step measured."""
         if self._untold is None:
             return
         (step, parts, stamps, elements), self._untold = self._untold, None
-        if self._gpu.is_of_parent:  # so is the step
+        if self._gpu.is_of_parent:  # the step belongs to the parent, too
             return
         offset_ns = None
         try:
             if stamps is not None and have_run(stamps, self._told_until_ns):
                 self._told_until_ns = int(stamps[-1, 1])
                 offset_ns = self._gpu.offset_ns(self._told_until_ns)
-            elif stamps is not None:  # a clock that was set back stays behind ends that were written before
+            elif stamps is not None:  # a clock that was set back stays below end times that were written before
                 self._told_until_ns = 0
                 with self._on.turn(), self._stream:
                     self._stamps.fill(0)

@@ -1,4 +1,4 @@
-"""What a pass of a decoder launches, by its plan: every brick in order with its kernels, and nothing runs."""
+"""The plan of a decoder's pass: every brick in order with the kernels that it would launch. Nothing runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.profiler import BrickProfiler
 
 CONTEXT = 2048
-SMALL = 1 << 13  # numbers of an array that is made
+SMALL = 1 << 13  # numbers of an array that is really allocated
 PACKAGE = Path(__file__).resolve().parents[2]
-MULTIPROCESSORS = 132  # an H100's: into how many parts attention splits a context depends on it
+MULTIPROCESSORS = 132  # an H100's; the number of parts of a split attention context depends on it
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel of a brick of a layer (None: outside of layers), launched `launches` times a pass. It is written in
-    `line` of `file`, as the repository has it. `grid` and `block` are a GPU's."""
+    """A kernel of a brick of a layer (None: outside layers), launched `launches` times a pass. It is written in
+    `line` of `file`, relative to the repository. `grid` and `block` are for GPUs."""
 
     layer: int | None
     brick: str
@@ -50,39 +50,39 @@ class Planned:
 
 
 class ShapedArrays:
-    """Stands for a GPU on which nothing runs: its large arrays are one zero, with a shape."""
+    """Replaces a GPU if nothing runs: its large arrays are one zero with a shape."""
 
     multiprocessors = MULTIPROCESSORS
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Zeros."""
+        """Return zeros."""
         if int(np.prod(shape)) <= SMALL:
             return np.zeros(shape, dtype)
         return np.broadcast_to(np.zeros((), dtype), shape)
 
     def array(self, values: Any) -> Any:
-        """Zeros of its shape."""
+        """Return zeros of its shape."""
         return self.zeros(values.shape, values.dtype)
 
     def pinned(self, shape: Any, dtype: Any) -> Any:
-        """As `zeros`."""
+        """Return zeros."""
         return self.zeros(shape, dtype)
 
     def host(self, array: Any) -> Any:
-        """It lies there."""
+        """Return `array`."""
         return array
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """Zeros in place of a matrix's planes."""
+        """Return zeros in place of a matrix's planes."""
         blocks = matrix.data.size // matrix.format.block_bytes // (experts or 1)
         size = layout.size_bytes(blocks, matrix.format.block_elements)
         return self.zeros((size,) if experts is None else (experts, size), np.uint8)
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """There is."""
+        """Do nothing: there is always room."""
 
     def check(self) -> None:
-        """It can always run nothing."""
+        """Do nothing: it can always run nothing."""
 
 
 class _PlannedMachine(GpuMachine):
@@ -90,14 +90,14 @@ class _PlannedMachine(GpuMachine):
         return self._start
 
     def put(self, array: Any, values: Any) -> Any:
-        """Nobody reads it."""
+        """Return `array` unchanged, because no kernel reads it."""
         return array
 
 
 def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
-    """What a pass of `tokens` tokens of the model at `path` launches on one of BACKENDS, in order.
+    """Return the launches of a pass of `tokens` tokens of the model at `path` on one of BACKENDS, in order.
 
-    ModelError where it cannot be run there."""
+    Raises ModelError if it cannot be run there."""
     model = read_model(path, FAMILIES)
     profiler, context = BrickProfiler(enabled=False), min(CONTEXT, model.context_length)
     if tokens > context:
@@ -153,7 +153,7 @@ def _cuda_launches(
 
 @cache
 def _written(file: str, line: int, entry: str) -> tuple[str, int]:
-    """Where the entry of a module is: its line in the file of what launches it, or, made from a template, that."""
+    """Return file and line of an entry: its own line in the launching file, or `line` if a template makes it."""
     for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
         if f"KERNEL {entry}(" in text:
             return _file(file), number

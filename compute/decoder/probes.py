@@ -1,6 +1,6 @@
-"""Probes: what each trace reads from the arguments of a brick that has just run, one class a trace."""
+"""Probes: each reads the data of one trace from the arguments of a brick that has just run."""
 
-# A buffer is overwritten by the next layer, so whatever a trace needs of it is measured at once.
+# The next layer overwrites the buffers, so a probe measures at once.
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 from cbtop.profiler.traces.quantization import ErrorSource, quantization_error
 from cbtop.profiler.traces.tracer import ModelTracer
 
-PRODUCTS = ("linear", "linear_int8")  # the contracts of what multiplies by weights
+PRODUCTS = ("linear", "linear_int8")  # the contracts of kernels that multiply by weights
 Calls = Sequence[Arguments]
-Watch = Callable[[Calls], int]  # gives the number of values it looked at
+Watch = Callable[[Calls], int]  # returns the number of values it looked at
 
 
 class Probe(Protocol):
     """Something that watches bricks of a pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """What to call after which brick of the traced pass number `turn`."""
+        """Yield the bricks of the traced pass number `turn` to watch, with a function to call after each."""
 
 
 class ActivationProbe:
@@ -46,7 +46,7 @@ class ActivationProbe:
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._measured: list[TensorStats] = []  # of the layer that is running
+        self._measured: list[TensorStats] = []  # of the running layer
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         for layer, bricks in enumerate(self._bricks.layers):
@@ -101,7 +101,7 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        q, k_cache, _, start, *scores, _, _ = calls[0]  # the kernel keeps no weights: they are computed again
+        q, k_cache, _, start, *scores, _, _ = calls[0]  # the kernel keeps no weights, so compute them again
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
             attention_weights(layer, weights.astype(np.float32), self._tracer.config.attention_config)
@@ -153,11 +153,11 @@ class LogitProbe:
         return int(final.size) * (1 + len(self._outputs))
 
     def _lens(self) -> Iterator[Floats]:
-        """Each layer's logits, float32 (vocabulary,), in one buffer."""
+        """Yield each layer's logits, float32 (vocabulary,), in one buffer."""
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # Of a norm that makes codes the norm alone: the codes of the pass are not those of another layer's output.
+        # If the norm also makes int8 codes, take only the norm: the pass's codes do not fit another layer's output.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)
@@ -170,11 +170,12 @@ class LogitProbe:
 
 
 class QuantizationProbe:
-    """MLT-04: products against float64, on rows spread over each matrix; another layer each pass, and the output.
+    """MLT-04: products against float64, on sampled rows of each matrix of one layer, the next in each pass, and of
+    the head.
 
-    Two errors can be measured on a GGUF: that of the kernel that ran, with that of rounding activations where it
-    does, and that which rounding them to Q8_0 would add where it does not. The error of the weights' own quantisation
-    cannot: the file does not hold the original floats.
+    A GGUF lets two errors be measured. One is the kernel's own, which includes rounded activations if it rounds them.
+    The other is what rounding activations to Q8_0 would add, if the kernel does not round. The error of the weights'
+    quantisation cannot be measured, because the file does not hold the original floats.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
@@ -211,7 +212,7 @@ class QuantizationProbe:
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
             can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
-            if can_round and not is_int8:  # whose activations are rounded already
+            if can_round and not is_int8:  # otherwise the activations are already rounded
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size
@@ -231,7 +232,7 @@ class QuantizationProbe:
 
 
 def _taken_apart(calls: Iterable[Part]) -> Iterator[Part]:
-    """Kernels with their arguments; in place of a fused one those that it is."""
+    """Yield kernels with their arguments; a fused kernel as its parts."""
     for kernel, call in calls:
         yield from ((kernel, call),) if kernel.parts is None else kernel.parts(call)
 
@@ -248,7 +249,8 @@ class KvCacheProbe:
         self._size_bytes = 0
 
     def step(self, position: int) -> None:
-        """A decode step begins with `position` tokens cached; not more than before the last one: it was emptied."""
+        """Begin a decode step with `position` cached tokens. If that is not more than before, the cache was
+        emptied."""
         self._steps += 1
         if position <= self._position:
             self._evictions += 1

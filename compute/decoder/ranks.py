@@ -1,13 +1,13 @@
-"""A model over several processes, the ranks: each has an even share of its layers, or of every layer.
+"""A model over several processes, the ranks: each has an even share of the layers, or of every layer.
 
 Rules
-- Of layers: what one makes goes from a rank to the next; of the token that the last one chooses all learn.
-- Of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
-  section 3): what the ranks make is added up twice a layer. Each has the embedding and the output matrix whole and
-  chooses by itself; of a sum each receives the same bits (NCCL's user guide, "AllReduce").
-- So every rank runs the same passes in the same order, and of each returns the same token.
-- An exchange is a brick in the category Communication, called, labelled and counted as one of torch.distributed is
-  (profiler/instrument/collectives.py). Nothing is asserted of it: checks look at what is computed.
+- Split by layers: a rank sends its output to the next, and the last one sends the chosen token to all.
+- Split of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
+  section 3): the ranks' results are added up twice a layer. Each rank has the whole embedding and output matrix and
+  chooses by itself: all receive the same bits of a sum (NCCL's user guide, "AllReduce").
+- So every rank runs the same passes in the same order, and returns the same tokens.
+- An exchange is a brick in the category Communication, with the name, label and counts of a torch.distributed
+  exchange (profiler/instrument/collectives.py). It has no assertions: checks look at what is computed.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
-UNBOUND = Performance("", 0.0, "", "", math.inf)  # an exchange is up to a link, of which no roof is measured
+UNBOUND = Performance("", 0.0, "", "", math.inf)  # a link bounds an exchange, and its roof is not measured
 
 
 class Link(Protocol):
-    """From a rank to the others: what one sends another receives, in the order of the calls. Arrays lie where the
-    decoder has its own, row after row, float32 or int64; on a device it is done when what was launched before is."""
+    """The connection of a rank to the others: each receives arrays in the order in which they were sent. Arrays are
+    in the decoder's memory, row after row, float32 or int64. On a device a transfer is done after everything launched
+    before it."""
 
     def send(self, array: Any, to: int) -> None: ...
 
     def recv(self, array: Any, sender: int) -> None:
-        """Into `array`."""
+        """Receive into `array`."""
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """What the sender has in it then all have."""
+        """Copy the sender's `array` into that of every rank."""
 
     def all_reduce(self, array: Any) -> None:
-        """The sum of what all have in it then all have."""
+        """Set every rank's `array` to the sum of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many a process is, with its link to the others, of which one alone has none, and what is shared
-    out among them."""
+    """A process's number among `count` ranks, its link to the others (None if it is alone), and the way of
+    splitting."""
 
     number: int
     count: int
@@ -64,18 +65,19 @@ class Rank:
 
     @property
     def embeds(self) -> bool:
-        """It begins with the tokens."""
+        """Whether it begins with the tokens."""
         return self.number == 0 or self.split == "heads"
 
     @property
     def chooses(self) -> bool:
-        """It chooses the next one."""
+        """Whether it chooses the next token."""
         return self.number == self.count - 1 or self.split == "heads"
 
     def layers_of(self, layers: int) -> range:
-        """Its own of so many. An even share; where there is none, the last one, which has the head, has the fewest.
+        """Return its layers, an even share. If the number does not divide, the last rank, which has the head, has the
+        fewest.
 
-        ModelError where not every rank has one.
+        Raises ModelError if a rank would have none.
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")
@@ -83,7 +85,7 @@ class Rank:
         return range(own.start, own.stop)
 
     def share_of(self, total: int, unit: int, what: str) -> slice:
-        """Its own of `total`, in whole units. ModelError where not every rank has one."""
+        """Return its share of `total`, in whole units. Raises ModelError if a rank would have none."""
         units = total // unit
         if self.count > units:
             ways = f"--gpus {units} or fewer, or --split layers" if units > 1 else "--split layers"
@@ -92,7 +94,7 @@ class Rank:
         return slice(own.start * unit, own.stop * unit)
 
     def _of(self, count: int) -> slice:
-        """Of so many as many as the others, or one more."""
+        """Return its share of `count`: as many as the others, or one more."""
         first, end = (-(-number * count // self.count) for number in (self.number, self.number + 1))
         return slice(first, end)
 
@@ -101,9 +103,9 @@ ALONE = Rank(0, 1, None)
 
 
 def part_of(model: Model, rank: Rank) -> Model:
-    """What a rank runs of a model. ModelError where that cannot be shared out among so many.
+    """Return the part of a model that a rank runs. Raises ModelError if there are too many ranks to split the model.
 
-    An embedding and a head that it does not have only say how large they are.
+    An embedding or head that the rank does not use only gives its sizes.
     """
     if rank.count == 1:
         return model
@@ -121,7 +123,8 @@ def part_of(model: Model, rank: Rank) -> Model:
 
 
 def _share_of_layers(model: Model, rank: Rank) -> Model:
-    """Of every layer some heads, and some columns of the feed-forward network, in whole blocks of the formats."""
+    """Return some heads and some columns of the feed-forward network of every layer, in whole blocks of the
+    formats."""
     seen_by = model.heads // model.kv_heads  # query heads that share keys and values
     block = max(_blocks_of(layer.output) for layer in model.layers)  # 1, 32 or 256
     kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
@@ -158,21 +161,21 @@ def _blocks_of(one: Projection) -> int:
 
 
 def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
-    """Those parts of so many equal ones, of each of so many groups of rows."""
+    """Return the `own` of `parts` equal parts of the rows, from each of `groups` groups of rows."""
     data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
     bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias
     return Projection(_matrix(one.weight, data.reshape(-1, data.shape[-1]), one.weight.columns), bias)
 
 
 def _columns(one: Projection, own: slice, *, has_bias: bool) -> Projection:
-    """`has_bias`: of one rank, for it is added once."""
+    """`has_bias`: true for one rank only, because the bias is added once."""
     first, end = (one.weight.format.row_bytes(at) for at in (own.start, own.stop))
     matrix = _matrix(one.weight, one.weight.data[:, first:end], own.stop - own.start)
     return Projection(matrix, one.bias if has_bias else one.bias[:0])
 
 
 def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
-    assert isinstance(whole, QuantizedMatrix)  # as it lies in the file
+    assert isinstance(whole, QuantizedMatrix)  # still as in the file
     kept = np.ascontiguousarray(data)
     kept.flags.writeable = False
     return replace(whole, data=kept, columns=columns)
@@ -185,7 +188,7 @@ def _bytes_of(layer: LayerWeights) -> int:
 
 
 class Exchanges:
-    """The exchanges of a rank as bricks, in the order of a pass; None where it has none."""
+    """The exchanges of a rank as bricks, in the order of a pass; None if the rank does not use one."""
 
     def __init__(self, rank: Rank, backend: str, profiler: Profiler, *, names_launches: bool) -> None:
         self.recv: ComputeBrick | None = None
@@ -201,7 +204,7 @@ class Exchanges:
             made = ComputeBrick(
                 spec, (Launch(kernel, KernelWork()),), backend, profiler, names_launches=names_launches
             )
-            # Bus bytes are those of the whole (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
+            # Bus bytes are the whole array's (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
             work = Work(bytes_per_element=bus_factor * itemsize, size_bytes_per_element=itemsize)
             made.definition = replace(made.definition, work=work, label=f"{rank.count} ranks")
             return made
@@ -217,7 +220,7 @@ class Exchanges:
 
 
 def _kernel(spec: BrickSpec, call: Callable[[Any], None]) -> Kernel:
-    """What is launched of an exchange: on a GPU a call of NCCL, in its turn."""
+    """Return the kernel of an exchange: on a GPU a call of NCCL, in order with the other launches."""
     name = f"nccl{spec.name}"
 
     def launches(x: Any) -> tuple[LibraryCall, ...]:

@@ -1,4 +1,4 @@
-"""The forward pass in plain NumPy, float64, over dequantised weights: what the decoder must agree with."""
+"""The forward pass in plain NumPy, float64, over dequantised weights: the reference of the decoder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TOGETHER = 1 << 22  # numbers of a matrix
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
-    """Logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
+    """Return logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
 
-    They are of a context of that size; None: the model's.
+    `context`: the context size that RoPE assumes; None: the model's.
     """
     x = model.embedding.dequantized(np.asarray(tokens)).astype(np.float64)  # (tokens, hidden)
     x *= model.embedding_scale
@@ -43,7 +43,7 @@ def _held(x: Wide, cap: float) -> Wide:
 def _activated(model: Model, gate: Wide) -> Wide:
     slope = np.sqrt(2 / np.pi)
     inner = gate / 2 if model.activation == "silu" else slope * gate + slope * 0.044715 * gate * gate * gate
-    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is one of these, too
+    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is 0.5 + 0.5 tanh, too
     return activated
 
 
@@ -53,7 +53,7 @@ def _times(x: Wide, projection: Projection) -> Wide:
 
 
 def _product(x: Wide, matrix: Matrix, first: int, end: int) -> Wide:
-    """x times these rows of the matrix, some at a time: all of a model's output matrix would be gigabytes."""
+    """Return x times these rows of the matrix, some at a time, because all of an output matrix would be gigabytes."""
     step = max(TOGETHER // matrix.columns, 1)
     parts = [np.arange(at, min(at + step, end)) for at in range(first, end, step)]
     return np.concatenate([x @ matrix.dequantized(rows).astype(np.float64).T for rows in parts], axis=-1)
@@ -67,7 +67,7 @@ def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
 
 
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
-    """What each pair is multiplied by, complex128 (tokens, 1, pairs)."""
+    """Return the factor of each pair, complex128 (tokens, 1, pairs)."""
     wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
     # YaRN looks at the number of turns before the factors.
     pair_of = [
@@ -86,7 +86,7 @@ def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
 
 
 def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
-    """x: (tokens, heads, head_dim); as complex numbers, a pair turns by multiplication."""
+    """Rotate x, (tokens, heads, head_dim). As complex numbers, pairs rotate by multiplication."""
     half = rope.dimensions // 2
     rotating = x[..., : rope.dimensions]
     pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)

@@ -1,6 +1,6 @@
-"""Tracing of a decoder: samples its steps, lets the probes look, and publishes what they found."""
+"""Trace a decoder: sample its steps, run the probes, and publish the results."""
 
-# What tracing costs is a brick of its own, `Trace`, inside the layer or step where it was spent.
+# The cost of tracing is a brick of its own, `Trace`, inside the layer or step that it belongs to.
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
 MIN_INTERVAL_S = 1.0
-# A summary is at most this much of the run old: a catalog is kept whole, so a long run must not fill it.
+# A summary is at most this share of the run old: a catalog is kept whole, so a long run must not fill it.
 MAX_AGE_SHARE = 0.05
 
 
 class DecodeTracing:
     """Traces every TRACED_EVERY_STEPS-th decode step of `decoder`.
 
-    Ask for the `observer` of each step before it, and `finish` when there are no more.
+    Get the `observer` of each step before it, and call `finish` after the last one.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DecodeTracing:
         self._watches: dict[ComputeBrick, list[Watch]] = {}
 
     def observer(self) -> Observer | None:
-        """Who looks at the decode step that is about to run; None for one that is not traced."""
+        """Return the observer of the next decode step, or None if it is not traced."""
         self._kv.step(self._decoder.position)
         self._steps += 1
         if (self._steps - 1) % TRACED_EVERY_STEPS:
@@ -86,7 +86,7 @@ class DecodeTracing:
         watches = self._watches.get(brick)
         if watches:
             timer = self._profiler.start_brick(TRACE_BRICK)
-            with np.errstate(all="ignore"):  # what is no number is an anomaly of the trace
+            with np.errstate(all="ignore"):  # a value that is not finite is an anomaly in the trace
                 looked_at = sum(watch(calls) for watch in watches)
             self._profiler.stop_brick(timer, looked_at)
 

@@ -1,1 +1,1 @@
-"""What runs on a GPU, through CuPy. Not loaded at import: it need not be installed, and there may be no GPU."""
+"""Code that runs on a GPU, through CuPy. Not loaded at import: it need not be installed, and there may be no GPU."""

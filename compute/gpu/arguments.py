@@ -1,4 +1,4 @@
-"""A kernel's arguments where a GPU has them, and what it wrote into them back on the host."""
+"""Move a kernel's arguments to a GPU, and copy its outputs back to the host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.interleaved import rows_of
 
-POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device, where a graph that runs again finds others
+POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device: a graph that runs again reads new values
 
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """What the Numba version takes as the CUDA version does: planes, plain caches, POSITIONS as arrays."""
+    """Convert the Numba version's arguments to the CUDA version's: planes, plain caches, POSITIONS as arrays."""
     names = kernel.contract.arguments
     of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)
     is_interleaved = of_interleaved or kernel is INTERLEAVED_EMBEDDING
@@ -36,7 +36,7 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
         elif name == "k_cache":
             found.extend(_plain_on_device(one, arguments[at + 1], device))
         elif name == "v_cache":
-            pass  # beside its keys
+            pass  # was moved with its keys
         elif name == "scratch" and kernel.contract.name == "attention":
             found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
         elif isinstance(one, TileScratch):
@@ -53,7 +53,8 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 
 
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
-    """For products in bfloat16 of all matrices among `arguments`, whose weights are of more than four bits."""
+    """Return scratch for products in bfloat16 of all matrices among `arguments`, if weights have more than four
+    bits."""
     weights = sum(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
     return CudaScratch(
@@ -64,7 +65,7 @@ def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
 
 
 def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
-    """One call on the GPU of arguments that lie on the host; what it writes is copied into them."""
+    """Call a kernel on the GPU with arguments of the host. Outputs are copied into them."""
     moved = on_device(kernel, arguments, gpu)
     gpu.run(kernel, *moved)
     for place in kernel.outputs:
@@ -79,7 +80,7 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Caches of attention's `empty_caches` as `plain_caches` has them."""
+    """Return caches of attention's `empty_caches` in the layout of `plain_caches`."""
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
     plain = attention.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)
@@ -90,7 +91,7 @@ def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]
 
 
 def planes_of(block_format: BlockFormat, weights: Bytes, *, is_interleaved: bool = False) -> Bytes:
-    """The planes, uint8 (size_bytes,), of a matrix as it lies in a file, uint8 (rows, row_bytes), or interleaved."""
+    """Return the planes, uint8 (size_bytes,), of a matrix as in a file, uint8 (rows, row_bytes), or interleaved."""
     layout = block_format.planes
     assert layout is not None
     rows = rows_of(block_format, weights, np.arange(len(weights))) if is_interleaved else weights

@@ -1,4 +1,4 @@
-"""Checks a brick of a GPU: its launches, then its kernels' references on the host, of the same."""
+"""Check a brick on a GPU: run its launches, then its kernels' references on the host with the same input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Matrices = Mapping[int, QuantizedMatrix]  # by the address of their planes
 def checked(
     gpu: Gpu, matrices: Matrices, launches: BrickLaunches, brick: ComputeBrick, calls: tuple[Arguments, ...]
 ) -> Iterator[tuple[str, str, Finding]]:
-    """Launch a brick as `launches` of its pass has it, then hold each kernel to its reference; yields (brick,
+    """Launch a brick as `launches` does in its pass, then compare each kernel with its reference. Yields (brick,
     assertion, finding)."""
     every = [{place: gpu.host(call[place]) for place in kernel.outputs} for kernel, call in _pairs(brick, calls)]
     for _, one in launches.of(brick.kernels, calls):
@@ -50,8 +50,8 @@ def _compared(
     before: Mapping[int, Any],
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Each output, of it all or some rows, and what the reference makes of these."""
-    if kernel.parts is not None:  # products of some rows each, and what is made of all of them
+    """Yield each output whole, the compared rows of it, and the reference's for these rows."""
+    if kernel.parts is not None:  # products are compared by some rows, the rest of the kernel by all
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
             yield from _compared(gpu, matrices, part, call, own, own)
@@ -74,7 +74,8 @@ def _compared(
 def _of_some_rows(
     given: list[Any], after: dict[int, Any], names: tuple[str, ...]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """The same product of CHECKED_ROWS rows, spread over the matrix; interleaved where it is one of int8."""
+    """Return the same product of only CHECKED_ROWS rows, spread over the matrix; interleaved if it is an int8
+    product."""
     code, weights, bias, out = (names.index(name) for name in ("code", "weights", "bias", "out"))
     count = len(given[weights])
     rows = np.linspace(0, count - 1, min(CHECKED_ROWS, count)).astype(np.int64)
@@ -88,7 +89,7 @@ def _of_some_rows(
 
 
 def on_host(gpu: Gpu, one: Any) -> Any:
-    """An argument where a reference reads it."""
+    """Return an argument as a reference reads it."""
     if isinstance(one, gpu.cupy.ndarray):
         return gpu.host(one)
     if is_dataclass(one) and not isinstance(one, type):

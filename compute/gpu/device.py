@@ -28,14 +28,14 @@ from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.launch_times import LaunchTimes
 
 BACKEND = "cuda"
-WEIGHTS_TOGETHER = 1 << 24  # that are put into planes at a time
+WEIGHTS_TOGETHER = 1 << 24  # weights that are put into planes at a time
 _log = logging.getLogger("cbtop")
 
 STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute
 
 
 class Gpu:
-    """The GPU of an index. ComputeError where CuPy is not installed, or finds none."""
+    """The GPU of an index. Raises ComputeError if CuPy is not installed or finds no GPU."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -56,7 +56,7 @@ class Gpu:
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
         self._most_threads: int = found["maxThreadsPerMultiProcessor"]
-        self._can_launch_early: bool = found["major"] >= 9  # kernels of older ones do not wait (prelude.py)
+        self._can_launch_early: bool = found["major"] >= 9  # kernels of older GPUs do not wait (prelude.py)
         self._turn = threading.RLock()
         self._times: LaunchTimes | None = None
         self._process = os.getpid()
@@ -70,23 +70,23 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """What screens show."""
+        """Its name on screens."""
         return f"{BACKEND}:{self.device.id}"
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether this process was forked: CUDA works for the one that began it, and for no child."""
+        """Whether this process was forked: CUDA works for the process that began it, not for its children."""
         return os.getpid() != self._process
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Current in this thread, and for one pass at a time: sampling keeps in its module what is between launches,
-        and another pass would choose other tokens by it."""
+        """Make the GPU current in this thread, for one pass at a time. Sampling keeps values in its module between
+        launches, and another pass would change the chosen tokens."""
         with self._turn, self.device:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """As LaunchTimes; None also where the driver refuses to have its clock read."""
+        """Return LaunchTimes' offset; None also if the driver refuses to read its clock."""
         try:
             with self.turn():
                 if self._times is None:
@@ -97,16 +97,16 @@ class Gpu:
             return None
 
     def check(self) -> None:
-        """ComputeError in a fork."""
+        """Raise ComputeError in a fork."""
         if self.is_of_parent:
             raise ComputeError('a fork cannot use the GPU of its parent: start it by "spawn" or "forkserver"')
 
     def synchronize(self) -> None:
-        """Wait until all that was launched has ended."""
+        """Wait until all launches have ended."""
         self.cupy.cuda.runtime.deviceSynchronize()
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """ComputeError where so much is not free on the GPU."""
+        """Raise ComputeError if the GPU has less than `size_bytes` free."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         free_bytes, all_bytes = self.device.mem_info
         if size_bytes > free_bytes:
@@ -114,27 +114,27 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """A copy of what lies on the host, on the device. ComputeError where it has no room."""
+        """Return a copy of a host array on the device. Raises ComputeError without room."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(values.nbytes) from error
 
     def host(self, array: Any) -> Any:
-        """A copy on the host; it waits for what was launched."""
+        """Return a copy on the host, after waiting for everything launched."""
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """On the device. ComputeError where it has no room."""
+        """Return zeros on the device. Raises ComputeError without room."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(int(np.prod(shape)) * np.dtype(dtype).itemsize) from error
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """The planes of a matrix of the host, uint8 (size of all,), or of each of its `experts`, which are as many
-        rows, uint8 (experts, size of one's). Beside them it takes 0.2 GB at most. ComputeError where there is no
-        room."""
+        """Return the planes of a host matrix, uint8 (size of all,), or of each of its `experts`, which have equal
+        numbers of rows, uint8 (experts, size of one's). Takes at most 0.2 GB besides. Raises ComputeError if there is
+        no room."""
         block_format = matrix.format
         blocks = matrix.data.reshape(experts or 1, -1, block_format.block_bytes)
         count, together = blocks.shape[1], max(WEIGHTS_TOGETHER // block_format.block_elements, 1)
@@ -155,7 +155,7 @@ class Gpu:
         return ComputeError(f"{wanted} more are wanted; of {there} {free} are free on {self.name}")
 
     def module(self, module: CudaModule, *, stamped: bool = False) -> Compiled:
-        """What `module` was compiled to for this GPU; it is loaded with it."""
+        """Load `module`, and return its compiled form for this GPU."""
         return self._loaded(module, stamped)[1]
 
     def _loaded(self, module: CudaModule, stamped: bool) -> tuple[Any, Compiled]:
@@ -169,22 +169,22 @@ class Gpu:
         return self._modules[key]
 
     def function(self, module: CudaModule, entry: str, *, stamped: bool = False) -> Any:
-        """CuPy's function of an entry."""
+        """Return CuPy's function of an entry."""
         key = module, entry, stamped
         if key not in self._functions:
             self._functions[key] = self._loaded(module, stamped)[0].get_function(entry)
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
-        """As what is `prepared`, once, and without stamps."""
+        """Launch it once, without stamps (see `prepared`)."""
         self.prepared(one, is_early=is_early)()
 
     def prepared(
         self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False
     ) -> Callable[[], object]:
-        """What launches it, each time it is called, on the stream of CuPy's that is current now. `stamp`: the address
-        of two words, in which it writes when it began and ended. `is_early`: it may be scheduled while what was
-        launched before ends, for which it waits (prelude.py)."""
+        """Return a function that launches it on the CuPy stream that is current now. `stamp`: the address of two
+        words, into which it writes its begin and its end. `is_early`: it may be scheduled before the previous launch
+        ends, and waits for that by itself (prelude.py)."""
         if isinstance(one, LibraryCall):
             return one.call
         arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
@@ -198,25 +198,25 @@ class Gpu:
         return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
-        """What writes the time into a word, when all that was launched before has ended."""
+        """Return a function that writes the time into a word once everything launched before has ended."""
         one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
-        """In its turn. What lies on the host is an array in pinned memory."""
+        """Copy on the stream. Host arrays must be in pinned memory."""
         ends = [one.ctypes.data if isinstance(one, np.ndarray) else one.data.ptr for one in (target, source)]
         stream = self.cupy.cuda.get_current_stream()
         self.cupy.cuda.runtime.memcpyAsync(*ends, source.nbytes, kind, stream.ptr)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of the host that copies need not wait for: zeros."""
+        """Return an array of the host, zeros, that copies do not wait for."""
         count, kind = int(np.prod(shape)), np.dtype(dtype)
         array = np.frombuffer(self.cupy.cuda.alloc_pinned_memory(count * kind.itemsize), kind, count).reshape(shape)
         array[...] = 0
         return array
 
     def definition(self, one: CudaLaunch) -> KernelDefinition:
-        """The kernel of a launch, with what the driver says of it."""
+        """Return the definition of a launch's kernel, with the driver's attributes."""
         key = one.module, one.entry, one.grid, one.block, one.shared_bytes
         found = self._definitions.get(key)
         if found is None:
@@ -243,26 +243,27 @@ class Gpu:
         return round(100 * int(blocks) * threads / self._most_threads)
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
-        """One call of a kernel that has a CUDA version."""
+        """Call a kernel that has a CUDA version once."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
 
 
 class BrickLaunches:
-    """What the bricks of a pass launch, in order. `space`: where products put their activations in codes, or (many
-    tokens) in bfloat16; None: none takes int8."""
+    """Yields what the bricks of a pass launch, in order. `space`: room for products' activations in codes, or (many
+    tokens) in bfloat16; None: no product takes int8."""
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array that lies there so
+        self._coded: Any = None  # the array with codes in `space`
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
-        """Each launch with its kernel. Two calls that can be are one; what a kernel makes for products behind it is
-        in codes with it, where that is one token, in bfloat16 where it is many, and not made again."""
+        """Yield each launch with its kernel. Two calls that can be joined are one launch. A kernel that makes the
+        input of later products also makes its codes (one token) or its bfloat16 (many tokens), which are then not
+        made again."""
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):
             if any(arguments[place] is self._coded for place in kernel.outputs):
-                self._coded = None  # what lies there is of what was in it before
+                self._coded = None  # the codes there are of its earlier values
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
@@ -279,7 +280,8 @@ class BrickLaunches:
                 self._coded = output
 
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
-        """None: as any other call. Made is what products of as many tokens take, which `takes_tiles` says of them."""
+        """Return launches that also make the form that products of as many tokens take (see `takes_tiles`); None:
+        launch as usual."""
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:
             return None
@@ -291,8 +293,8 @@ class BrickLaunches:
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:
-    """What a call launches: of what is fused and has no CUDA version, its parts in a row. ComputeError where one of
-    these has none."""
+    """Yield the launches of a call, or of a fused kernel's parts if it has no CUDA version. Raises ComputeError if a
+    part has none."""
     if kernel.cuda is not None:
         yield from kernel.cuda.launches(*arguments)
         return

@@ -1,4 +1,4 @@
-"""A weight matrix where a GPU has it."""
+"""A weight matrix on a GPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A matrix in planes (quantization/planes.py): `data` is uint8 (size of all planes,) on the device; of experts,
-    whose rows stand one after the other, those of each, uint8 (experts, size of one's).
+    """A matrix in planes (quantization/planes.py). `data` is uint8 (size of all planes,) on the device; for experts,
+    with their rows one after the other, uint8 (experts, size of one's).
 
-    `takes_int8`: whether its products take activations rounded to int8, or as they are. `host`: the same where it was
-    read from, which checks look into; None: it was made on the device.
+    `takes_int8`: products round activations to int8.
+    `host`: the matrix on the host that it was read from, for checks; None: it was made on the device.
     """
 
     format: BlockFormat
@@ -31,18 +31,18 @@ class DeviceMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """As in the file."""
+        """Its size in the file."""
         return self.rows * self.format.row_bytes(self.columns)
 
     def of_expert(self, expert: int) -> DeviceMatrix:
-        """The matrix of one of its experts, where it lies."""
+        """Return the matrix of one of its experts, as a view."""
         rows, host = self.rows // len(self.data), self.host
         if host is not None:
             host = replace(host, data=host.data[expert * rows : (expert + 1) * rows])
         return replace(self, data=self.data[expert], rows=rows, host=host)
 
     def plain(self) -> Iterator[DeviceMatrix]:
-        """Itself, or those of its experts."""
+        """Yield itself, or the matrices of its experts."""
         if self.data.ndim == 1:
             yield self
         else:
@@ -50,8 +50,8 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
-        """A matrix of the host, or those of so many experts in one. ModelError where its format has no planes,
-        ComputeError where there is no room."""
+        """Move a host matrix to the device, or the matrices of `experts` experts in one. Raises ModelError if its
+        format has no planes, ComputeError without room."""
         layout = matrix.format.planes
         if layout is None:
             raise ModelError(f"weights of {matrix.format.name} run on no GPU yet: run it with --backend cpu")

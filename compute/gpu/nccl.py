@@ -1,7 +1,7 @@
 """The link between ranks that each have a GPU of one host: NCCL, through CuPy.
 
-What is called is put on the stream that is current, so a graph that is captured holds it as it does kernels. Whoever
-waits for a rank that has ended waits for ever: who started the ranks ends them.
+Calls go to the current stream, so that a captured graph holds them like kernels. A rank that waits for one that has
+ended waits for ever; the program that started the ranks must end them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 
 
 def new_id(gpu: Gpu) -> bytes:
-    """By which ranks find each other: made by one of them, which goes on, and known to all. ComputeError without
+    """Return an id by which ranks find each other: one rank makes it, and all need it. Raises ComputeError without
     NCCL."""
     unique_id: bytes = _nccl(gpu).get_unique_id()
     return unique_id
 
 
 class NcclLink:
-    """As `decoder.ranks.Link`, of arrays on `gpu`. It waits until all ranks are there. ComputeError without NCCL, and
-    with what it says."""
+    """A `decoder.ranks.Link` for arrays on `gpu`. Waits until all ranks are there. Raises ComputeError without NCCL,
+    and with NCCL's errors."""
 
     def __init__(self, gpu: Gpu, number: int, count: int, unique_id: bytes) -> None:
         self._gpu = gpu
@@ -42,23 +42,23 @@ class NcclLink:
             raise ComputeError(f"NCCL cannot begin: {error}") from error
 
     def send(self, array: Any, to: int) -> None:
-        """In its turn."""
+        """Send on the stream."""
         self._call(self._communicator.send, array, to)
 
     def recv(self, array: Any, sender: int) -> None:
-        """In its turn."""
+        """Receive on the stream."""
         self._call(self._communicator.recv, array, sender)
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """In its turn."""
+        """Broadcast on the stream."""
         self._call(self._communicator.bcast, array, sender)
 
     def all_reduce(self, array: Any) -> None:
-        """In its turn, in place."""
+        """Reduce on the stream, in place."""
         self._call(partial(self._communicator.allReduce, array.data.ptr), array, SUM)
 
     def _call(self, function: Any, array: Any, peer: int) -> None:
-        """`peer`: or the operation."""
+        """`peer`: the other rank, or the operation."""
         stream = self._gpu.cupy.cuda.get_current_stream().ptr
         try:
             function(array.data.ptr, array.size, _TYPES[array.dtype], peer, stream)

@@ -1,7 +1,7 @@
-"""What a pass launches on a GPU, in order: each launch with its brick and layer, and where its stamps are written.
+"""The launches of a pass on a GPU, in order: each with its brick and layer, and the place of its stamps.
 
-A kernel of ours stamps itself (cuda/prelude.py). What a library launches, and a copy, stand between two launches of
-`mark`, whose own time is in what they measure: about 1 us each.
+Our kernels stamp themselves (cuda/prelude.py). A library's launch, or a copy, is put between two launches of `mark`.
+Its measured time includes theirs, about 1 us each.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.steps import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
-STAMPS = 2  # of a launch: when it began and when it ended, in ns of %globaltimer
+STAMPS = 2  # of a launch: its begin and its end, in ns of %globaltimer
 MARK = CudaModule("mark", 'extern "C" __global__ void mark(uint64_t* at) { *at = now(); }')
 
-# By so much at most the clocks of multiprocessors differ; static. Of 76,440 launches of an H100 none began less than
-# 416 ns behind the end of the one before.
+# The largest difference between the clocks of multiprocessors; static. On an H100 none of 76,440 launches began less
+# than 416 ns after the end of the one before.
 APART_NS = 1_000
 
 Times = NDArray[np.uint64]  # (launches, STAMPS)
 
 
 def have_run(stamps: Times, after_ns: int) -> bool:
-    """Whether every launch has written its stamps now: each ends behind its begin, and begins behind the end of the
-    one before, the first behind `after_ns`. What an earlier pass wrote does not, nor do times of a clock that was
+    """Return whether every launch has written its stamps: each ends after its begin, and begins after the end of
+    the one before, the first after `after_ns`. Stamps of an earlier pass fail this, and stamps of a clock that was
     set."""
     times = stamps.reshape(-1).astype(np.int64)  # nanoseconds since 1970 take 61 bits
     passed = np.diff(times, prepend=np.int64(after_ns))
@@ -46,23 +46,23 @@ def have_run(stamps: Times, after_ns: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One launch of a pass: of a brick, or (None) a copy beside them."""
+    """One launch of a pass: of a brick, or (None) a copy between bricks."""
 
     brick: ComputeBrick | None
     layer: int | None  # None: outside of layers
-    elements: int  # of the brick
+    elements: int  # elements of the brick
     what: KernelDefinition | Transfer
-    run: int = 0  # how many bricks had run before: one that runs twice in a row is two
+    run: int = 0  # how many bricks had run before: a brick that runs twice in a row counts twice
 
 
 class LaunchedPass:
-    """Launches the bricks of one pass, and remembers what it launched. With `stamps`, uint64 (most, 2) on the device,
-    each of the first `most` launches writes its own."""
+    """Launches the bricks of one pass, and keeps its launches. With `stamps`, uint64 (most, 2) on the device, each of
+    the first `most` launches writes its own."""
 
     def __init__(
         self, gpu: Gpu, stamps: Any = None, space: Int8Scratch | None = None, *, is_early: bool = False
     ) -> None:
-        """`space`: as BrickLaunches has it; `is_early`: as Gpu.launch."""
+        """`space`: see BrickLaunches; `is_early`: see Gpu.launch."""
         self._launches = BrickLaunches(space)
         self.launched: list[Launched] = []
         self._gpu = gpu
@@ -80,7 +80,7 @@ class LaunchedPass:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """What is launched now belongs to that layer."""
+        """Launches inside this context belong to that layer."""
         self._layer = index
         yield
         self._layer = None
@@ -90,7 +90,7 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                # What a library launches may end with something else than a kernel, before which nothing can begin.
+                # A library's last launch may not be a kernel, and nothing can be scheduled before its end.
                 is_early = self._is_early and not self._is_behind_library
                 self._do(self._gpu.prepared(one, self._slot, is_early=is_early))
             else:
@@ -107,7 +107,7 @@ class LaunchedPass:
         self.launched.append(Launched(None, None, 1, Transfer(*ends, int(source.nbytes), direction)))
 
     def tell(self, target: Any, stamps: Any) -> None:
-        """Copy what was stamped so far to pinned memory of the host: no part of the pass."""
+        """Copy the stamps to pinned memory of the host. The copy is not part of the pass."""
         self._do(self._copying(target, stamps, TransferDirection.D2H).call)
 
     def _copying(self, target: Any, source: Any, direction: TransferDirection) -> LibraryCall:
@@ -117,7 +117,7 @@ class LaunchedPass:
 
     @property
     def _slot(self) -> int | None:
-        """The address of the next launch's stamps; None where it writes none."""
+        """Return the address of the next launch's stamps; None if it writes none."""
         at = len(self.launched)
         if self._stamps is None or at >= len(self._stamps):
             return None
@@ -138,14 +138,14 @@ class LaunchedPass:
 
 
 class PassParts:
-    """What of a pass is recorded, in order: each launch, behind those of a brick the brick, behind its bricks the
+    """The recorded parts of a pass, in order: each launch, after a brick's launches the brick, after its bricks the
     layer. A brick runs from its first launch's begin to its last one's end, a layer from its first brick's to its
     last one's."""
 
     def __init__(self, launched: Sequence[Launched]) -> None:
         keys: list[tuple[Hashable, ...]] = []
-        ends: list[tuple[int, int]] = []  # of each part: from which to which launch it goes
-        self.bricks: list[ComputeBrick | None] = []  # of each part, where it is one
+        ends: list[tuple[int, int]] = []  # the first and last launch of each part
+        self.bricks: list[ComputeBrick | None] = []  # the first launch of each part, and the one after its last
         self._elements: list[int] = []
 
         def add(key: tuple[Hashable, ...], first: int, end: int, brick: ComputeBrick | None, elements: int) -> None:
@@ -172,14 +172,15 @@ class PassParts:
         self._ends = np.array(ends, np.int64).reshape(-1, 2)
 
     def times(self, stamps: Times, offset_ns: int) -> tuple[list[int], list[int]]:
-        """When each part began, and when it ended; `stamps` of the launches, which differ from the host's clock by so
-        much."""
+        """Return when each part began, and when it ended. `stamps` are the launches'; the host's clock is `offset_ns`
+        ahead."""
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
         behind = np.append(ended, 0)  # so that a part may end with the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()
 
     def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:
-        """Of each part; `others`: of bricks that have others than were noted when they were launched."""
+        """Return the elements of each part. `others`: bricks whose elements have changed since the launches were
+        noted."""
         if not others:
             return self._elements
         return [

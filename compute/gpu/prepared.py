@@ -1,8 +1,8 @@
-"""A launch as CUDA's driver takes it: packed once, launched as often as one likes.
+"""A launch in the form of CUDA's driver: packed once, launched any number of times.
 
-CuPy packs the arguments of each launch anew, and has no launch attributes. Words lie in one array, as of hundreds of
-launches of a pass each is packed while the device waits for it: the arguments, a pointer to each, then CUlaunchConfig
-(cuda.h) with its seven.
+CuPy packs the arguments again for each launch, and has no launch attributes. All words are in one array, because the
+device waits while the hundreds of launches of a pass are packed: the arguments, a pointer to each, then
+CUlaunchConfig (cuda.h) with its seven.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
 WORD_BYTES = 8
-CONFIG_WORDS = 7  # grid, block and shared bytes in 32 bits each; stream, attributes, how many
-# A CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is on. A launch may begin while what was
-# launched before ends.
+CONFIG_WORDS = 7  # grid, block and shared bytes in 32 bits each; stream, attributes, their number
+# A CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is on. A launch may begin before the
+# previous one ends.
 _EARLY = np.array([6, 1, *[0] * 7], np.uint64)
 _EARLY_AT = _EARLY.ctypes.data
 
 
 def driver() -> Any:
-    """The library that CuPy has loaded."""
+    """Return the library that CuPy has loaded."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     return library
 
 
 class PreparedLaunch:
-    """Called, it launches `one`, with those arguments, on `stream`. Arrays among them live as long as this."""
+    """Launches `one` with those arguments on `stream` when it is called, and keeps their arrays alive."""
 
     __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
 
@@ -55,7 +55,7 @@ class PreparedLaunch:
         ]
 
     def __call__(self) -> None:
-        """ComputeError where the driver refuses."""
+        """Launch it. Raises ComputeError if the driver refuses."""
         status = self._call(self._config_at, self._function, self._pointers_at, None)
         if status:
             name = ctypes.c_char_p()
@@ -64,7 +64,8 @@ class PreparedLaunch:
 
 
 def _word(value: Any) -> int:
-    """The address of an array; a number in the first bytes of a word, where a pointer to one of its type reads it."""
+    """Return the address of an array, or a number in the first bytes of a word, which a pointer to its type can
+    read."""
     if isinstance(value, np.generic):
         return int.from_bytes(value.tobytes(), "little")
     return int(value.data.ptr)

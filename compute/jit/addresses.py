@@ -1,11 +1,11 @@
-"""Calling compiled code by its address: one loop over threads for the rows of every format.
+"""Call compiled code by its address: one loop over threads for the rows of every format.
 
-A compiled function that another one calls is compiled once more inside of it, which takes seconds for a product of
-integers: one thread and several had each its own. Called by its address it is there once.
+A compiled function that another one calls is compiled again inside it, which takes seconds for a product of integers:
+the loops over one thread and over several would each compile it. Code that is called by its address exists once.
 """
 
-# What lies at an address is believed: it must have been compiled for arguments of the same types. Only `address_of`
-# makes addresses, and of arrays only those whose rows lie one after the other are passed on.
+# The code at an address is trusted: it must have been compiled for arguments of the same types. Only `address_of`
+# makes addresses, and only contiguous arrays are passed on.
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from cbtop.compute.jit.vectors import Codegen
 
 _intrinsic: Any = numba_intrinsic
 _numba: Any = numba
-_code_and_description = attrgetter("library", "fndesc")  # of what Numba has compiled
+_code_and_description = attrgetter("library", "fndesc")  # of a function compiled by Numba
 
 
 def address_of(function: Any, *arguments: Any) -> int:
-    """Where the machine code of a function under @jit begins that takes arguments as these; compiled if need be."""
+    """Return the address of the machine code of a function under @jit for these arguments, after compiling it if
+    needed."""
     kinds = tuple(_numba.typeof(one) for one in arguments)
     function.compile(kinds)
     machine_code, description = _code_and_description(function.overloads[kinds])
@@ -38,10 +39,11 @@ def address_of(function: Any, *arguments: Any) -> int:
 def call_rows(
     typing: Any, address: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any
 ) -> tuple[Any, Codegen] | None:
-    """What lies at `address`, called with the rest: the rows of one chunk, as `linear` and `linear_int8` have it."""
+    """Call the code at `address` with the other arguments: the rows of one chunk, as in `linear` and
+    `linear_int8`."""
     kinds = weights, bias, x, beside, out, chunk, chunks
     if any(one.layout != "C" for one in kinds[:5]):
-        return None  # Numba says which types it has no function for
+        return None  # Numba reports the types that do not fit
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         address, *rest = values
@@ -55,9 +57,10 @@ def call_rows(
 
 @jit_parallel
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
-    """What lies at an address, called once for each of `chunks` with its number and theirs, each on a thread.
+    """Call the code at an address once for each of `chunks`, with the chunk's number and `chunks`, each on a thread.
 
-    It takes as long to compile as several of those it calls: all that lies there has these arguments.
+    This function takes as long to compile as several of those it calls. It is compiled once, because all of them have
+    these arguments.
     """
     for chunk in prange(chunks):
         call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

@@ -1,4 +1,4 @@
-"""Numbers of bfloat16, two in each of sixteen words, and products of them, which float32 adds up.
+"""Numbers of bfloat16, two in each of sixteen words, and their products, which are added up in float32.
 
 With AVX512-BF16 an instruction adds sixteen times two products; without it they are multiplied one by one.
 """
@@ -61,7 +61,7 @@ def _high(builder: Any, words: Any) -> Any:
 
 
 def _rounded(builder: Any, vector: Any) -> Any:
-    """Sixteen float32 as the bits of bfloat16, by integers: what is no number stays none."""
+    """Return sixteen float32 as the bits of bfloat16, by integer operations. NaN stays NaN."""
     bits = builder.bitcast(vector, _INTS)
     odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
     nearest = builder.lshr(builder.add(bits, builder.add(odd, _all(0x7FFF))), _all(16))
@@ -71,7 +71,7 @@ def _rounded(builder: Any, vector: Any) -> Any:
 
 @_intrinsic
 def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """Two Floats16 rounded to bfloat16, of two nearest the even one, one after the other: two in each of Ints16."""
+    """Round two Floats16 to bfloat16, halves to even, one after the other: two numbers in each word of Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, high = values
@@ -87,7 +87,7 @@ def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def low_floats(typing: Any, words: Any) -> tuple[Any, Codegen]:
-    """The first of both numbers in each word, as Floats16."""
+    """Return the first number of each word, as Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.bitcast(_low(builder, values[0]), _FLOATS)
@@ -97,7 +97,7 @@ def low_floats(typing: Any, words: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def high_floats(typing: Any, words: Any) -> tuple[Any, Codegen]:
-    """The second."""
+    """Return the second number of each word, as Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.bitcast(_high(builder, values[0]), _FLOATS)
@@ -107,7 +107,7 @@ def high_floats(typing: Any, words: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] = vector, of a matrix of 32-bit numbers, whatever these are."""
+    """array[row, column : column + 16] = vector, of a matrix of any 32-bit numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -118,13 +118,13 @@ def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> t
 
 
 def _pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Of sixteen float32 and sixteen more what bfloat16 has of them, the rest cut off: two in each word."""
+    """Cut two vectors of sixteen float32 to bfloat16, without rounding: two numbers in each word."""
     words = builder.bitcast(low, _INTS), builder.bitcast(high, _INTS)
     return builder.or_(builder.lshr(words[0], _all(16)), _high(builder, words[1]))
 
 
 def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
-    """total + the products of both numbers in each word."""
+    """Return total + the products of both numbers in each word."""
     if HAS_BF16:
         numbers = [builder.bitcast(one, _BFLOATS) for one in (pairs, others)]
         return _called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, [total, *numbers])
@@ -142,8 +142,8 @@ def add_products_of_pairs(
     factors: Any, first: Any, factor: Any,
     rows: Any, vectors: Any,
 ) -> tuple[Any, Codegen]:  # fmt: skip
-    """As `sums.add_products`, of two rows of `shared` at once, `low` and `high`, which are cut to bfloat16: a word of
-    `factors` is of two numbers, for the one and the other. `shared` is of uint16 that are the bits of binary16."""
+    """As `sums.add_products`, for two rows of `shared` at once, `low` and `high`, which are cut to bfloat16. A word
+    of `factors` has a number for each of them. `shared` is uint16, the bits of binary16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         totals = cgutils.unpack_tuple(builder, values[0], len(sums))
@@ -173,8 +173,8 @@ def add_products_of_pairs(
 
 @_intrinsic
 def add_pairs_again(typing: Any, totals: Any, words: Any) -> tuple[Any, Codegen]:
-    """Each Floats16 of the tuple `totals` and the products of both numbers in each word with themselves: no sum waits
-    for another."""
+    """Add to each Floats16 of the tuple `totals` the products of both numbers in each word with themselves. No sum
+    waits for another."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         sums = cgutils.unpack_tuple(builder, values[0], totals.count)

@@ -1,6 +1,6 @@
-"""Sixty-four bytes at a time, and the sum of four products for each of sixteen rows: what int8 kernels are made of.
+"""Sixty-four bytes at a time, and the sums of four products for each of sixteen rows, for int8 kernels.
 
-`Bytes64` is a Numba type without a Python value, as those of `vectors`: byte 4r + j belongs to row r of sixteen.
+`Bytes64` is a Numba type without a Python value, like those of `vectors`: byte 4r + j belongs to row r of sixteen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # each makes a Bytes64 where it is called
+Weights = Sequence[Callable[[], Any]]  # each makes a Bytes64 when it is called
 
 
 class Bytes64(types.Type):
@@ -52,12 +52,12 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
-LESS_128 = HAS_AVX2 and not HAS_VNNI  # where `largest` is more than 127, products are of weights less 128
+LESS_128 = HAS_AVX2 and not HAS_VNNI  # if `largest` is above 127, products use weights - 128
 _tuple_of: Any = types.UniTuple
 
 
 def _splat_bytes(builder: Any, scalar: Any) -> Any:
-    """The lowest byte of an int32 in all."""
+    """Return the lowest byte of an int32 in every byte."""
     return builder.bitcast(_splat(builder, builder.mul(scalar, _INT(0x01010101)), _INTS), _BYTES)
 
 
@@ -85,9 +85,9 @@ def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tup
 
 @_intrinsic
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
-    """Each byte shifted right by `amount` bits; above them those of the next byte come in, to be masked away.
+    """Shift each byte right by `amount` bits. Bits of the next byte come in above them and must be masked.
 
-    No processor shifts bytes: with an amount known only as it runs, that took products of Q5_K 1.4 times as long.
+    No processor shifts bytes: with an amount known only at run time, that took products of Q5_K 1.4 times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -119,10 +119,10 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
-    """low | what of high's bits from `place` on (0 to 7) comes to lie in `mask` where that bit becomes the fifth.
+    """Return low | (high & mask), with high moved so that its bit `place` (0 to 7) becomes the fifth.
 
-    They are moved once, from where they lie to where they belong, in words: what of other bytes comes with them is
-    masked away. AVX-512 rotates in one instruction, and takes `&` and `|` for one.
+    Whole words are moved, once, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction, and
+    does `&` and `|` in one.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -142,7 +142,7 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
 @_intrinsic
 def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
-    """low[4r + j] | 16 where bit shift + j of words[r] (Ints16) is one."""
+    """Return low[4r + j] | 16 if bit shift + j of words[r] (Ints16) is one."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, words, shift = values
@@ -159,14 +159,14 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 
 @_intrinsic
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """For each byte of `places`, 0 to 15, what stands there in each sixteen int8 of `table`, and 128 more."""
+    """Return the element of the sixteen int8 in its part of `table` for each byte of `places` (0 to 15), plus 128."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
         if HAS_VNNI:  # a loop flips the table before its first turn
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # what multiplies flips again: LLVM leaves both out
+        if HAS_AVX2:  # the multiplication flips again, and LLVM removes both
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
@@ -182,15 +182,15 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# How a tile's rows of weights stand beside each other: two of every four, then the other two. In this order the bytes
-# of two columns need no permutation across a register, which takes two instructions for 32 weights.
+# The order of a tile's weight rows: two of every four, then the other two. In this order the bytes of two columns
+# need no permutation across a register, which would take two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
 @constant_intrinsic
 def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, Codegen]:
-    """Bytes 2 * pair and 2 * pair + 1 of eight rows beside each other, as Floats16: the first eight of a tile, or the
-    last. `pair` and `half` are constants, 0 or 1."""
+    """Return bytes 2 * pair and 2 * pair + 1 of eight rows, adjacent, as Floats16: the first eight rows of a tile, or
+    the last. `pair` and `half` are constants, 0 or 1."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         first, zero = 2 * pair.literal_value, 4 * LANES
@@ -205,7 +205,7 @@ def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, C
 
 @constant_intrinsic
 def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
-    """Of eight rows of a Floats16 each twice, as `column_pairs` has them."""
+    """Return eight rows of a Floats16, each twice, in the order of `column_pairs`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         rows = _TILE_ROWS[8 * half.literal_value :][:8]
@@ -216,7 +216,7 @@ def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Sixteen rows that stand as in a tile, in their order."""
+    """Return sixteen rows from a tile's order in their own order."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         places = [_TILE_ROWS.index(row) for row in range(LANES)]
@@ -230,10 +230,10 @@ _ONES = ir.Constant(_PAIRS, [1] * LANES)
 
 
 def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
-    """As `sums_of_products`, in halves: registers of AVX2 have 32 bytes. Sixteen of them hold the sums of four tokens
-    beside what is multiplied; nothing else is to be kept."""
+    """As `sums_of_products`, in halves, because registers of AVX2 have 32 bytes. Sixteen registers hold the sums of
+    four tokens and their factors, and nothing else."""
     quads = [partial(_halves, builder, one) for one in weights]
-    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # the second half is as the first
+    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # the second half equals the first
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
     whole = ir.Constant(_INTS, list(range(LANES)))
     return [builder.shuffle_vector(*both, whole) for both in sums]
@@ -247,7 +247,7 @@ def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
 def _sums_of_small(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Of each token its sums in halves. Pairs of products are int16, where as many are added as fit."""
+    """Return the sums of each token in halves. Pairs of products are added as int16, as many as fit."""
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
     for begin in range(0, len(quads), at_once):
@@ -266,7 +266,8 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """As `_sums_of_small`, of LESS_128: an int8, whose sign may be the code's, and two products fit an int16."""
+    """As `_sums_of_small`, for LESS_128: weights become int8, with their signs given to the codes; two products fit
+    an int16."""
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
     for i, quad in enumerate(quads):
@@ -287,7 +288,7 @@ def _added(builder: Any, totals: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
-    """`count` elements of a vector, from `first` on."""
+    """Return `count` elements of a vector, from `first` on."""
     mask = ir.Constant(ir.VectorType(_INT, count), list(range(first, first + count)))
     return builder.shuffle_vector(vector, vector, mask)
 
@@ -296,11 +297,11 @@ def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
 def sums_of_products(
     typing: Any, weights: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Of `tokens` tokens t, for each row r, the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column +
-    4i + j], as a tuple of Ints16.
+    """Return a tuple of Ints16, one for each of `tokens` tokens t: in each row r the sum over i and j < 4 of
+    weights[i][4r + j] * codes[row + t, column + 4i + j].
 
-    `weights` is a tuple of Bytes64, unsigned, none above `largest` (beyond 127 see LESS_128); `codes` int8, none of
-    them -128, in a uint8 matrix. `tokens` and `largest` are constants.
+    `weights` is a tuple of Bytes64, unsigned, at most `largest` (beyond 127 see LESS_128); `codes` int8, none of them
+    -128, in a uint8 matrix. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
@@ -316,8 +317,8 @@ def sums_of_products(
 def sums_of_loaded(
     typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """As `sums_of_products`, of `count` times 64 bytes that lie from weights[0, at] of a uint8 matrix on: each is
-    loaded when it is multiplied."""
+    """As `sums_of_products`, for `count` times 64 bytes from weights[0, at] of a uint8 matrix on. Each is loaded when
+    it is multiplied."""
     result = _tuple_of(_ints, tokens.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -349,9 +350,9 @@ def _sums_of(weights: Weights, codes: Sequence[Sequence[Any]], builder: Any, lar
 def add_products_apart(
     typing: Any, totals: Any, weights: Any, codes: Any, row: Any, column: Any, apart: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Of each of `totals`, a tuple of Ints16, for each row r, totals[i] + the sum over j < 4 of weights[i][4r + j] *
-    codes[row, column + apart * i + j]. `weights`, `codes` and `largest` are as of `sums_of_products`, `apart` is a
-    constant."""
+    """Return totals[i] + the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j] in each row r,
+    for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in `sums_of_products`; `apart` is
+    a constant."""
     count = totals.count
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -371,10 +372,10 @@ def add_products_apart(
 
 @_intrinsic
 def multiplied_again(typing: Any, weights: Any, totals: Any) -> tuple[Any, Codegen]:
-    """Each of `totals`, a tuple of Ints16, with 64 products of its own bytes and `weights` added by the instruction
-    that products of int8 are made of here: what comes of it means nothing, how long it takes is the roof over them.
+    """Add to each of `totals`, a tuple of Ints16, 64 products of its own bytes and `weights`, with the instruction of
+    int8 products on this processor. The result is meaningless; the time it takes is the roof of such products.
 
-    AVX2 adds them as int16, as many as there are.
+    AVX2 adds all of them as int16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -403,13 +404,13 @@ def _added_by_avx2(builder: Any, total: Any, weights: Any, codes: Any) -> Any:
 
 
 def _splat_of_four(builder: Any, pointer: Any) -> Any:
-    """The four bytes there, sixteen times."""
+    """Return the four bytes there, sixteen times."""
     four = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=1, typ=_INT)
     return builder.bitcast(_splat(builder, four, _INTS), _BYTES)
 
 
 def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]]) -> list[Any]:
-    """As `sums_of_products`, by VNNI, or by what every processor has."""
+    """As `sums_of_products`, with VNNI, or with instructions that every processor has."""
     totals: list[Any] = [ir.Constant(_INTS, [0] * LANES)] * len(codes)
     for i, made in enumerate(weights):
         q = made()

@@ -1,4 +1,4 @@
-"""Numba as every kernel uses it: one typed decorator, one cache, and the bit tricks that all share."""
+"""Numba as every kernel uses it: one typed decorator, one cache, and shared bit tricks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 untyped: Any = numba  # its stubs do not export all of it
 settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
-_njit: Any = numba.njit  # whose type does not have all of its options
+_njit: Any = numba.njit  # its type lacks some of its options
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
@@ -33,17 +33,17 @@ INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all on
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 
-# Variables of Numba (NUMBA_OPT, …) by which it makes other code of the same function.
+# Numba's settings (NUMBA_OPT, …) that change the code of a function.
 CODE_SETTINGS = (
     "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "LLVM_REFPRUNE_PASS", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX",
     "ENABLE_PROFILING",
 )  # fmt: skip
-# Without wrappers that C would call, which take their time to compile.
+# Wrappers for calls from C would take time to compile.
 OPTIONS = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False}
 
 
 def _usable_numba_cache() -> Path | None:
-    """The directory for our compiled kernels, made; None where nothing can be written."""
+    """Make the directory for our compiled kernels and return it, or None if nothing can be written."""
     how = (getattr(settings, name) for name in CODE_SETTINGS)
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {[*how]}".encode()).hexdigest()
     return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
@@ -62,8 +62,8 @@ def _compiled(function: Function, **options: Any) -> Function:
 
 
 def is_kept(function: Any) -> bool:
-    """Whether what is compiled of a function under one of the decorators below is in the cache, for any types of
-    arguments; True where there is no cache."""
+    """Return whether compiled code of a function under one of the decorators below is in the cache, for any types of
+    arguments. True without a cache."""
     cache = function._cache
     return not isinstance(cache, FunctionCache) or cache.is_kept()
 
@@ -78,8 +78,8 @@ def jit(function: Function) -> Function:
 
 
 def jit_as_written(function: Function) -> Function:
-    """As `jit`, without fastmath: for what is rounded to whole numbers. LLVM may turn x * (1 / y) into x / y, and the
-    last bit decides where a value halfway between two goes."""
+    """As `jit`, without fastmath, for code that rounds to whole numbers. LLVM may turn x * (1 / y) into x / y, and
+    the last bit decides how a value halfway between two is rounded."""
     return _compiled(function, pipeline_class=KernelCompiler)
 
 
@@ -90,21 +90,22 @@ def _inlined(function: Function, *, fastmath: bool) -> Function:
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__qualname__} is for compiled code alone")
 
-    dispatcher._insert = lambda *_: None  # or Python would call what is compiled where there is nothing
+    dispatcher._insert = lambda *_: None  # otherwise Python would call missing machine code
     dispatcher._compile_for_args = refuse
     return cast(Function, dispatcher)
 
 
 def jit_inlined(function: Function) -> Function:
-    """As `jit`, and always inlined by LLVM: for what is called for every row, with five arrays as arguments.
+    """As `jit`, and always inlined by LLVM, for functions that are called for every row with five arrays as
+    arguments.
 
-    For compiled code alone: there is no machine code that Python would call, and none is kept.
+    For compiled code only: Python has no machine code to call, and nothing is cached.
     """
     return _inlined(function, fastmath=True)
 
 
 def jit_inlined_as_written(function: Function) -> Function:
-    """As `jit_inlined`, of what is as `jit_as_written`: in its callers, too."""
+    """As `jit_inlined`, without fastmath in its callers, too (`jit_as_written`)."""
     return _inlined(function, fastmath=False)
 
 
@@ -114,24 +115,24 @@ def jit_parallel(function: Function) -> Function:
 
 
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
-    """A copy of `function`, called `name`, that meets `functions` where `function` meets the globals of these names.
+    """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
 
-    Not compiled: for a decorator above. What several formats share is compiled for each of them that runs, with its
-    functions inside. (A closure would be, too, and in every process again: Numba's cache knows a closure by the
-    functions it holds, and those by the process.)
+    It is not compiled: use a decorator above. Code that several formats share is compiled for each format that runs,
+    with its functions inside. (A closure would be, too, but again in every process, because Numba's cache identifies
+    a closure by the functions it holds, and those by the process.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
-    copied.__qualname__ = name  # which, with the file, is its name in the cache
+    copied.__qualname__ = name  # with the file, it is the name in the cache
     return cast(Function, copied)
 
 
 @jit
 def half_to_float(bits: Any) -> Any:
-    """The float32 that the 16 bits of an IEEE binary16 stand for; exact, infinite ones and NaN too.
+    """Return the float32 of the 16 bits of an IEEE binary16; exact, for infinities and NaN, too.
 
-    By shifts and additions: a scalar conversion instruction makes a false dependency (2-3x), and the shorter
-    way by multiplying with 2^112 takes subnormal numbers through the processor's slow path. They are common:
-    three times on Q6_K, whose scales of scales are that small.
+    It uses shifts and additions. A scalar conversion instruction makes a false dependency (2-3x). The shorter way,
+    multiplying by 2^112, takes subnormal numbers through the processor's slow path. They are common: three times on
+    Q6_K, because its scales of scales are that small.
     """
     wide = np.int32(bits)
     sign = np.int32((wide & np.int32(0x8000)) << np.int32(16))
@@ -147,7 +148,7 @@ def half_to_float(bits: Any) -> Any:
 
 @jit_inlined
 def load_half(data: Any, row: Any, offset: Any) -> Any:
-    """The little-endian binary16 at data[row, offset] of a uint8 matrix, as float32."""
+    """Return the little-endian binary16 at data[row, offset] of a uint8 matrix, as float32."""
     return half_to_float(
         np.int32(data[row, offset]) | np.int32(np.int32(data[row, offset + np.uint64(1)]) << np.int32(8))
     )
@@ -155,7 +156,7 @@ def load_half(data: Any, row: Any, offset: Any) -> Any:
 
 @jit_inlined
 def load_word(data: Any, row: Any, offset: Any) -> Any:
-    """The little-endian uint32 at data[row, offset] of a uint8 matrix; LLVM makes it one load."""
+    """Return the little-endian uint32 at data[row, offset] of a uint8 matrix; LLVM makes it one load."""
     return np.uint32(
         np.uint32(data[row, offset])
         | np.uint32(np.uint32(data[row, offset + np.uint64(1)]) << np.uint32(8))

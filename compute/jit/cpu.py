@@ -1,5 +1,6 @@
-"""What the processor can do that kernels are compiled for: this one, unless NUMBA_CPU_NAME names another, and without
-what NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 takes from it: LLVM has no code for an instruction then."""
+"""The processor features that kernels are compiled for: this processor's, unless NUMBA_CPU_NAME names another.
+Features that NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 removes are missing, because LLVM has no code for
+them then."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import numba
 from llvmlite import binding
 
 _settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
-# Linux, asm/prctl.h: a process asks once for the state of its threads that tiles are, which the system then saves.
+# Linux, asm/prctl.h: a process asks once to use tiles, which are state of its threads that the system then saves.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# What LLVM takes away along with another: that which needs it.
+# The features that each feature needs: LLVM removes it along with any of them.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
 _NEEDED = {
@@ -27,7 +28,7 @@ def _has(feature: str) -> bool:
     if told is None:
         told = "" if _settings.ENABLE_AVX else "-avx"
     has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
-    for sign, name in ((one[:1], one[1:]) for one in told.split(",")):  # of two that contradict, the later counts
+    for sign, name in ((one[:1], one[1:]) for one in told.split(",")):  # if two contradict, the later counts
         if name == feature:
             has = sign == "+"
         elif sign == "-" and name in _NEEDED[feature]:
@@ -36,29 +37,29 @@ def _has(feature: str) -> bool:
 
 
 def _may_use_tiles() -> bool:
-    """Whether the system lets this process, its threads and its forks use tiles."""
+    """Return whether the system lets this process, its threads and its forks use tiles."""
     if sys.platform != "linux":
         return False
     call: Any = ctypes.CDLL(None).syscall
     return bool(call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
-CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # as LLVM calls it
-# Zen 4 and 5 read a stream from memory at full speed as long as they are not asked for lines of it: what is asked for
-# goes through the few places of L1 for lines that are under way, and its own looking ahead, into L2, does not begin.
+CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # LLVM's name
+# Zen 4 and 5 read a stream from memory at full speed if it is not prefetched. Prefetched lines go through the few L1
+# slots for pending lines, and the processor's own prefetching, into L2, does not begin.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
-HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that is not there
+HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that does not exist
 HAS_AVX2 = _has("avx2")  # multiplies pairs of int16 and adds them, sixteen at a time
 HAS_VNNI = _has("avx512vnni")  # adds products of four bytes to an int32
-# Other processors with AVX-512 are asked twice: into L2 long before a line is needed, into L1 soon before. What
-# goes from memory straight into L1 takes one of its few places for lines under way all that time: asked once, a Xeon
-# reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, asked twice at 0.9 to 1.0.
+# Other processors with AVX-512 get two prefetches: into L2 long before a line is needed, into L1 shortly before. A
+# line that goes from memory straight into L1 takes one of the few slots for pending lines all that time. With one
+# prefetch a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # bytes
-TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # what products of integers are made of
+TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # the instructions of integer products
 HAS_BF16 = _has("avx512bf16")  # adds products of two bfloat16 to a float32
 # A Zen 4 begins a vector of sixteen products of float32 in each cycle, or one of 32 of bfloat16. A Xeon begins two of
 # float32: its attention takes 1.9 times as long with pairs of bfloat16, for one token at position 2,000.
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# AMX: multiplies tiles of bfloat16. What is compiled for another processor runs on none.
+# AMX: multiplies tiles of bfloat16. Code that is compiled for another processor need not run here.
 HAS_TILES = HAS_BF16 and all(map(_has, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())

@@ -1,4 +1,4 @@
-"""exp() and tanh() of a float32 that vectorise: activations and soft caps share them. A softmax has powers of two."""
+"""exp() and tanh() of a float32 that vectorise, for activations and soft caps. A softmax uses powers of two."""
 
 # math.exp inside a loop stays a scalar library call, 3.6-8x slower than this polynomial.
 
@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat, subtract
 
-EXPONENTIAL_FLOPS = 19  # as written below, the clamping not counted
+EXPONENTIAL_FLOPS = 19  # as written below, without the clamping
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH = np.float32(0.693359375)  # Cephes expf: ln 2 in two parts, so that k * LN2_HIGH is exact
 LN2_LOW = np.float32(-2.12194440e-4)
@@ -26,15 +26,15 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-NOTHING = np.float32(-127)  # its power of two is 0: a float32 has no normal number that is so small
-# 1 + r times this is 2^r within 1e-7 over |r| <= 1/2: minimax, by least squares with Lawson's weights.
+NOTHING = np.float32(-127)  # its power of two is 0: a float32 has no normal number that small
+# 1 + r times this polynomial is 2^r within 1e-7 over |r| <= 1/2: minimax, by least squares with Lawson's weights.
 P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.550733743e-2)
 P3, P4 = np.float32(2.402224209e-1), np.float32(6.931469776e-1)
 
 
 @jit_inlined
 def exponential(value: Any) -> Any:
-    """exp(value) within 2e-7 relative; held to the normal range at both ends."""
+    """Return exp(value) within 2e-7 relative, limited to the normal range at both ends."""
     value = min(max(value, SMALLEST), LARGEST)
     k = np.floor(np.float32(value * LOG2_E + np.float32(0.5)))
     r = np.float32(np.float32(value - k * LN2_HIGH) - k * LN2_LOW)
@@ -45,7 +45,7 @@ def exponential(value: Any) -> Any:
 
 @jit_inlined
 def powers_of_two(values: Any) -> Any:
-    """2 to the power of each lane of a Floats16, none above 127, within 2e-7 relative; below -126.5 it is 0."""
+    """Return 2 to the power of each lane of a Floats16, none above 127, within 2e-7 relative; 0 below -126.5."""
     values = larger(values, splat(NOTHING))
     k = rounded(values)
     r = subtract(values, k)
@@ -59,7 +59,7 @@ def powers_of_two(values: Any) -> Any:
 
 @jit_inlined
 def tangent(value: Any) -> Any:
-    """tanh(value) within 3e-7 relative."""
+    """Return tanh(value) within 3e-7 relative."""
     square = np.float32(value * value)
     small = np.float32((((T0 * square + T1) * square + T2) * square + T3) * square + T4) * square * value + value
     power = exponential(np.float32(np.float32(2) * value))

@@ -1,17 +1,18 @@
-"""What a compiled function is made of, as one hash: the key of its place in the cache."""
+"""Hash everything that a compiled function depends on. The hash is the key of its place in the cache."""
 
-# A stale cache runs old code: what cannot be told apart for certain changes the hash.
+# A stale cache runs old code, so the hash changes unless everything is certainly the same.
 #
 # Rules
-# - From a function on is followed what its code names and its globals and cells hold, as Numba follows it when it
-#   compiles: functions, the Python that intrinsics run, numbers. That finds copies that have functions of their own,
-#   too, which what the file of their code imports does not.
-# - Of every function that is met its whole file counts, as bytecode: types, data models and overloads that stand
-#   beside it are found by no name. Comments and lines do not count.
-# - A plain function in compiled code is overloaded, nobody knows by what: what its file imports of us counts, too.
-# - What it is compiled by counts, too, whatever it is: the passes that a kernel goes through.
-# - A number counts by its value; of what is met and not known here, all of our files count.
-# - A file is read later than it was imported: where it has changed in between there is no hash.
+# - The names, globals and cells of a function's code are followed, as Numba follows them when it compiles: functions,
+#   the Python that intrinsics run, numbers. That also finds functions that `copy_of` has put in, which the imports of
+#   the code's file would miss.
+# - The whole file of every function counts, as bytecode, because types, data models and overloads in it cannot be
+#   found by name. Comments and line numbers do not count; docstrings do.
+# - A plain function in compiled code has overloads in unknown files, so our files that its own file imports count,
+#   too.
+# - The passes that compile a kernel always count, too.
+# - A number counts by its value. A value of an unknown kind makes all of our files count.
+# - A file is read later than it was imported. If it has changed in between it cannot be hashed.
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedError(Exception):
-    """A file is no more what was imported, or cannot be read."""
+    """A file has changed since it was imported, or cannot be read."""
 
 
 def _stamp(path: str) -> Stamp:
@@ -53,12 +54,13 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# As our files are when the first that compiles anything is imported.
+# Our files when the first module that compiles anything is imported.
 _STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
 def fingerprint(function: FunctionType, options: object) -> str:
-    """Of a Python function compiled with `options`: 32 hexadecimal digits. ChangedError where there are none."""
+    """Return 32 hexadecimal digits for a Python function compiled with `options`. Raises ChangedError without a
+    hash."""
     walk = _Walk()
     walk.files.add(_COMPILERS)
     walk.begin(function)
@@ -71,13 +73,13 @@ def fingerprint(function: FunctionType, options: object) -> str:
 
 
 class _Walk:
-    """Follows a function: `files` and `values` are what it is made of."""
+    """Follows a function: it depends on `files` and `values`."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.values: set[str] = set()
         self._todo: list[tuple[Any, bool]] = []
-        self._met: dict[tuple[int, bool], Any] = {}  # with the objects: no id is used twice
+        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects, so that no id is used twice
 
     def begin(self, function: FunctionType) -> None:
         self._function(function, is_compiled=True)
@@ -133,8 +135,8 @@ class _Walk:
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What its code may read that lies outside of it. Names of attributes are among them, where a global has the
-    same: too much does no harm."""
+    """Yield the outside values that its code may read. A global with the name of an attribute is included; extra
+    values do no harm."""
     for code in _codes(function.__code__):
         for name in code.co_names:
             if name in function.__globals__:
@@ -153,7 +155,7 @@ def _relative(path: str) -> str:
 
 
 def _checked(path: str) -> Stamp:
-    """Its stamp, which of ours is that of the import."""
+    """Return the stamp of a file. Raises ChangedError if one of our files has changed since the import."""
     stamp = _stamp(path)
     if _STAMPS.get(path, stamp) != stamp:
         raise ChangedError
@@ -161,7 +163,7 @@ def _checked(path: str) -> Stamp:
 
 
 def _code_of(path: str) -> CodeType:
-    code = SourceFileLoader(NAME, path).get_code(NAME)  # what importing it left: quicker than to compile it
+    code = SourceFileLoader(NAME, path).get_code(NAME)  # reads the compiled file of the import, faster than compiling
     assert code is not None
     return code
 
@@ -178,7 +180,7 @@ def _hash_of_file(path: str, stamp: Stamp) -> str:
 
 
 def _written(constant: object) -> str:
-    """As repr, which of a set has another order in every process."""
+    """Return `repr`, except that sets are sorted, because their order differs in every process."""
     if isinstance(constant, CodeType):
         return "code"
     if isinstance(constant, frozenset):
@@ -196,7 +198,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_by(path: str) -> set[str]:
-    """Of our files those that it imports, and all that these import."""
+    """Return our files that a file imports, and all that these import."""
     found: set[str] = set()
     todo = [path]
     while todo:

@@ -1,16 +1,17 @@
-"""A cache of compiled functions, by what they are made of in place of where they stand."""
+"""A cache of compiled functions, keyed by everything they depend on, not by their place in a file."""
 
 # Rules
-# - A file for each function and signature. Its name holds a hash of what the function is made of, and one of its
-#   signature and the processor. (Numba keys by the text of the file that defines a function, and the line: an edit
-#   of a function that is called from another file would go unnoticed, one of a comment above would not.)
-# - A file is there whole or not at all, and begins with a hash of the rest: what is damaged is compiled again, and
-#   written anew. (Numba writes an index and the code that it names: two processes that compile two signatures of one
-#   function at once can leave the index of one with the code of the other.)
-# - What is loaded is believed, as Python's own files are: who may write to the directory is kernel_cache's concern.
-# - No error of the file system goes on to the caller: a function is then compiled, and not kept.
-# - Who loads does not compile: of what Numba makes ready to compile, which takes 0.2 s and 35 MB, loaded code needs
-#   the names of what counts references. Pages of LLVM that a compilation or a load took are given back, 40 MB.
+# - Each function and signature has a file. Its name holds a hash of the function's dependencies, and one of its
+#   signature and the processor. (Numba keys by the text of the file that defines a function, and the line. It would
+#   miss an edit of a function called from another file, and recompile after an edit of a comment above.)
+# - A file is whole or absent, and begins with a hash of the rest. A damaged file is compiled again and rewritten.
+#   (Numba writes an index and the code that it names. Two processes that compile two signatures of one function at
+#   once can leave one's index with the other's code.)
+# - A loaded file is trusted, as Python's own files are. kernel_cache checks who may write to the directory.
+# - File system errors never reach the caller: a function is then compiled, and not cached.
+# - A process that loads does not compile. Numba's preparations to compile take 0.2 s and 35 MB; loaded code only
+#   needs the names of the reference counting functions from them. LLVM pages that a compilation or a load took are
+#   given back, 40 MB.
 
 from __future__ import annotations
 
@@ -46,10 +47,10 @@ _PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
 
 
 class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
-    """Of one function that is compiled with `options`, in `directory`.
+    """The cache of one function, compiled with `options`, in `directory`.
 
-    What the function is made of is looked at as each of its signatures is compiled: what it calls may be defined
-    after it. Where that cannot be said, it is compiled, and not kept.
+    The function's dependencies are hashed when each of its signatures is compiled, because functions that it calls
+    may be defined after it. If they cannot be hashed, it is compiled, and not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:
@@ -91,14 +92,14 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             remove_unused_files(self._directory, time.time())
 
     def is_kept(self) -> bool:
-        """Whether the function, as it is, is there for any types of arguments."""
+        """Return whether the present form of the function is cached for any types of arguments."""
         try:
             return any(self._directory.glob(f"{self._stem()}.*"))
         except (ChangedError, OSError):
             return False
 
     def flush(self) -> None:
-        """Nothing: what is compiled anew has another name, or takes the place of what was."""
+        """Do nothing: newly compiled code has a different name, or replaces the file."""
 
     def _path(self, key: tuple[Any, ...]) -> Path | None:
         try:
@@ -107,13 +108,13 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
 
     def _stem(self) -> str:
-        """How the names of its files begin. ChangedError where there is none."""
+        """Return the beginning of the names of its files. Raises ChangedError if it cannot be hashed."""
         name = f"{self._py_func.__module__.rpartition('.')[2]}.{self._py_func.__qualname__}".replace("<locals>.", "")
         return f"{name}-{fingerprint(self._py_func, self._options)}.{_PYTHON}"
 
 
 class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """What of a compiled function is kept, and which cannot be: those are warned of."""
+    """The parts of a compiled function that are cached, with warnings for functions that cannot be."""
 
     def __init__(self, function: Any) -> None:
         code = function.__code__

@@ -1,9 +1,10 @@
-"""float32 to the bits of IEEE binary16, and to whatever an array holds; and what its bits stand for.
+"""float32 to the bits of IEEE binary16, and to an array's element type; and the numbers of these bits.
 
-What an array cannot hold, and an infinity, is NaN there: an infinite key could be a weight of 0, which looks sound.
+Values that an array cannot hold, and infinities, become NaN: an infinite key could give a weight of 0, which looks
+sound.
 """
 
-# By integers, as compile.half_to_float: a processor without F16C has no instruction for it.
+# By integers, as compile.half_to_float, because a processor without F16C has no instruction for it.
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
 _BEYOND = np.int32(0x477FF000)  # 65,520, which is nearer to 2^16 than to the largest binary16
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-_HALF_BITS = np.int32(0x3F000000)  # of 0.5: beside it a float32's last bit is the smallest binary16, 2^-24
+_HALF_BITS = np.int32(0x3F000000)  # of 0.5: added to it, a float32's last bit is the smallest binary16, 2^-24
 
 
 @jit
 def float_to_half(value: Any) -> Any:
-    """The bits (uint16) of the binary16 nearest to a float32, of two the even one; of one beyond all, of NaN."""
+    """Return the bits (uint16) of the binary16 nearest to a float32, halves to even; NaN if it is too large."""
     bits = np.float32(value).view(np.int32)
     magnitude = np.int32(bits & MAGNITUDE)
     if magnitude >= _BEYOND:
@@ -40,12 +41,12 @@ def float_to_half(value: Any) -> Any:
 
 
 def rounded_to(array: Any, value: Any) -> Any:
-    """A float32 as an element of `array`: itself, or the bits of its binary16 where that holds uint16."""
+    """Return a float32 as an element of `array`: itself, or the bits of its binary16 if that holds uint16."""
     return held_by(array, np.float32(value)).view(array.dtype)
 
 
 def held_by(array: Any, values: Any) -> Any:
-    """Float32s as `array` holds them, as float16 where it holds uint16."""
+    """Return float32s as `array` holds them, as float16 if it holds uint16."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16 if array.dtype == np.uint16 else np.float32)
     return np.where(np.isfinite(rounded), rounded, rounded.dtype.type(np.nan))
@@ -65,12 +66,12 @@ def _rounded_to(array: Any, value: Any) -> Any:
 
 
 def from_bits(array: Any) -> Any:
-    """What the numbers of `array` stand for: those of uint16 are the bits of float16, which Numba has no type for."""
+    """Return the numbers of `array`: uint16 are the bits of float16, because Numba has no type for float16."""
     return array.view(np.float16) if array.dtype == np.uint16 else array
 
 
 def numbers(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with what their bits stand for."""
+    """Return the arguments with arrays of bits as numbers."""
     return tuple([from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments])
 
 

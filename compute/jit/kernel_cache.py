@@ -1,18 +1,18 @@
-"""The directory of our compiled kernels, one for each version of Numba, and the end of what nobody uses."""
+"""The directory of our compiled kernels, one for each version of Numba, and the removal of unused ones."""
 
 # Rules
-# - Whoever uses a directory touches it and holds a shared lock on it (flock(2)) for as long as the process lives.
-# - Others go when nobody has used them for UNUSED_S and nobody holds the lock. What has not our form of name, or is
-#   no directory, is not ours and stays.
-# - That is looked after only when a directory is made: kernels are compiled then, which takes a minute anyway. To use
-#   one that is there costs 30 µs.
-# - In a directory files go that no process has loaded or written for UNUSED_S: those of functions as they were once.
-#   A file is touched as it is loaded. That is looked after once a process, when it has compiled something.
-# - A directory that is there and cannot be written to, such as that of a container's image, is copied for the process
-#   (2 MB): what it lacks is compiled beside what it has, where Numba would refuse all of it.
-# - What is in a directory is run. One is used where it, and what it lies in, belong to this user, to root, or to who
-#   owns our sources, and no other user may write there; where it lies, a sticky bit (/tmp) is enough.
-# - No error of the file system goes on to the caller. Without a directory kernels are compiled at each start.
+# - A process that uses a directory touches it and holds a shared lock on it (flock(2)) until it ends.
+# - Other directories are removed if no process has used them for UNUSED_S and none holds the lock. Anything that does
+#   not have our form of name, or is not a directory, is not ours and stays.
+# - That is only checked when a directory is made, because kernels are compiled then, which takes a minute anyway.
+#   Using an existing directory costs 30 µs.
+# - Files in a directory are removed if no process has loaded or written them for UNUSED_S: they are functions in
+#   earlier forms. Loading a file touches it. That is checked once a process, after it has compiled something.
+# - An existing directory that cannot be written to, such as one in a container's image, is copied for the process (2
+#   MB). Missing kernels are compiled into the copy; Numba would reject the whole directory.
+# - The files of a directory are executed. So it is only used if it and its parent belong to this user, to root, or to
+#   the owner of our sources, and no other user may write there. For the parent a sticky bit (/tmp) is enough.
+# - File system errors never reach the caller. Without a directory kernels are compiled at each start.
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from contextlib import suppress
 from pathlib import Path
 
 UNUSED_S = 30 * 24 * 3600
-CODE = ".nbc"  # what a compiled function's file ends with
+CODE = ".nbc"  # the end of a compiled function's file name
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
-_IN_USE: list[int] = []  # descriptors, which hold the locks: the process's end closes them
+_IN_USE: list[int] = []  # descriptors that hold the locks, until the process ends
 
 
 def use_directory(root: Path, digest: str) -> Path | None:
-    """The directory for `digest` (16 hexadecimal digits) in `root`, made where it is not there; None without one."""
+    """Return the directory for `digest` (16 hexadecimal digits) in `root`, which is made if missing; None without
+    one."""
     directory = root / f"numba-{digest}"
     try:
         if directory.is_dir() and not os.access(directory, os.W_OK):
@@ -63,11 +64,11 @@ def use_directory(root: Path, digest: str) -> Path | None:
 
 
 def is_believed(directory: Path) -> bool:
-    """Whether no other user may write to what is in it. OSError where it is not there."""
+    """Return whether no other user may write to its files. Raises OSError if it does not exist."""
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        is_own_group = status.st_gid == os.getegid()  # a user's own, where files are made for it to write to
+        is_own_group = status.st_gid == os.getegid()  # a user's own group, if new files are writable for it
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):
             return False
@@ -75,7 +76,7 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """A copy that ends with this process; None where there is no room for one."""
+    """Return a copy that ends with this process, or None without room for one."""
     try:
         copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
     except OSError:
@@ -88,19 +89,19 @@ def _copied(directory: Path) -> Path | None:
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, target)  # without its mode, which may be as read-only
+                shutil.copyfile(found, target)  # without its mode, which may be read-only, too
     except OSError:
         return None
     return copy
 
 
 def _remove_copy(copy: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork's end is not that of who uses it
+    if os.getpid() == pid:  # a fork may end before the user of the copy
         shutil.rmtree(copy, ignore_errors=True)
 
 
 def remove_unused(root: Path, now_s: float) -> None:
-    """Remove what nobody has used for UNUSED_S at `now_s` (seconds since the epoch)."""
+    """Remove directories that no process has used for UNUSED_S at `now_s` (seconds since the epoch)."""
     try:
         found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name) and not entry.is_symlink()]
     except OSError:
@@ -110,23 +111,23 @@ def remove_unused(root: Path, now_s: float) -> None:
             if now_s - directory.stat().st_mtime > UNUSED_S:
                 _remove(directory)
         except OSError:
-            continue  # in use, another's, or gone already
+            continue  # in use, another user's, or already gone
 
 
 def remove_unused_files(directory: Path, now_s: float) -> None:
-    """Remove files of `directory` that nobody has used for UNUSED_S at `now_s`; once a process."""
+    """Remove files of `directory` that no process has used for UNUSED_S at `now_s`; once a process."""
     if directory in _LOOKED_AFTER:
         return
     _LOOKED_AFTER.add(directory)
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
-                with suppress(OSError):  # another's, or gone already: whoever looks for it compiles
+                with suppress(OSError):  # another user's, or already gone; a process that needs it compiles
                     os.unlink(entry)
 
 
 def _remove(directory: Path) -> None:
-    """Raises OSError where somebody uses it, or it is no directory of ours to remove."""
+    """Remove a directory. Raises OSError if a process uses it, or if it is not ours."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,12 +14,12 @@ ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # what each round adds to the key
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key in each round
 
 
 @jit
 def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
-    """Four words of 32 bits, each in a uint64, from a counter of four such words and a key of two."""
+    """Return four words of 32 bits, each in a uint64, from a counter of four such words and a key of two."""
     for _ in range(ROUNDS):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
         a, b, c, d = (second >> _WORD) ^ b ^ key, second & _LOW, (first >> _WORD) ^ d ^ other_key, first & _LOW
@@ -29,7 +29,7 @@ def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
 
 @jit
 def uniform(position: Any, sequence: Any, seed: Any) -> Any:
-    """A float64 in [0, 1), a multiple of 2^-53: number `position` of a sequence of this seed (uint64 each)."""
+    """Return a float64 in [0, 1), a multiple of 2^-53: number `position` of a sequence of this seed (uint64 each)."""
     high, low, _, _ = philox(
         position & _LOW, position >> _WORD, sequence & _LOW, sequence >> _WORD, seed & _LOW, seed >> _WORD
     )

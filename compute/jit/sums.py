@@ -1,7 +1,7 @@
-"""Several rows of sums, some vectors each, that stay in registers while what they share is read once.
+"""Several rows of sums, each of some vectors, that stay in registers while their shared factor is read once.
 
-Sums are a tuple of Floats16, the vectors of the first row before those of the second. How many there are is a
-constant: LLVM keeps sums in registers where all of them have one.
+Sums are a tuple of Floats16: the vectors of the first row, then of the second, and so on. Their number is a constant,
+because LLVM keeps sums in registers if there are enough for all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _tuple_of: Any = types.UniTuple
 
 @constant_intrinsic
 def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """Sums of `rows` rows of `vectors` each, zeros."""
+    """Return sums of `rows` rows of `vectors` each, zeros."""
     result = _tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -42,7 +42,7 @@ def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def load_sums(typing: Any, array: Any, row: Any, column: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """array[row : row + rows, column : column + 16 * vectors] of a float32 matrix."""
+    """Return array[row : row + rows, column : column + 16 * vectors] of a float32 matrix."""
     result = _tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -88,10 +88,10 @@ def add_products(
     factors: Any, first: Any, factor: Any,
     rows: Any, vectors: Any,
 ) -> tuple[Any, Codegen]:  # fmt: skip
-    """Of each row r and vector v, sums + factors[first + r, factor] * shared[row + v * rows_on, column + v *
-    columns_on : + 16].
+    """Return sums + factors[first + r, factor] * shared[row + v * rows_on, column + v * columns_on : + 16], in each
+    row r and vector v.
 
-    `factors` is a float32 matrix; `shared` one of float32, or of uint16 that are the bits of binary16.
+    `factors` is a float32 matrix; `shared` is float32, or uint16, the bits of binary16.
     """
     kind = _HALVES if shared.dtype == types.uint16 else _FLOATS
 

@@ -1,7 +1,7 @@
 """Tiles: registers of sixteen rows of 64 bytes, and the one instruction that multiplies two of them (Intel AMX).
 
-A thread configures its tiles before it uses them and releases them afterwards: what the system saves of a thread
-grows by 8 KB as long as they are in use. Tiles are named by their numbers, which are constants of the code.
+A thread configures its tiles before it uses them and releases them afterwards, because the system saves 8 KB more for
+a thread while they are in use. Tiles are named by their numbers, which are constants of the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONFIGURATION = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 
 
 
 def _number(tile: Any) -> Any:
-    """A tile's number, an immediate of the instruction."""
+    """Return a tile's number, an immediate of the instruction."""
     return _BYTE(tile.literal_value)
 
 
@@ -36,7 +36,7 @@ _VOID = ir.VoidType()
 
 @_intrinsic
 def configure_tiles(typing: Any) -> tuple[Any, Codegen]:
-    """Eight tiles for this thread, all zeros."""
+    """Configure eight tiles for this thread, all zeros."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = cgutils.global_constant(builder, "tiles", cgutils.make_bytearray(bytearray(_CONFIGURATION)))
@@ -48,7 +48,7 @@ def configure_tiles(typing: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def release_tiles(typing: Any) -> tuple[Any, Codegen]:
-    """No tiles for this thread any more."""
+    """Release this thread's tiles."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _called(builder, "llvm.x86.tilerelease", _VOID, [])

@@ -1,12 +1,12 @@
 """Sixteen numbers at a time: LLVM vectors as values inside compiled kernels.
 
-`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value: they live between the calls
-below, inside a function under @jit. LLVM lays them out as the processor has it: one register of 512 bits, two of
-256, four of 128.
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value: they exist between the calls below,
+inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two of 256, or four of
+128.
 """
 
-# Written as plain loops, a quantised dot product ends each block with a horizontal sum, and converts each scale
-# by itself. With accumulator and scales kept in vectors it is about twice as fast.
+# Written as plain loops, a quantised dot product ends each block with a horizontal sum, and converts each scale by
+# itself. With accumulator and scales kept in vectors it is about twice as fast.
 
 from __future__ import annotations
 
@@ -75,23 +75,23 @@ _ints, _floats = Ints16(), Floats16()
 
 
 def _intrinsic(define: Any) -> Any:
-    """Numba's @intrinsic; what it returns is called from compiled code only."""
+    """Numba's @intrinsic; only compiled code calls the result."""
     return numba_intrinsic(define)
 
 
 def constant_intrinsic(define: Any) -> Any:
-    """As `_intrinsic`; arguments that are constants of the code come with their values."""
+    """As `_intrinsic`; arguments that are constants of the code have their values."""
     return numba_intrinsic(prefer_literal=True)(define)
 
 
 def _called(builder: Any, name: str, result: Any, values: list[Any]) -> Any:
-    """What an LLVM intrinsic makes of `values`."""
+    """Call an LLVM intrinsic on `values`."""
     kind = ir.FunctionType(result, [value.type for value in values])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
 
 def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
-    """`scalar` in all lanes."""
+    """Return `scalar` in all lanes."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _INT(0))
     return builder.shuffle_vector(
         first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES)
@@ -99,7 +99,7 @@ def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
-    """Pointer to array[row, column] of a matrix whose rows are contiguous."""
+    """Return a pointer to array[row, column] of a matrix with contiguous rows."""
     if array_type.layout != "C":
         raise LoweringError(f"{array_type} where rows that lie one after the other are wanted (np.ascontiguousarray)")
     view = context.make_array(array_type)(context, builder, array)
@@ -115,7 +115,7 @@ def _load(builder: Any, pointer: Any, vector: ir.VectorType) -> Any:
 
 
 def _widened(builder: Any, halves: Any) -> Any:
-    """Sixteen binary16 as float32."""
+    """Return sixteen binary16 as float32."""
     if HAS_F16C:
         return builder.fpext(halves, _FLOATS)
 
@@ -139,7 +139,8 @@ def _widened(builder: Any, halves: Any) -> Any:
 
 @_intrinsic
 def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a float32 matrix; sixteen from that byte on of a uint8 matrix."""
+    """Return array[row, column : column + 16] of a float32 matrix; of a uint8 matrix sixteen floats from that byte
+    on."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _FLOATS)
@@ -259,7 +260,7 @@ def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Ask for the cache line of array[row, column], which may lie beyond the end, into L1."""
+    """Prefetch the cache line of array[row, column] into L1. It may be beyond the end."""
     return _prefetched(array, 3)
 
 
@@ -271,7 +272,7 @@ def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any,
 
 @constant_intrinsic
 def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
-    """Pointer to `lines` times 64 bytes of the stack, from where a line of the cache begins; for `carray`."""
+    """Return a pointer to `lines` times 64 bytes of the stack, aligned to a cache line; for `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         with builder.goto_entry_block():  # once, not in every turn of a loop
@@ -284,7 +285,7 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
-    """`number`, of which LLVM knows nothing: a loop of so many turns is not written out."""
+    """Return `number`, hidden from LLVM, so that a loop of `number` turns is not unrolled."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(64)
@@ -381,7 +382,7 @@ def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def look_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """For sixteen places, 0 to 15, what stands there in a Floats16; with AVX-512 one permutation."""
+    """Return the elements of a Floats16 at sixteen places, 0 to 15; with AVX-512 one permutation."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
@@ -436,7 +437,7 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
-    """A tuple of `count` Floats16, a constant: multiples of `value`, each another one."""
+    """Return a tuple of `count` Floats16, a constant: multiples of `value`, each a different one."""
     made = _tuple_of(_floats, count.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -448,7 +449,7 @@ def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply_add_again(typing: Any, totals: Any, factor: Any, term: Any) -> tuple[Any, Codegen]:
-    """Each Floats16 of the tuple `totals` times `factor` and with `term` added: no chain waits for another."""
+    """Return each Floats16 of the tuple `totals` times `factor`, plus `term`. No chain waits for another."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         found = [
@@ -474,7 +475,7 @@ def total_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def larger(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """The larger of each lane of two Floats16; the first where one is NaN."""
+    """Return the larger of each lane of two Floats16; the first if one is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.select(builder.fcmp_unordered(">=", *values), *values)
@@ -508,7 +509,7 @@ def any_above(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Each lane of a Floats16 to the nearest whole number, to an even one where two are as near."""
+    """Round each lane of a Floats16 to the nearest whole number, halves to even."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _called(builder, "llvm.rint.v16f32", _FLOATS, values)
@@ -518,7 +519,7 @@ def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """2 to the power of each lane of a Floats16: whole numbers of -126 to 127, and -127, of which it is 0."""
+    """Return 2 to the power of each lane of a Floats16: whole numbers of -126 to 127; for -127 it is 0."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         exponent = builder.add(builder.fptosi(values[0], _INTS), _INTS([127] * LANES))
@@ -529,7 +530,8 @@ def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def largest_magnitude(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """The largest magnitude in the lanes of two Floats16, as its bits: those of what is no number are above all."""
+    """Return the largest magnitude in the lanes of two Floats16, as its bits. The bits of NaN are above all
+    others."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         mask = _INTS([0x7FFFFFFF] * LANES)
@@ -545,8 +547,8 @@ def _larger_of(builder: Any, a: Any, b: Any) -> Any:
 
 @_intrinsic
 def store_rounded(typing: Any, array: Any, row: Any, column: Any, vector: Any, factor: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a uint8 matrix = the bytes of int8 that are the nearest to each lane of a
-    Floats16 times `factor`, of two as near the even one; their sum. To the last bit: nothing is reordered."""
+    """array[row, column : column + 16] of a uint8 matrix = the int8 nearest to each lane of a Floats16 times
+    `factor`, halves to even. Returns their sum. Exact to the last bit: nothing is reordered."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])

@@ -1,6 +1,6 @@
-"""Every kernel, one file an operation, in the order a token meets them."""
+"""Every kernel, one file an operation, in the order of a token's pass."""
 
-# The list is built when it is first asked for: it loads Numba (half a second).
+# The list is built on first use, because it loads Numba (half a second).
 
 from __future__ import annotations
 

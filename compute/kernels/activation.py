@@ -33,7 +33,7 @@ def reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
-    """As `reference`, of the columns from `first` to `end` alone."""
+    """As `reference`, only from column `first` to column `end`."""
     for t in range(np.uint64(gate.shape[0])):
         for i in range(first, end):
             value = gate[t, i]
@@ -47,7 +47,7 @@ def swiglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Elements are outputs. Negate, exponential, add, divide, multiply; two readings, one writing."""
+    """Elements are outputs. Negate, exponential, add, divide, multiply; two reads, one write."""
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 4.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
@@ -56,7 +56,7 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def geglu_reference(gate: Any, up: Any, out: Any) -> None:
-    """out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate³))) * up; shapes as of `reference`."""
+    """out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate³))) * up; shapes as in `reference`."""
     wide = gate.astype(np.float64)
     out[:] = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
 
@@ -73,11 +73,11 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def geglu_work() -> KernelWork:
-    """As `work`, and four multiplications and an addition of the cube."""
+    """As `work`, with four more multiplications and an addition because of the cube."""
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
-# Of a gate, for other sources too.
+# Activations of a gate, also for other sources.
 GATES = r"""
 __device__ __forceinline__ float silu(float gate) { return gate / (1 + expf(-gate)); }
 __device__ __forceinline__ float gelu(float gate)
@@ -125,7 +125,7 @@ KERNEL {name}_bf16(const float* gate, const float* up, float* out, int64_t size,
 
 
 def _cuda(entry: str) -> CudaKernel:
-    """A thread for each four outputs."""
+    """A thread for every four outputs."""
 
     def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
         return (CudaLaunch(CUDA, entry, *of_fours(out.size), (gate, up, out, np.int64(out.size))),)

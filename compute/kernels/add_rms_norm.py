@@ -1,8 +1,8 @@
 """Residual add, then RMSNorm of the sum: x += delta; out = x / sqrt(mean(x²) + epsilon) * weight.
 
 reference    the two in a row, float64
-numba        two passes over a row that is in L1: what residual_add and rms_norm read and write apart is read once
-cuda         a block a row, one launch for two; the row stays in the registers of its threads
+numba        two passes over a row that is in L1: the sum, which residual_add writes and rms_norm reads, is read once
+cuda         a block per row, one launch for two; the row stays in the registers of its threads
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None
 
 @jit_inlined
 def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
-    """x[t] += delta[t]; as `scale_of`, of the sum."""
+    """x[t] += delta[t]. Returns `scale_of` the sum."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -44,13 +44,13 @@ def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
+    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The sum, and its norm."""
+    """Return the sum, and its norm."""
     x, delta, weight, epsilon, out = arguments
     return (RESIDUAL_ADD, (x, delta)), (RMS_NORM, (x, weight, epsilon, out))
 
@@ -76,7 +76,7 @@ def with_codes(
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. What RMSNorm does, an addition, a reading of `delta` and a writing of `x`."""
+    """Elements are outputs. RMSNorm's work, an addition, a read of `delta` and a write of `x`."""
     alone = rms_norm.work(hidden, is_on_gpu=is_on_gpu)
     return replace(
         alone,

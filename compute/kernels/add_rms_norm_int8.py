@@ -1,7 +1,7 @@
-"""Residual add, RMSNorm of the sum, and its output in int8, as the products behind it take it.
+"""Residual add, RMSNorm of the sum, and its output in int8, as the next products take it.
 
 reference    the three in a row
-numba        as rms_norm_int8, behind the sum
+numba        as rms_norm_int8, after the sum
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cbtop.compute.kernels.rms_norm_int8 import quantize_finite, with_quantizing
 def reference(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """x and out as `add_rms_norm` has them; the others as `rms_norm_int8`."""
+    """x and out as in `add_rms_norm`; the others as in `rms_norm_int8`."""
     add_rms_norm.reference(x, delta, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
 
@@ -40,7 +40,7 @@ def add_rms_norm_int8(
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Sum and norm, and what is made of it."""
+    """Return sum and norm, and their rounding."""
     *norm, normed, codes, factors = arguments
     return (ADD_RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 

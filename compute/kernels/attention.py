@@ -1,15 +1,15 @@
-"""Attention: what each new token takes from the values of all positions that it sees; its softmax is never whole.
+"""Attention: each new token's weighted sum of the values of all positions that it sees. No softmax is stored whole.
 
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
-             2021), so that no buffer grows with the context. Six rows, each a token's head, share every reading of
-             keys and values: the heads of a group, and in a prompt its tokens; of what is left four or two do. One
+             2021), so that no buffer grows with the context. Six rows, each a token's head, share every read of
+             keys and values: the heads of a group, and in a prompt its tokens; the remainder in fours or twos. One
              thread, or some groups for each.
-cuda         a few rows: flash decoding (Dao et al. 2023), the context in as many pieces as fill the GPU, which the
-             block that comes last brings together; many: a block for 64. Both by tensor cores (cuda/attention.py)
+cuda         a few rows: flash decoding (Dao et al. 2023), the context in enough pieces to fill the GPU, which the
+             last block combines; many: a block for 64. Both by tensor cores (cuda/attention.py)
 
-Keys lie sixteen positions beside each other, so that scores need no sum across a register; values lie as they come,
-and on a GPU keys too.
+Keys are stored sixteen positions together, so that scores need no sum across a register. Values are stored as they
+come, and on a GPU keys, too.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, floats
 from cbtop.compute.memory import line_aligned_zeros, zeros_on_huge_pages
 from cbtop.compute.settings import crossovers
 
-CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # what holds the numbers of a KV cache: uint16 the bits of f16
-POSITIONS = 64  # looked at together; a cache has a whole number of them
-# Rows that share a reading. A processor begins two multiplications and additions a cycle, each of which takes four:
-# eight registers of sums just do not wait for each other, more have some slack. Of two rows each is of two vectors;
-# with AVX-512, whose vectors are one register, each of more is, too, but on a Zen 4: it begins one a cycle, and takes
-# 1.16 times as long with them.
+CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # the element type of a KV cache: uint16 has the bits of f16
+POSITIONS = 64  # processed together; a cache has a multiple of them
+# Rows that share a read. A processor begins two multiply-adds a cycle, and each takes four cycles. So eight registers
+# of sums just keep it busy, and more leave some slack. In pairs of rows each has two vectors. With AVX-512, whose
+# vectors are one register, each row of larger groups has two, too, except on a Zen 4: it begins one multiply-add a
+# cycle, and takes 1.16 times as long with them.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
-MAX_ROWS = 64  # of one piece of work
-LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores come as powers of two take them
-# Below any score, and that of a position that is not seen: its weight is 0 also where no other has been. An infinity
-# would be undefined under fastmath.
+MAX_ROWS = 64  # in one piece of work
+LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores are scaled for powers of two
+# Below any score; and the score of an unseen position, lower still, so that its weight is 0 even if no position has
+# been seen. An infinity would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# How far above what weights are relative to a score may be before something higher takes its place: to look for the
-# largest of every block takes 4 % of all. No weight is above 2^8, so that sums of them are far from being infinite.
+# A score may exceed the reference of the weights by this much before a higher reference replaces it, because finding
+# the largest of every block takes 4 % of all. No weight is above 2^8, so sums of weights are far from infinite.
 ABOVE = np.float32(8)
-NOTHING_LEFT = np.float32(126)  # by so much higher, and what was before is nothing beside it
-TIMES = 1  # that values were smaller than they are: what they add up to is multiplied by it
+NOTHING_LEFT = np.float32(126)  # a rise by this much reduces everything before to nothing
+TIMES = 1  # values were divided by this, so sums are multiplied by it
 
 
 def reference(
@@ -75,11 +75,9 @@ def reference(
 ) -> None:
     """out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
-    Of a token only the last `window` positions are seen, its own among them; 0: all. Scores s become
-    cap * tanh(s / cap); 0: they stay as they are.
-    q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: as `empty_caches` or `plain_caches` makes them;
-    `scratch` is not used.
-    A group of heads shares a key head (Ainslie et al. 2023).
+    A token sees only the last `window` positions, its own included; 0: all. Scores s become cap * tanh(s / cap); 0:
+    they are not capped. q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: from `empty_caches` or
+    `plain_caches`; `scratch` is not used. A group of heads shares a key head (Ainslie et al. 2023).
     """
     head_dim = k_cache.shape[2]
     for t in range(len(q)):
@@ -91,19 +89,19 @@ def reference(
 
 
 def first_seen(position: int, window: int) -> int:
-    """The first position that the token at `position` sees."""
+    """Return the first position that the token at `position` sees."""
     return max(position + 1 - window, 0) if window else 0
 
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
-    """By each of some tokens, the first of them at `start`, added up."""
-    growing = min(max(window - start, 0), tokens) if window else tokens  # each sees one more than that before it
+    """Return the number of positions that `tokens` tokens see, the first of them at `start`, added up."""
+    growing = min(max(window - start, 0), tokens) if window else tokens  # each sees one more than the token before it
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
 def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int, cap: float) -> Any:
-    """The softmax of one token's query, float32 (heads * head_dim,), float64 (heads, position + 1): 0 outside of its
-    window."""
+    """Return the softmax of one token's query, float32 (heads * head_dim,), as float64 (heads, position + 1); 0
+    outside its window."""
     kv_heads, _, head_dim = k_cache.shape[:3]
     first = first_seen(position, window)
     keys = keys_of(k_cache)[:, first : position + 1].astype(np.float64)
@@ -116,7 +114,7 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
 
 
 def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:
-    """Keys (kv_heads, context / 16, head_dim, 16) and values (kv_heads, context, head_dim), zeros.
+    """Return keys (kv_heads, context / 16, head_dim, 16) and values (kv_heads, context, head_dim), zeros.
 
     The context is rounded up to a multiple of 64, the values' head_dim to one of 16. `dtype` is float32, or uint16
     for the bits of float16.
@@ -126,10 +124,10 @@ def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tupl
 
 
 def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-    """As `empty_caches`, of each layer.
+    """Return `empty_caches` for each layer.
 
-    They lie on huge pages: what a token reads there is read once and comes from memory, from small pages in 1.1 of
-    the time (position 2,000, AMD EPYC).
+    They are on huge pages: a token reads them once, from memory, which takes 1.1 of the time from small pages
+    (position 2,000, AMD EPYC).
     """
     positions = -(-context // POSITIONS) * POSITIONS
     of_one = (kv_heads, positions // LANES, head_dim, LANES), (kv_heads, positions, padded(head_dim))
@@ -138,21 +136,21 @@ def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dt
 
 
 def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: Any = np.zeros) -> tuple[Any, Any]:
-    """Keys and values as a GPU has them, both (kv_heads, context, head_dim), made by `zeros`.
+    """Return keys and values in a GPU's layout, both (kv_heads, context, head_dim), made by `zeros`.
 
-    They are views: behind each position lie zeros up to a multiple of 16 numbers, so that whole vectors are read.
+    They are views: each position is padded with zeros to a multiple of 16 numbers, so that whole vectors are read.
     """
     keys, values = (zeros((kv_heads, context, padded(head_dim)), dtype)[..., :head_dim] for _ in range(2))
     return keys, values
 
 
 def padded(head_dim: int) -> int:
-    """Numbers that a position takes in a cache: whole vectors."""
+    """Return the numbers that a position takes in a cache: whole vectors."""
     return -(-head_dim // LANES) * LANES
 
 
 def keys_of(k_cache: Any) -> Any:
-    """The keys as (kv_heads, positions, head_dim), of float16 or float32."""
+    """Return the keys as (kv_heads, positions, head_dim), of float16 or float32."""
     if k_cache.ndim == 3:
         return from_bits(k_cache)
     kv_heads, _, head_dim, _ = k_cache.shape
@@ -160,8 +158,8 @@ def keys_of(k_cache: Any) -> Any:
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
-    """float32 (threads * 64, columns): of each row its weights, output and query, what weights are relative to, and
-    their sums."""
+    """Return float32 (threads * 64, columns): for each row its weights, its output, its query, the reference of its
+    weights, and their sums."""
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
@@ -185,8 +183,8 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count` values
-    but the skipped ones."""
+    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count`
+    values, except the skipped ones."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = np.uint64(0), np.uint64(LANES)
@@ -198,7 +196,7 @@ def _add_values(
 
 @cache
 def of_rows(function: Any, rows: int, vectors: int) -> Any:
-    """`function`, compiled for so many rows and vectors of sums at once."""
+    """Return `function`, compiled for this number of rows and of vectors of sums at once."""
     own = {"_ROWS": rows, "_VECTORS": vectors}
     return jit_inlined(copy_of(function, f"{function.__name__}_of_{rows}_by_{vectors}", **own))
 
@@ -206,7 +204,7 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# What is left of a head's values where two vectors at once are not all: of one vector at once nothing is.
+# The remainder of a head's values if it is an odd number of vectors. With one vector at once nothing remains.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -221,12 +219,12 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 @jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Scores as they are."""
+    """Leave scores as they are."""
 
 
 @jit_inlined
 def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Scores of visible positions after the hidden ones between -cap and cap."""
+    """Limit scores of visible positions after the hidden ones to between -cap and cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
         scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
@@ -234,8 +232,8 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Scores but those of visible positions after the hidden ones to UNSEEN. Where one is far above what weights are
-    relative to, the largest is from now on, and so are sums."""
+    """Set all scores to UNSEEN except those of visible positions after the hidden ones. If one is far above the
+    reference of the weights, the largest becomes the reference, and the sums are rescaled."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     for p in range(hidden):
         scratch[row, p] = np.float32(UNSEEN)
@@ -246,7 +244,7 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
-        largest = np.floor(largest_of(most))  # a power of two and no more: what is rounded is rounded as before
+        largest = np.floor(largest_of(most))  # an exact power of two, so that rounding is unchanged
         rise = np.float32(largest - before)
         factor = exponential(np.float32(-rise * LN_2)) if rise < NOTHING_LEFT else np.float32(0)
         scratch[row, state] = largest
@@ -265,7 +263,7 @@ def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratc
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Scores to powers of two, which are 0 of those that are UNSEEN."""
+    """Turn scores into powers of two; those of UNSEEN are 0."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):
@@ -275,7 +273,7 @@ def _weigh(scratch: Any, row: Any, state: Any) -> None:
     store_floats(scratch, row, state + lanes, sums)
 
 
-_held = _leave  # in the copy of the code below that is for scores with a cap it is `hold`
+_held = _leave  # becomes `hold` in the copy of the code below for scores with a cap
 
 
 def attend_any(  # compiled
@@ -294,7 +292,8 @@ def attend_any(  # compiled
     chunk: Any,
     chunks: Any,
 ) -> None:
-    """Every `chunks`-th piece of work, from `chunk` on: the heads of one of the parts of a group, for some tokens."""
+    """Do every `chunks`-th piece of work, from `chunk` on: the heads of one of the parts of a group, for some
+    tokens."""
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
     tokens, positions = np.uint64(q.shape[0]), np.uint64(POSITIONS)
@@ -326,8 +325,8 @@ def attend_any(  # compiled
         end = start + first_token + (rows - np.uint64(1)) // heads_here + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            # What is read next, behind these or of the next head, is asked for line by line and no nearer than L2: in
-            # L1 it has no room beside what is read.
+            # Prefetch the next part, of this head or the next one, line by line and only into L2: L1 is full of the
+            # present part.
             ahead = positions if p + positions < end else context + begin_of_all - p
             keys_ahead = ahead // lanes * head_dim
             r: Any = np.uint64(0)
@@ -354,7 +353,7 @@ def attend_any(  # compiled
                         _scores_of_four(keys, key, head_dim, keys_ahead, scratch, at, query, place)
                     else:
                         _scores_of_pair(keys, key, head_dim, keys_ahead, scratch, at, query, place)
-                for one in range(own_rows, last + np.uint64(1)):  # in rows that nobody asked for all scores are 0
+                for one in range(own_rows, last + np.uint64(1)):  # padding rows have scores of 0
                     visible = min(positions, position + np.uint64(1) - p) if position >= p else np.uint64(0)
                     own = _first_seen(position, window)
                     hidden = min(positions, own - p) if own > p else np.uint64(0)
@@ -409,7 +408,7 @@ def attend_any_parallel(  # compiled
         _attend(q, keys, values, begin, groups, dimensions, pieces, scale, width, cap, out, scratch, own, chunks)
 
 
-# Without a cap no score pays for one, as it would by 4 % where a call decides (a query of 6 heads, 513 positions).
+# Without a cap its check would cost 4 % if a call decided at run time (a query of 6 heads, 513 positions).
 _attend = jit(copy_of(attend_any, "_attend"))
 _attend_held = jit(copy_of(attend_any, "_attend_held", _held=hold))
 _attend_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_parallel"))
@@ -419,7 +418,7 @@ _attend_held_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_held_
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `reference`. `scratch` is of `scratch_for`: for so many threads."""
+    """As `reference`. `scratch` is from `scratch_for`, whose threads it uses."""
     alone, together = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(alone, together, q, k_cache, v_cache, start, scale, window, cap, out, scratch)
 
@@ -437,14 +436,14 @@ def attend(
     out: Any,
     scratch: Any,
 ) -> None:
-    """By a loop for one thread, or by one for all that `scratch` is for, where there is enough for them to do."""
+    """Run the loop for one thread, or the one for all threads of `scratch` if there is enough work."""
     kv_heads, _, head_dim, _ = k_cache.shape
     tokens, columns = q.shape
     group = columns // head_dim // kv_heads
     seen = min(start + tokens, window) if window else start + tokens
     threads = scratch.shape[0] // MAX_ROWS
     chunks = threads if threads > 1 and columns * tokens * seen >= crossovers().attention_products else 1
-    # A group is taken apart where there are fewer of them than threads, or where its heads are more rows than fit.
+    # A group is divided if there are fewer groups than threads, or if its heads are more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
     scores = scale * LOG2_E, window, cap * LOG2_E
@@ -454,15 +453,15 @@ def attend(
         together(q, keys, values, start, kv_heads, head_dim, parts, *scores, out, scratch, chunks)
 
 
-# Of scores, from block to block: by less than weights may rise, and by more beside those before, which still count.
+# Rises of scores from block to block: by less than the weights' limit, and by more, after blocks that still count.
 RISES = np.array([0, 5, 10, 15], np.float32)
-LARGEST_HEAD = 256  # of a GPU's
-LARGEST_OF_MANY = 128  # more are too many registers for 16 rows a warp
-HELD = "_held"  # how entries end whose scores have a cap
+LARGEST_HEAD = 256  # on a GPU
+LARGEST_OF_MANY = 128  # larger heads need too many registers for 16 rows a warp
+HELD = "_held"  # the end of the names of entries with a cap
 
 
 def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
-    """Of a size of heads: without a cap, and with one."""
+    """Return the entries of a size of heads: without a cap, and with one."""
     more, given = ("float* scratch, float share, ", "scratch, share, ") if of_pieces else ("", "")
     return "".join(
         f"""
@@ -509,8 +508,9 @@ MANY_OF_HALVES = CudaModule(
 
 
 def scratch_shape(multiprocessors: int) -> tuple[int, int]:
-    """Of the scratch of the CUDA version, float32, zeros before the first call, for a GPU of so many multiprocessors:
-    counters, and what as many blocks leave for the one that comes last. Calls may share it one after the other.
+    """Return the shape of the CUDA version's scratch, float32, on a GPU with this number of multiprocessors:
+    counters, and the partial results of as many blocks, which the last one reads. It is zeros before the first call.
+    Calls may share it in turn.
     """
     return multiprocessors + 1, cuda.SLOT
 
@@ -518,7 +518,8 @@ def scratch_shape(multiprocessors: int) -> tuple[int, int]:
 def launches(
     q: Any, k_cache: Any, v_cache: Any, start: Any, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> tuple[CudaLaunch, ...]:
-    """One, of caches of `plain_caches` and a scratch of `scratch_shape`. Raises ValueError for heads above 256."""
+    """One launch, with caches from `plain_caches` and a scratch of `scratch_shape`. Raises ValueError for heads above
+    256."""
     (tokens, columns), (kv_heads, context, head_dim) = q.shape, k_cache.shape
     if head_dim > LARGEST_HEAD:
         raise ValueError(f"heads are of {head_dim} numbers; on a GPU at most {LARGEST_HEAD} are wanted")
@@ -552,9 +553,10 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
 def examples_of(
     tokens: int, threads: int, dtype: Any, slides: bool, cap: float, group: int = 3, rises: bool = False
 ) -> Any:
-    """Of heads as large as `size`, or what models have beyond 64; of `group` heads for one of keys and values.
+    """Return examples with heads of `size`, or beyond 64 of a size that models have; `group` heads share keys and
+    values.
 
-    `rises`: scores do from block to block, by more than weights may, to where earlier ones still count.
+    `rises`: scores rise from block to block, by more than the weights' limit, while earlier blocks still count.
     """
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
@@ -570,7 +572,7 @@ def examples_of(
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # a token's own position counts beside thousands
+            rise[start // LANES :] += RISES[1]  # a token's own position counts, among thousands
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
@@ -589,7 +591,7 @@ def kernel_for(
     group: int = 3,
     rises: bool = False,
 ) -> Kernel:
-    """The kernel; its examples are of `tokens`, `threads` and a cache of `dtype`, their scores held by `cap`;
+    """Return the kernel. Its examples have `tokens`, `threads` and a cache of `dtype`, with scores limited by `cap`.
     `slides`: with a window; the others: see `examples_of`."""
     return Kernel(
         name="attention",

@@ -1,12 +1,12 @@
-"""Attention, bf16: of queries, keys, values and weights that are bfloat16 when they are multiplied, two at a time.
+"""Attention, bf16: queries, keys, values and weights are multiplied as bfloat16, two at a time.
 
 reference    NumPy: the same numbers, multiplied in float64
-numba        as `attention`, whose loops these are, with other products: an instruction of AVX512-BF16 multiplies and
-             adds twice as much as one of float32. Keys and values in the cache are float16, of which bfloat16 has
-             three bits less: they are cut off, as rounding takes as long again, and what is cut off on average is
-             put back once for all of them. Queries and weights are rounded.
+numba        the loops of `attention` with other products: an instruction of AVX512-BF16 multiplies and adds twice as
+             many numbers as one of float32. Keys and values in the cache are float16; their last three bits, which
+             bfloat16 lacks, are cut off, because rounding takes twice as long. The average loss is added back once
+             for all of them. Queries and weights are rounded.
 
-For models whose products take int8, on processors that it is faster on (`cpu.BF16_PAYS`).
+For models whose products take int8, on processors where it is faster (`cpu.BF16_PAYS`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
 from cbtop.compute.quantization.floats import BF16
 
 U = np.uint64
-# Of a number m * 2^e with m in [1, 2) the last three of ten bits are cut off, 3.5 * 2^-10 * 2^e on average; of all
-# numbers, whose m is as often below sqrt(2) as above (Benford), 1 / m is 1 / (2 ln 2) on average.
+# A number m * 2^e with m in [1, 2) loses the last three of ten bits, 3.5 * 2^-10 * 2^e on average. Over all numbers
+# the average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as above (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
 _ROWS, _VECTORS = 2, 2  # as in `attention`
@@ -78,7 +78,7 @@ def _add_values(
     for p in range(skipped // U(2) * U(2), count, U(2)):
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
-        # Nobody reads what is not seen: beside the first or the last alone it is itself, with a weight of 0.
+        # Unseen values are not read: the first or the last one is paired with itself, with a weight of 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
             sums, values, first + low, first + high, column, none, lanes, scratch, row, p // U(2), _ROWS, _VECTORS
@@ -93,7 +93,7 @@ def _take_query(
     """As `attention.take_query`, two numbers in a word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
-    for i in range(U(0), head_dim, lanes + lanes):  # what is read beyond the last is in words that nobody reads
+    for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the last go into unused words
         low, high = load_floats(scratch, row, query + i), load_floats(scratch, row, query + i + lanes)
         store_ints(scratch, row, query + i // U(2), bfloats(low, high))
 
@@ -134,21 +134,21 @@ _attend_held_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_bf16_
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `reference`. `scratch` is of `attention.scratch_for`: for so many threads."""
+    """As `reference`. `scratch` is from `attention.scratch_for`, whose threads it uses."""
     alone, together = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(alone, together, q, k_cache, v_cache, start, scale * CUT, window, cap, out, scratch)
 
 
 def can_take(head_dim: int, cache_bytes: int) -> bool:
-    """Heads of so many dimensions, from a cache of so many bytes a number."""
+    """Return whether it can take heads of `head_dim` dimensions, from a cache with `cache_bytes` a number."""
     return head_dim % 2 == 0 and cache_bytes == 2
 
 
 def reference(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `attention.reference`, of q * scale and weights rounded to bfloat16, and of keys and values cut to it, times
-    `CUT`. Weights are rounded as powers of two that nothing but whole powers has been taken from.
+    """As `attention.reference`, with q * scale and weights rounded to bfloat16, and with keys and values cut to it,
+    times `CUT`. Weights are rounded as powers of two, reduced only by whole powers.
 
     k_cache, v_cache: float16 as uint16; head_dim is even.
     """
@@ -166,19 +166,19 @@ def reference(
 
 
 def _rounded(values: Any) -> Any:
-    """The nearest numbers of bfloat16, as float64."""
+    """Return the nearest numbers of bfloat16, as float64."""
     flat = np.ascontiguousarray(values, np.float32).reshape(1, -1)
     return BF16.dequantize(BF16.quantize(flat)).reshape(values.shape).astype(np.float64)
 
 
 def _cut(values: Any) -> Any:
-    """The next numbers of bfloat16 towards zero, as float64."""
+    """Return the next numbers of bfloat16 towards zero, as float64."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 def work(head_dim: int, heads_per_key: int, is_capped: bool = False) -> KernelWork:
-    """As `attention.work`, of caches of float16."""
+    """As `attention.work`, for caches of float16."""
     return replace(plain.work(head_dim, heads_per_key, 2, is_capped), dtype="bfloat16")
 
 
@@ -197,7 +197,7 @@ def _examples(
 def kernel_for(
     tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
 ) -> Kernel:
-    """The kernel; its examples are as `attention.kernel_for` has them, of caches of float16."""
+    """Return the kernel; its examples are those of `attention.kernel_for`, with caches of float16."""
     return Kernel(
         name="attention_bf16",
         reference=reference,

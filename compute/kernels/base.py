@@ -1,4 +1,4 @@
-"""What a kernel is: one meaning, one quick version, its work, and inputs to try it on."""
+"""The form of a kernel: its reference, its fast version, its work, and example inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Operations and bytes of one call with n elements: per_call + n * per_element. `dtype`: what it multiplies."""
+    """Operations and bytes of one call with n elements: per_call + n * per_element. `dtype`: the type that it
+    multiplies."""
 
     flops_per_call: float = 0.0
     flops_per_element: float = 0.0
@@ -28,7 +29,7 @@ class KernelWork:
 
 
 def everything(arguments: Arguments, turn: int) -> Arguments:
-    """The `narrow` of a kernel whose reference is cheap enough to run on all of its input."""
+    """The `narrow` of a kernel with a reference cheap enough to run on all of its input."""
     return arguments
 
 
@@ -36,17 +37,15 @@ def everything(arguments: Arguments, turn: int) -> Arguments:
 class Kernel:
     """One operation.
 
-    `reference` (NumPy, the meaning) and `implementation` (Numba) take the same arguments and write into those
-    at the positions `outputs`; nothing is returned or allocated.
-    `work` computes the KernelWork from shapes; its parameters are the kernel's own.
-    `contract` says what holds before and after a call, and how far the two may differ, in float32.
-    `examples` makes arguments of about `size` elements a dimension.
-    `parallel` says whether it may spread over all threads of the backend; the others run on one.
-    `narrow` cuts arguments down to what the reference can do in a moment: the same operation on fewer rows, which are
-    others with each turn.
-    `parts` says of a fused kernel what a call is instead: kernels in a row, each with its arguments.
-    `cuda`: the same on a GPU; None where it has no version for one.
-    `by_token` are the places of the arguments with a row for each token; none where tokens are no calls of their own.
+    `reference` (NumPy, the definition) and `implementation` (Numba) take the same arguments and write into those at
+    the positions `outputs`; nothing is returned or allocated. `work` computes the KernelWork from shapes; its
+    parameters are the kernel's own. `contract` says what holds before and after a call, and how far the two may
+    differ, in float32. `examples` makes arguments of about `size` elements a dimension. `parallel` says whether it
+    may use all threads of the backend; other kernels run on one. `narrow` reduces arguments to what the reference can
+    do quickly: the same operation on fewer rows, different ones in each turn. `parts` gives the kernels that a fused
+    kernel consists of, in order, each with its arguments.
+    `cuda`: its version for a GPU, or None. `by_token` are the places of the arguments with a row for each token;
+    empty if a token cannot be a call of its own.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Kernel:
     cuda: CudaKernel | None = None
 
     def single_tokens(self, arguments: Arguments) -> Iterator[Arguments]:
-        """The call token by token: of each its arguments, which are views of those given."""
+        """Yield the arguments of a call for each token, as views."""
         names = self.contract.arguments
         start = names.index("start") if "start" in names else None
         for token in range(len(arguments[self.by_token[0]])):
@@ -79,7 +78,7 @@ Part = tuple[Kernel, Arguments]
 
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
-    """The arguments, of those at `places` copies."""
+    """Return the arguments, with copies of those at `places`."""
     copied = list(arguments)
     for place in places:
         copied[place] = copied[place].copy()
@@ -87,11 +86,11 @@ def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
 
 
 def check_floats(x: Any) -> None:
-    """Raises ValueError where `x` is not of float32: code for vectors would read other numbers as these."""
+    """Raise ValueError if `x` is not float32, because vector code would misread other numbers."""
     if x.dtype != np.float32:
         raise ValueError(f"activations are {x.dtype}; float32 are wanted: give x.astype(np.float32)")
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Normal random float32 of `shape`, for examples."""
+    """Return normal random float32 of `shape`, for examples."""
     return rng.standard_normal(shape, dtype=np.float32)

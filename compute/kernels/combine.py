@@ -1,8 +1,8 @@
-"""Combine: of each token the outputs of its experts, weighted and added.
+"""Combine: the weighted sum of the outputs of each token's experts.
 
 reference    NumPy, float64
-numba        an expert after the other in the order of their weights, largest first
-cuda         a thread a number
+numba        one expert after another in the order of their weights, largest first
+cuda         a thread per number
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def launches(outputs: Any, places: Any, weights: Any, out: Any) -> tuple[CudaLau
 
 
 def work(used: int) -> KernelWork:
-    """Elements are outputs: of each of its experts a value is read, multiplied and added."""
+    """Elements are outputs: for each expert a value is read, multiplied and added."""
     return KernelWork(flops_per_element=2.0 * used - 1.0, bytes_per_element=FLOAT_BYTES * (used + 1.0))
 
 

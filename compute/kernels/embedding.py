@@ -1,8 +1,8 @@
-"""Embedding: one row of the embedding matrix a token, dequantised, and scaled where a model does.
+"""Embedding: one row of the embedding matrix a token, dequantised, and scaled if the model scales embeddings.
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format, straight into the output
-cuda         of planes, eight weights a thread
+cuda         from planes, eight weights a thread
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> N
     out[:] = scale * FORMATS[code].dequantize(weights[tokens]).astype(np.float64)
 
 
-_dequantize_row = F32.dequantize_row  # in the copy of the code below that each format has it is the format's own
+_dequantize_row = F32.dequantize_row  # each format has a copy of the code below with its own function
 
 
 def _embedding(weights: Any, tokens: Any, out: Any) -> None:
@@ -53,7 +53,7 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """As `reference`. Raises ValueError for the code of a format that is not known."""
+    """As `reference`. Raises ValueError for an unknown format code."""
     _COMPILED[known(code)](weights, tokens, out)
     if scale != 1:
         _scale(out, np.float32(scale))
@@ -84,7 +84,7 @@ CUDA_THREADS = 128
 
 
 def _together(block_format: BlockFormat) -> int:
-    """The weights that a thread has."""
+    """Return the number of weights of a thread."""
     return 8 if block_format.block_elements > 1 else 1
 
 
@@ -102,14 +102,14 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 @cache
 def _weights_in(code: int, size_bytes: int) -> int:
-    """Of a matrix whose planes are of so many bytes."""
+    """Return the number of weights in planes of `size_bytes` bytes."""
     one = FORMATS[code]
     assert one.planes is not None
     return one.planes.blocks_in(size_bytes, one.block_elements) * one.block_elements
 
 
 def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Sequence[CudaLaunch]:
-    """A row of blocks for each token, of int32 or int64."""
+    """A row of blocks for each token. Tokens are int32 or int64."""
     count, columns = out.shape
     blocks = -(-columns // (CUDA_THREADS * _together(FORMATS[code])))
     entry = f"embedding_{8 * tokens.dtype.itemsize}"
@@ -119,7 +119,7 @@ def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Se
 
 
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
-    """Elements are outputs, tokens x hidden; a multiplication each by a block's scale, and by that of all."""
+    """Elements are outputs, tokens x hidden; one multiplication by a block's scale, one by the embedding scale."""
     return KernelWork(
         flops_per_element=float(matrix.format.block_elements > 1) + is_scaled,
         bytes_per_element=FLOAT_BYTES + matrix.format.block_bytes / matrix.format.block_elements,
@@ -133,7 +133,7 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def _scale_of(size: int) -> float:
-    return 1.0 + size % 2  # of some examples none
+    return 1.0 + size % 2  # some examples have none
 
 
 def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:

@@ -1,4 +1,4 @@
-"""Expert gated: of a token's experts each gate and up, and SwiGLU of both, in one call.
+"""Expert gated: gate and up of each of a token's experts, and SwiGLU of both, in one call.
 
 reference    gated, expert by expert
 numba        the same
@@ -55,8 +55,8 @@ def reference(
     gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
     out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """gate, up and out, float32 (pairs, rows) each, as `gated` makes them of x[p] and of the weights of experts[p];
-    weights, experts and x are as `expert_linear` takes them."""
+    """gate, up and out, float32 (pairs, rows) each, are those of `gated` for x[p] and the weights of experts[p].
+    weights, experts and x are as in `expert_linear`."""
     for kernel, call in parts((gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch)):
         kernel.reference(*call)
 
@@ -72,7 +72,7 @@ def expert_gated(
 
 
 def _calls(arguments: Arguments) -> list[Arguments]:
-    """Of each pair what `gated` takes."""
+    """Return the arguments of `gated` for each pair."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     return [
         (
@@ -84,7 +84,7 @@ def _calls(arguments: Arguments) -> list[Arguments]:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The products that a call is, and SwiGLU behind those of each pair."""
+    """Return the products of a call, each pair's followed by its SwiGLU."""
     return tuple(part for call in _calls(arguments) for part in gated.parts(call))
 
 
@@ -108,7 +108,7 @@ KERNEL expert_gated({expert_parameters("gate")},
 
 @cache
 def module_of(code: int) -> CudaModule:
-    """The CUDA C++ for gate and up of a format, with activations as they are."""
+    """Return the CUDA C++ of gate and up of a format, with unrounded activations."""
     block_format = FORMATS[code]
     name = f"expert_gated_{block_format.name.lower()}"
     return CudaModule(name, source_of([block_format], [_entry(block_format)]))
@@ -116,7 +116,7 @@ def module_of(code: int) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int], shape: turns.Shape) -> CudaModule:
-    """The CUDA C++ for activations in int8, whose rows have threads of that shape."""
+    """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
 
@@ -125,7 +125,7 @@ def launches(
     gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
     out: Any, scratch: Any,
 ) -> Sequence[Launch]:  # fmt: skip
-    """One for all pairs, behind the codes of activations where these are int8; with activations as they are and
+    """One launch for all pairs, after the activations' codes if these are int8. With unrounded activations and
     weights of two formats, two products and SwiGLU."""
     (pairs, rows), columns = out.shape, x.shape[1]
     both = *expert_arguments(gate_weights, gate), *expert_arguments(up_weights, up)
@@ -151,7 +151,7 @@ def launches(
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same of some rows, which are the same of all matrices."""
+    """Return the same call for some rows, which are the same in all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))
@@ -159,8 +159,8 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
-    """Elements are outputs, pairs x rows; the matrices: of one expert. Those of each pair are read once a call, as is
-    the one row of activations."""
+    """Elements are outputs, pairs x rows; the matrices are one expert's. Each pair's are read once a call, like the
+    one row of activations."""
     after = activation.work()
     return KernelWork(
         flops_per_element=4.0 * gate.columns + after.flops_per_element,
@@ -185,7 +185,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
 
 
 def kernel_for(codes: tuple[int, int], threads: int = 1, is_int8: bool = False) -> Kernel:
-    """The kernel for weights of two formats; its examples are of `threads`."""
+    """Return the kernel for weights of two formats; its examples use `threads`."""
     formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
     return Kernel(
         name=f"{'_'.join(formats)}_expert_gated{'_int8' * is_int8}",

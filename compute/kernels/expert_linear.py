@@ -1,8 +1,8 @@
-"""Expert linear: of a token's experts each y = W x, with the weights of those that a router has chosen.
+"""Expert linear: y = W x for each of a token's experts, with the weights of the experts that a router has chosen.
 
 reference    linear, expert by expert
 numba        the same
-cuda         one launch of all, whose blocks read which expert is theirs: a graph that runs again finds others
+cuda         one launch of all; each block reads the number of its expert, so that a graph can run again with others
 
 A pair is the token and one of its experts.
 """
@@ -41,11 +41,11 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
 NO_BIAS = np.zeros(0, np.float32)
-COUNT, PAIRS = 5, 3  # experts of examples, and of these the chosen ones
+COUNT, PAIRS = 5, 3  # experts of examples, and how many of them are chosen
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """out[p] as `linear` or, with an Int8Scratch, `linear_int8` makes it of x[p] and weights[experts[p]].
+    """out[p] is the result of `linear` or, with an Int8Scratch, `linear_int8` for x[p] and weights[experts[p]].
 
     weights: uint8 (all experts, rows, row_bytes); experts: int64 (pairs,); x: float32 (pairs, columns), or one row
     for all; out: float32 (pairs, rows).
@@ -61,7 +61,7 @@ def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scrat
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The products that a call is, one for each pair."""
+    """Return the products of a call, one for each pair."""
     code, weights, experts, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
     return tuple(
@@ -71,7 +71,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def row_of(x: Any, pair: int) -> Any:
-    """The activations of a pair, (1, columns)."""
+    """Return the activations of a pair, (1, columns)."""
     return x[pair : pair + 1] if len(x) > 1 else x
 
 
@@ -98,17 +98,17 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 @cache
 def module_in_turn(code: int, shape: turns.Shape) -> CudaModule:
-    """The CUDA C++ for activations in int8, whose rows have threads of that shape."""
+    """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"], of_experts=True)
 
 
 def step_of(x: Any) -> Any:
-    """How far activations of a pair are from those of the one before."""
+    """Return the distance between the activations of two pairs."""
     return np.int32(x.shape[1] if len(x) > 1 else 0)
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """One for all pairs, behind the codes of activations where these are int8."""
+    """One launch for all pairs, after the activations' codes if these are int8."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):
@@ -124,7 +124,8 @@ def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: A
 
 
 def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
-    """Elements are outputs, pairs x rows; `weight`: of one expert. Those of each pair and x are read once a call."""
+    """Elements are outputs, pairs x rows; `weight` is one expert's. Each pair's weights and x are read once a
+    call."""
     return KernelWork(
         flops_per_element=2.0 * weight.columns,
         bytes_per_call=float(pairs * weight.size_bytes),
@@ -134,14 +135,14 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same of some rows, which are the same of all experts."""
+    """Return the same call for some rows, which are the same for all experts."""
     code, weights, experts, x, out, scratch = arguments
     rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch
 
 
 def rows_of(arguments: Arguments, turn: int) -> Any:
-    """The rows that `narrow` leaves of what a linear kernel multiplies by."""
+    """Return the rows that `narrow` keeps of a linear kernel's weights."""
     code, weights, _, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
     return kernel.narrow((code, np.arange(weights.shape[1]), NO_BIAS, x, out, scratch), turn)[1]
@@ -150,14 +151,14 @@ def rows_of(arguments: Arguments, turn: int) -> Any:
 def example_matrices(
     block_format: BlockFormat, rng: np.random.Generator, shape: tuple[int, int], is_int8: bool
 ) -> Any:
-    """Weights of COUNT experts of such a shape, uint8 (experts, rows, row_bytes); for int8 interleaved."""
+    """Return weights of COUNT experts of that shape, uint8 (experts, rows, row_bytes); interleaved for int8."""
     rows, columns = shape
     matrix = QuantizedMatrix.of(block_format, floats(rng, COUNT * rows, columns))
     return (InterleavedMatrix.of(matrix) if is_int8 else matrix).data.reshape(COUNT, rows, -1)
 
 
 def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, int]:
-    """Rows and columns that matrices of these formats can have."""
+    """Return rows and columns that matrices of these formats can have."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
     if all(FORMATS[code].block_elements < 256 for code in codes):
@@ -177,12 +178,12 @@ def _examples(block_format: BlockFormat, threads: int, is_int8: bool) -> Callabl
 
 
 def example_scratch(columns: int, threads: int, is_int8: bool) -> Any:
-    """For the activations of examples."""
+    """Return the scratch for the activations of examples."""
     return Int8Scratch.of(PAIRS, columns, threads) if is_int8 else np.zeros((threads, columns), np.float32)
 
 
 def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = False) -> Kernel:
-    """The kernel for weights of one format; its examples are of `threads`."""
+    """Return the kernel for weights of one format; its examples use `threads`."""
     code = block_format.code
     modules = (QUANTIZE, module_in_turn(code, turns.Shape(4, 1))) if is_int8 else (MODULES[code],)
     return Kernel(

@@ -1,9 +1,9 @@
 """Gated: gate and up, two products of the same activations, and SwiGLU of both, in one call.
 
 reference    two linear ones and swiglu
-numba        what the products need of the activations is made once (int8: their codes), and rows and what becomes of
-             them are one loop over threads. 2 vCPU Zen, 2 x 3,840 rows of 768 columns, int8: 0.99x of the time of
-             three calls on one thread, 0.74x on two
+numba        the activations are prepared once (int8: their codes), and one loop over threads does rows and SwiGLU.
+             2 vCPU Zen, 2 x 3,840 rows of 768 columns, int8: 0.99x of the time of three calls on one thread, 0.74x
+             on two
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def reference(
     gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
     up: Any, out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """gate and up, each as `linear` or, with an Int8Scratch, `linear_int8` makes it of x, float32 (tokens, columns);
-    out as `swiglu` makes it of them. Both matrices have as many rows."""
+    """gate and up are results of `linear` or, with an Int8Scratch, `linear_int8` for x, float32 (tokens, columns).
+    out is `swiglu` of them. Both matrices have equal numbers of rows."""
     gate_part, up_part = (gate_code, gate_weights, gate_bias), (up_code, up_weights, up_bias)
     for kernel, call in parts((*gate_part, *up_part, x, gate, up, out, scratch)):
         kernel.reference(*call)
@@ -91,14 +91,14 @@ KERNEL gated_{tokens}({matrix_parameters("gate")},
 
 @cache
 def module_in_turn(codes: tuple[int, int], shape: turns.Shape) -> CudaModule:
-    """The CUDA C++ for one token in int8, whose rows have threads of that shape."""
+    """Return the CUDA C++ for one token in int8, with a row's threads in that shape."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out")
 
 
 @cache
 def module_of(code: int, is_int8: bool) -> CudaModule:
-    """The CUDA C++ for gate and up of a format; an entry each for 1, 2, 4 and 8 tokens."""
+    """Return the CUDA C++ for gate and up of a format; an entry each for 1, 2, 4 and 8 tokens."""
     block_format = FORMATS[code]
     entries = [_entry(block_format, tokens, is_int8) for tokens in TOKENS]
     name = f"gated{'_int8' * is_int8}_{block_format.name.lower()}"
@@ -109,7 +109,7 @@ def launches(
     gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
     up: Any, out: Any, scratch: Any,
 ) -> Sequence[Launch]:  # fmt: skip
-    """One, behind the codes of activations where these are int8. With tiles, and of two formats, two products and
+    """One launch, after the activations' codes if these are int8. With tiles, or two formats, two products and
     SwiGLU."""
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
@@ -147,7 +147,8 @@ def launches(
 
 
 def with_bf16(*arguments: Any) -> Sequence[Launch]:
-    """As `launches` of many tokens, and `out` in bfloat16 at the beginning of `rounded`, the last of `arguments`."""
+    """As `launches` for many tokens, with `out` also in bfloat16 at the beginning of `rounded`, the last of
+    `arguments`."""
     *matrices, x, gate, up, out, scratch, rounded = arguments
     both = (*matrices[:3], gate), (*matrices[3:], up)
     after = activation.SWIGLU.cuda
@@ -157,7 +158,7 @@ def with_bf16(*arguments: Any) -> Sequence[Launch]:
 
 
 def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
-    """The CUDA version for weights of two formats."""
+    """Return the CUDA version for weights of two formats."""
     gate, up = codes
     assert activation.SWIGLU.cuda is not None
     modules = list(activation.SWIGLU.cuda.modules)
@@ -174,7 +175,7 @@ def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The products that a call is, and what follows them."""
+    """Return the products of a call, and SwiGLU."""
     *matrices, x, gate, up, out, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, product, scratch) for at, product in ((0, gate), (3, up))]
@@ -182,7 +183,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same of some rows, which are the same of both matrices."""
+    """Return the same call for some rows, which are the same in both matrices."""
     (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
     gate, up = gate_kernel.narrow(gate_call, turn), up_kernel.narrow(up_call, turn)
     with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]), turn)
@@ -190,8 +191,8 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, biases: int) -> KernelWork:
-    """Elements are outputs, tokens x rows; `biases`: of how many of the two. Weights are read once a call, x once a
-    token."""
+    """Elements are outputs, tokens x rows; `biases`: how many of the two have one. Weights are read once a call, x
+    once a token."""
     after = activation.work()
     return KernelWork(
         flops_per_element=4.0 * gate.columns + biases + after.flops_per_element,
@@ -206,14 +207,14 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
-        gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)  # products near 1: where a gate is neither open nor shut
+        gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)  # products near 1, so that a gate is neither open nor shut
         return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
 
     return examples
 
 
 def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8: bool = False) -> Kernel:
-    """The kernel for weights of two formats; its examples are of `tokens` and `threads`."""
+    """Return the kernel for weights of two formats; its examples have `tokens` and `threads`."""
     formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
     return Kernel(
         name=f"{'_'.join(formats)}_gated{'_int8' * is_int8}",

@@ -1,9 +1,9 @@
-"""KV write: puts the new keys and values where attention finds them, head by head, rounded to what a cache holds.
+"""KV write: stores the new keys and values in attention's layout, head by head, rounded to the cache's type.
 
 reference    transposed NumPy assignments
-numba        the same copy without NumPy's temporaries and call overhead; sixteen keys that lie beside each other are
-             written row by row of the cache, read from sixteen rows in L1: 1.6x of token by token, of float16 2.1x
-cuda         a thread a number, of keys and values; the position is read on the device
+numba        the same copy without NumPy's temporaries and call overhead. Sixteen keys that are stored together are
+             written row by row of the cache, and read from sixteen rows in L1: 1.6x of token by token, float16 2.1x
+cuda         a thread per number, of keys and values; the position is read on the device
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """k, v: float32 (tokens, kv_heads * head_dim); the caches: as attention's `empty_caches` or `plain_caches`
-    makes them. What these cannot hold, and an infinity, is NaN there."""
+    """k, v: float32 (tokens, kv_heads * head_dim); the caches: from attention's `empty_caches` or `plain_caches`.
+    Values beyond the cache's range, and infinities, become NaN."""
     kv_heads, _, head_dim = k_cache.shape[:3]
     tokens = k.shape[0]
     at = np.arange(start, start + tokens)
@@ -97,7 +97,7 @@ KERNEL kv_write_{name}(const float* k, const float* v, const int* start, {number
 
 
 def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each key's number and that of its value; plain caches."""
+    """A thread for each number of a key and that of its value; plain caches."""
     columns, (_, context, head_dim) = k.shape[1], k_cache.shape
     entry = "kv_write_f16" if k_cache.dtype == np.uint16 else "kv_write_f32"
     sizes = (np.int32(one) for one in (columns, head_dim, padded(head_dim), context))
@@ -105,7 +105,7 @@ def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[Cu
 
 
 def work(cache_bytes: int) -> KernelWork:
-    """Elements are values written, keys and values both; each is read once and written once, in `cache_bytes`."""
+    """Elements are values written, of keys and values; each is read once and written once, in `cache_bytes`."""
     return KernelWork(bytes_per_element=FLOAT_BYTES + cache_bytes)
 
 
@@ -118,7 +118,7 @@ def _examples(dtype: Any) -> Any:
 
 
 def kernel_for(dtype: Any = np.uint16) -> Kernel:
-    """The kernel; its examples are of a cache of `dtype`."""
+    """Return the kernel; its examples have a cache of `dtype`."""
     return Kernel(
         "kv_write",
         reference,

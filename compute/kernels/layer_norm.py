@@ -29,8 +29,8 @@ from cbtop.compute.kernels.rms_norm import CUDA_SCALE, LARGEST_SUM
 
 
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """x, out: float32 (tokens, hidden); weight, bias: float32 (hidden,); `bias` has no elements where there is none.
-    (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; epsilon as all that implement it have it)"""
+    """x, out: float32 (tokens, hidden); weight, bias: float32 (hidden,); `bias` may be empty. (Ba, Kiros & Hinton
+    2016, "Layer Normalization", equations 3 and 4; epsilon as in all implementations)"""
     wide = x.astype(np.float64)
     apart = wide - wide.mean(axis=1, keepdims=True)
     variance = (apart * apart).mean(axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
+    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         total = np.float32(0)
@@ -196,14 +196,14 @@ def launches(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> tuple[
 
 
 def with_bf16(x: Any, weight: Any, bias: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, and `out` in bfloat16 at the beginning of `rounded`, uint16."""
+    """As `launches`, with `out` also in bfloat16 at the beginning of `rounded`, uint16."""
     return (_by_row("layer_norm_bf16", x, weight, bias, epsilon, out, rounded),)
 
 
 def with_codes(
     x: Any, weight: Any, bias: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
+    """As `launches`, with the codes and factors of `out` at the beginning of these. One launch if rows are whole
     blocks of 32 that fit into registers."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
@@ -212,9 +212,8 @@ def with_codes(
 
 
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. Of the mean an addition; of the variance a subtraction, a square and an addition; a
-    subtraction, two multiplications, the bias. x is read three times, as written; on a GPU once, where its registers
-    hold the row."""
+    """Elements are outputs. Mean: an addition; variance: a subtraction, a square and an addition; then a subtraction,
+    two multiplications, the bias. x is read three times; on a GPU once, if its registers hold the row."""
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 3.0
     return KernelWork(
         flops_per_element=7.0 + has_bias,
@@ -225,8 +224,8 @@ def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # where epsilon counts
-    x[1] += np.float32(10)  # where the mean does
+    x[0] *= np.float32(1e-3)  # makes epsilon count
+    x[1] += np.float32(10)  # makes the mean count
     return x, floats(rng, size), floats(rng, size), 1e-5, np.zeros((3, size), np.float32)
 
 

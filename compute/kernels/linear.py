@@ -1,10 +1,10 @@
 """Linear: y = x @ W.T + bias with W quantised; the bulk of a decoder's time.
 
-reference    dequantises all of W: the meaning, 10-100x slower
+reference    dequantises all of W: the definition, 10-100x slower
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
-             More tokens: one row at a time is dequantised into a scratch row that stays in L1 and meets all
-             tokens, four at a time. One thread or a chunk of rows for each.
-cuda         some rows a block, of planes (quantization/planes.py); eight tokens share a reading of weights
+             More tokens: one row at a time is dequantised into a scratch row that stays in L1 and is multiplied
+             by all tokens, four at a time. One thread or a chunk of rows for each.
+cuda         some rows a block, from planes (quantization/planes.py); eight tokens share a read of weights
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
-CHECKED_ROWS = 64  # of a live matrix; the whole of an output matrix would take seconds to dequantise
+CHECKED_ROWS = 64  # of a live matrix; dequantising a whole output matrix would take seconds
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """out[tokens, rows] = x[tokens, columns] @ W.T + bias; `bias` has no elements where there is none."""
+    """out[tokens, rows] = x[tokens, columns] @ W.T + bias; `bias` may be empty."""
     matrix = FORMATS[code].dequantize(weights).astype(np.float64)  # (rows, columns)
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-# The row functions that the code below calls. Each format has a copy of the code with its own in place of these, so
-# that of all formats only those are compiled that a model has.
+# The row functions that the code below calls. Each format has a copy of the code with its own functions, so that only
+# the formats of a model are compiled.
 _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 
 @jit
 def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
-    """out[:, row] = x @ scratch[chunk] + bias, four tokens for each reading of the scratch row."""
+    """out[:, row] = x @ scratch[chunk] + bias, four tokens for each read of the scratch row."""
     tokens = np.uint64(x.shape[0])
     columns = np.uint64(x.shape[1])
     whole = tokens - tokens % np.uint64(4)
@@ -81,7 +81,7 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
 
 
 def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """The rows of one chunk of `chunks`."""
+    """Do the rows of one chunk of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
         offset = bias[row] if bias.shape[0] else np.float32(0)
@@ -93,7 +93,7 @@ def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, c
 
 
 def _compiled(block_format: BlockFormat) -> CompiledRows:
-    """`_rows` for weights of one format; compiled when they are first called."""
+    """Return `_rows` for weights of one format, which compiles when it is first called."""
     name, dequantize_row, dot_row = block_format.name, block_format.dequantize_row, block_format.dot_row
     return CompiledRows(jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row)))
 
@@ -102,8 +102,8 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """What rows of a format need of x besides x, before the first of them. ValueError where there is no such code,
-    and where one token is not of float32."""
+    """Prepare what rows of a format need of x besides x itself. Raises ValueError for an unknown code, and for one
+    token that is not float32."""
     prepare_format = FORMATS[known(code)].prepare
     if x.shape[0] == 1:
         check_floats(x)
@@ -112,9 +112,9 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """As `reference`. `scratch` is float32 (threads, columns or more): its rows are the threads to use.
+    """As `reference`. `scratch` is float32 (threads, columns or more): it has a row for each thread to use.
 
-    Raises ValueError for the code of a format that is not known, and for one token that is not of float32.
+    Raises ValueError for an unknown format code, and for one token that is not float32.
     """
     prepare(code, x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, x, scratch, out, scratch.shape[0])
@@ -143,7 +143,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """One, of up to eight tokens at a time; `scratch` is not needed."""
+    """One launch, for up to eight tokens at a time; `scratch` is not needed."""
     tokens, columns = x.shape
     arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
     block, several = block_of(FORMATS[code], columns, is_int8=False), together(tokens)
@@ -152,7 +152,7 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
 
 
 def dtype_of(weights: Matrix) -> str:
-    """Of what a product by them multiplies."""
+    """Return the type that products by these weights multiply."""
     return "int8" if weights.takes_int8 else "float32"
 
 
@@ -167,14 +167,14 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same product for CHECKED_ROWS rows, spread over the matrix: with each turn for the next ones."""
+    """Return the same product for CHECKED_ROWS rows, spread over the matrix; each turn takes the next ones."""
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
 def spread(number: int, at_most: int, turn: int) -> Any:
-    """Places below `number`, int64, as far apart as can be; in turn 0 the first and the last are among them."""
+    """Return places below `number`, int64, as far apart as possible; in turn 0 with the first and the last."""
     return np.unique((np.linspace(0, number - 1, at_most).astype(np.int64) + turn) % number)
 
 
@@ -192,7 +192,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
-    """The linear kernel for weights of one format; its examples are of `tokens` and `threads`."""
+    """Return the linear kernel for weights of one format; its examples have `tokens` and `threads`."""
     return Kernel(
         name=f"{block_format.name.lower()}_linear",
         reference=reference,

@@ -1,16 +1,16 @@
 """Linear, bf16: y = x @ W.T + bias for many tokens, with interleaved W and x both rounded to bfloat16.
 
 reference    float64 product of the same rounded weights and activations
-numba        AMX: of 32 rows a stretch of columns is dequantised into tiles, which meet all tokens: one instruction
-             multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are in the weights, so that sums need
-             none. One thread, or some groups of rows for each. 2.9x of linear_int8's speed with 32 tokens, 4.5x with
-             64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
+numba        AMX: some columns of 32 rows are dequantised into tiles, which are multiplied by all tokens: one
+             instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are in the weights, so sums
+             need none. One thread, or some groups of rows for each. 2.9x of linear_int8's speed with 32 tokens, 4.5x
+             with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
 cuda         x is rounded, W dequantised into scratch, and cuBLAS multiplies the two
 
 Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles
-of int8, which multiply twice as many numbers an instruction, are not used: each block of columns has scales of its
-own, so that behind every instruction all sums of a tile have to be scaled. Together that takes 1.92 times as long as
-tiles of bfloat16 do for the same columns. Tiles are configured in each call: 86 ns, 0.001 of the smallest product
+of int8 multiply twice as many numbers an instruction, but are not used: each block of columns has its own scales, so
+all sums of a tile must be scaled after every instruction. Together that takes 1.92 times as long as tiles of bfloat16
+for the same columns. Tiles are configured in each call: 86 ns, 0.001 of the smallest product
 (`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
 """
 
@@ -80,15 +80,16 @@ U = np.uint64
 TOKENS = 16  # of a tile
 STEP = 32  # columns of a tile
 WORDS = 256  # 32-bit ones, of a tile
-STRETCH = 1024  # columns that are dequantised at once: with as much of 128 tokens they stay in L2
+STRETCH = 1024  # columns that are dequantised at once: with the same columns of 128 tokens they stay in L2
 PANEL = STRETCH // STEP * WORDS  # words of the weights of sixteen rows
 
 
 @dataclass(frozen=True, slots=True)
 class TileScratch:
-    """What a product writes into. `tiles`: uint32 (tokens / 16, columns * 8), the activations, 16 tokens x 32 columns
-    after each other; `panels`: float32 (threads, words), of each thread weights of twice sixteen rows, and four tiles
-    of sums. Rows of tiles begin where lines of the cache do: else each is two, and a product takes twice as long."""
+    """The buffers that a product writes into. `tiles`: uint32 (tokens / 16, columns * 8), the activations, in blocks
+    of 16 tokens x 32 columns; `panels`: float32 (threads, words), each thread's weights of twice sixteen rows, and
+    four tiles of sums. Rows of tiles begin at cache lines: otherwise each is in two, and a product takes twice as
+    long."""
 
     tiles: Any
     panels: Any
@@ -103,9 +104,9 @@ class TileScratch:
 
 @dataclass(frozen=True, slots=True)
 class CudaScratch:
-    """What a product on a GPU writes into, bfloat16 as uint16: `x` (tokens * columns or more,) and `weights` (rows *
-    columns or more,): one for all matrices of a decoder has room for the largest of them, and for those that are
-    multiplied together. Of these `sums`, float32 (tokens * rows of all or more,)."""
+    """The buffers that a product on a GPU writes into, bfloat16 as uint16: `x` (tokens * columns or more,) and
+    `weights` (rows * columns or more,). One for all matrices of a decoder has room for the largest, and for matrices
+    that are multiplied together. The latter's `sums` are float32 (tokens * rows of all or more,)."""
 
     x: Any
     weights: Any
@@ -118,7 +119,7 @@ def _on_pages(dtype: Any, rows: int, columns: int) -> Any:
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """out[tokens, rows] = bf16(x)[tokens, columns] @ bf16(W).T + bias; `bias` has no elements where there is none.
+    """out[tokens, rows] = bf16(x)[tokens, columns] @ bf16(W).T + bias; `bias` may be empty.
 
     `weights` are interleaved.
     """
@@ -133,7 +134,7 @@ def _rounded(values: Any) -> Any:
 
 @jit
 def _round_tokens(x: Any, tiles: Any) -> None:
-    """x as tiles; those beyond the last token are zeros."""
+    """Write x into tiles, with zeros after the last token."""
     tokens, steps = U(x.shape[0]), U(x.shape[1] // STEP)
     for tile in range((tokens + U(TOKENS - 1)) // U(TOKENS)):
         first = tile * U(TOKENS)
@@ -149,7 +150,7 @@ def _round_tokens(x: Any, tiles: Any) -> None:
 
 @jit_inlined
 def _four_columns(q: Any, scales: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Two rows of a tile: two columns of sixteen rows of weights each."""
+    """Write two rows of a tile: two columns of sixteen rows of weights each."""
     scale, other_scale, offset, other_offset = scales
     low = multiply_add(column_pairs(q, 0, 0), scale, offset)
     high = multiply_add(column_pairs(q, 0, 1), other_scale, other_offset)
@@ -172,7 +173,7 @@ def _sixteen_columns(
 
 @jit_inlined
 def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """A tile of scale * weights - minimum: one scale and one minimum for 32 columns."""
+    """Write a tile of scale * weights - minimum: one scale and one minimum for 32 columns."""
     q, r, s, t, a, b, c, d, scale, minimum = found
     offset = multiply(minimum, splat(np.float32(-1)))
     _sixteen_columns(q, r, s, t, scale, offset, panels, chunk, at)
@@ -181,7 +182,7 @@ def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """A tile of scale * (weights - 32): a scale for 16 columns each."""
+    """Write a tile of scale * (weights - 32): a scale for 16 columns each."""
     q, r, s, t, a, b, c, d, first, last = found
     less = splat(np.float32(-32))
     _sixteen_columns(q, r, s, t, first, multiply(first, less), panels, chunk, at)
@@ -190,19 +191,19 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """As `_write_with_minimum`, a scale and a minimum for 16 columns each."""
+    """As `_write_with_minimum`, with a scale and a minimum for 16 columns each."""
     q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
     less = splat(np.float32(-1))
     _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
     _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
+# A format's functions and sizes: each format has a copy of the code below with its own.
 _unpack, _write, _BLOCK_BYTES, _BLOCK_COLUMNS = unpack_q4_k, _write_with_minimum, Q4_K.block_bytes, 256
 
 
 def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
-    """`count` columns of sixteen rows, from `first` on, as tiles."""
+    """Write `count` columns of sixteen rows, from `first` on, as tiles."""
     begin = first // U(STEP)
     for step in range(count // U(STEP)):
         _write(_unpack(w, row, begin + step, U(0)), panels, chunk, at + step * U(WORDS))
@@ -222,7 +223,8 @@ _dequantize = _dequantize_128
 
 
 def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """The sums of two tiles of tokens, from word `begin` on, and both panels, as four tiles behind these."""
+    """Multiply two tiles of tokens, from word `begin` on, by both panels. The sums are four tiles after the
+    panels."""
     zero_tile(0)
     zero_tile(1)
     zero_tile(2)
@@ -244,7 +246,7 @@ def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk
 
 
 def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """As `_two_tiles`, of one tile of tokens."""
+    """As `_two_tiles`, for one tile of tokens."""
     zero_tile(0)
     zero_tile(1)
     for step in range(steps):
@@ -260,13 +262,13 @@ def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk:
 
 @jit
 def _number(word: Any, is_high: Any) -> Any:
-    """One of the two bfloat16 in 32 bits."""
+    """Return one of the two bfloat16 in 32 bits."""
     bits = np.uint32(word & np.uint32(0xFFFF0000)) if is_high else np.uint32(word << np.uint32(16))
     return np.uint32(bits).view(np.float32)
 
 
 def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """As `_one_tile`, for processors without tiles: they do not run this, but tests of the rest do on them."""
+    """As `_one_tile`, without tiles: for tests on processors that lack them."""
     for panel in range(U(2)):
         for token in range(U(TOKENS)):
             to = U(2 * PANEL) + panel * U(WORDS) + token * U(ROWS)
@@ -291,7 +293,7 @@ _two_tiles, _one_tile = jit_inlined(_two_tiles), jit_inlined(_one_tile if HAS_TI
 def _add_sums(
     panels: Any, chunk: Any, is_first: Any, out: Any, token: Any, count: Any, row: Any, groups: Any
 ) -> None:
-    """out = sums, or with those of the columns before; of so many tokens and groups of rows."""
+    """out = sums, plus out unless these are the first columns; for `count` tokens and `groups` groups of rows."""
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
         for group in range(groups):
@@ -304,7 +306,7 @@ def _add_sums(
 
 @jit_inlined
 def _multiply(tiles: Any, first: Any, count: Any, panels: Any, chunk: Any, out: Any, row: Any, groups: Any) -> None:
-    """All tokens times what of some columns lies in the panels."""
+    """Multiply all tokens by the columns in the panels."""
     tokens, begin, steps = U(out.shape[0]), first // U(STEP) * U(WORDS), count // U(STEP)
     token: Any = U(0)
     while token < tokens:
@@ -319,7 +321,7 @@ def _multiply(tiles: Any, first: Any, count: Any, panels: Any, chunk: Any, out: 
 
 
 def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """The whole groups of rows of one chunk of `chunks`, two at a time, for all tokens."""
+    """Do the whole groups of rows of one chunk of `chunks`, two at a time, for all tokens."""
     groups, columns = w.shape[0] // ROWS, U(w.shape[1] // _BLOCK_BYTES * _BLOCK_COLUMNS)
     group: Any = U(chunk * groups // chunks)
     end, own = U((chunk + 1) * groups // chunks), U(chunk)
@@ -342,8 +344,8 @@ def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, ch
 
 
 def _compiled(block_format: BlockFormat, unpack: Any, write: Any) -> CompiledRows:
-    """`_groups` of one format; compiled when they are first called."""
-    # The cache is one for all that run on this processor, whether the system lets them use tiles or not.
+    """Return `_groups` of one format, which compiles when it is first called."""
+    # All processes on this processor share the cache, whether or not the system lets them use tiles.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
@@ -376,7 +378,8 @@ ROWS_OF: dict[int, CompiledRows] = {
 
 
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
-    """What rows take of activations: their tiles, and the scratch beside them. ValueError where x is not float32."""
+    """Return what rows need of the activations: their tiles, and the other scratch. Raises ValueError if x is not
+    float32."""
     check_floats(x)
     _round_tokens(x, scratch.tiles)
     return scratch.tiles, scratch.panels
@@ -479,7 +482,7 @@ def _dequantized(code: int, weights: Any, to: Any, size: int) -> CudaLaunch:
 
 
 def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Of each matrix its product with the same activations, in turn: they share the scratch."""
+    """Return the products of several matrices with the same activations, in turn, because they share the scratch."""
     columns = x.shape[1]
     found: list[Launch] = [_in_bf16(x, scratch)]
     for code, weights, bias, out in matrices:
@@ -492,7 +495,7 @@ def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScr
 
 
 def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """As `launches_of_several`, of three, in one product, whose sums are then taken apart: a matrix of few rows
+    """As `launches_of_several`, for three, in one product whose sums are then separated, because a matrix of few rows
     leaves most of a GPU idle. On an H100 512 tokens of a 7B took 22.1 ms with it, and 22.6 without (one run each).
     """
     (tokens, columns), all_rows = x.shape, sum(out.shape[1] for *_, out in matrices)
@@ -511,18 +514,18 @@ def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScrat
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Activations and weights as bfloat16, their product, and the bias where there is one."""
+    """Round activations and weights to bfloat16, multiply them, and add the bias, if any."""
     return launches_of_several([(code, weights, bias, out)], x, scratch)
 
 
 def cuda_modules(code: int) -> tuple[CudaModule, ...]:
-    """Those that `launches` may be of."""
+    """Return the modules that `launches` may use."""
     return ROUND, MODULES[code]
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[..., Arguments]:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)  # the largest is more than a stretch
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)  # the largest has more columns than STRETCH
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
@@ -534,7 +537,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_tokens, threads: int = 1) -> Kernel:
-    """The kernel for interleaved weights of one format; its examples are of `tokens` and `threads`."""
+    """Return the kernel for interleaved weights of one format; its examples have `tokens` and `threads`."""
     return Kernel(
         name=f"{block_format.name.lower()}_linear_bf16",
         reference=reference,

@@ -1,14 +1,14 @@
-"""Linear, int8: y = x @ W.T + bias with interleaved W and x in int8, as quantize_rows leaves it.
+"""Linear, int8: y = x @ W.T + bias with interleaved W, and x in int8 from quantize_rows.
 
 reference    float64 product of the dequantised weights and the same int8 activations
-numba        sixteen rows at a time: four weights of each and four codes are multiplied and added by one instruction
-             (AVX-512 VNNI; AVX2 takes four or five), exactly; then one scale a row. One token by AVX2 is in
-             one_token_avx2. Of four tokens and more, a
-             stretch of sixteen rows is spread to bytes once, and four tokens share every reading of it. One thread,
-             or some groups of rows for each. With AMX products of many tokens are those of linear_bf16.
-cuda         a block a row, of planes (quantization/planes.py); dp4a
+numba        sixteen rows at a time: one instruction multiplies and adds four weights of each and four codes (AVX-512
+             VNNI; AVX2 takes four or five), exactly; then one scale a row. One token by AVX2 is in one_token_avx2.
+             From four tokens on, some columns of sixteen rows are spread to bytes once, and four tokens share every
+             read of them. One thread, or some groups of rows for each. With AMX linear_bf16 does products of many
+             tokens.
+cuda         a block per row, from planes (quantization/planes.py); dp4a
 
-x is rounded, so that y is as far from the product of x itself as int8 is.
+x is rounded, so y differs from the product of x itself by the rounding to int8.
 """
 
 from __future__ import annotations
@@ -109,17 +109,16 @@ from cbtop.compute.settings import crossovers
 
 U = np.uint64
 LINE = 64  # bytes
-SCALES = 8 * LINE  # where factors lie behind the weights of 32 columns of sixteen rows, a byte each
+SCALES = 8 * LINE  # the offset of the factors, after the weights of 32 columns of sixteen rows, a byte each
 SPREAD = SCALES + 2 * LINE
 STRETCH = 32  # times 32 columns that are spread at once: 20 KiB, which stay in L1
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Scratch:
-    """Where a product puts its activations: codes and factors of `quantize_rows`; its threads, on a GPU its
-    multiprocessors; and, where the processor has tiles, a TileScratch for products of many tokens; on a GPU a
-    CudaScratch, or None. `holds_codes`: those of the activations are there already, as `rms_norm_int8` has left
-    them."""
+    """The buffers for a product's activations: codes and factors of `quantize_rows`; its threads (on a GPU its
+    multiprocessors); and for products of many tokens a TileScratch if the processor has tiles, on a GPU a
+    CudaScratch, or None. `holds_codes`: the activations' codes are already there, from `rms_norm_int8`."""
 
     codes: Any
     factors: Any
@@ -134,15 +133,15 @@ class Int8Scratch:
         return cls(*empty_codes(tokens, columns), threads, tiles)
 
     def first(self, tokens: int) -> Int8Scratch:
-        """The same for fewer tokens."""
+        """Return the same for fewer tokens."""
         return replace(self, codes=self.codes[:tokens], factors=self.factors[:tokens])
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
 
-    `weights` are interleaved; `bias` has no elements where there is none. Of `bf16_tokens` (Crossovers) and more,
-    with tiles in the scratch: as `linear_bf16`.
+    `weights` are interleaved; `bias` may be empty. From `bf16_tokens` (Crossovers) tokens on, with tiles in the
+    scratch: as `linear_bf16`.
     """
     if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
         linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
@@ -166,7 +165,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """As `_with_minimum`, of products of LESS_128: the minimum is in them."""
+    """As `_with_minimum`, for products of LESS_128, which include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -199,7 +198,7 @@ def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: A
     return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
-_LARGEST = 15  # that a weight is as `_unpack` gives it; of each format its own
+_LARGEST = 15  # the largest weight from `_unpack`; each format has its own
 
 
 def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
@@ -279,7 +278,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
+# A format's functions: each format has a copy of the code below with its own.
 _unpack, _add, _add_four = unpack_q4_k, _add_with_minimum, _add_four_with_minimum
 
 
@@ -288,7 +287,7 @@ def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # com
 
 
 def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
-    # Written out: every part has shifts and places of its own, which are constants here.
+    # Written out, because every part has its own shifts and places, which are constants here.
     _spread(_unpack(w, row, step, U(0)), panel, at)
     _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
     _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
@@ -307,9 +306,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# A step of Q5_K and Q6_K is a block, which is read once, in the order in which it lies, and in a loop: a Zen 4
-# reads a stream from memory at 30 GB/s by two to five loads in a loop, at 15 to 22 by sixteen to 48. It takes what
-# each load reads for a stream of its own, with a turn of the loop between its lines.
+# A step of Q5_K and Q6_K is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory
+# at 30 GB/s with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each
+# load as a separate stream with lines that are a turn of the loop apart.
 _four_columns, _factors, _COLUMNS_BYTES, _BLOCK_BYTES = (
     four_columns_q5_k,
     factors_q5_k,
@@ -396,7 +395,7 @@ def _one_token_q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: An
     return total
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
+# A format's functions: each format has a copy of the code below with its own.
 _four, _factors_of_16 = four_q2_k, factors_of_16_q2_k
 
 
@@ -404,7 +403,7 @@ def _add_sixteen(
     w: Any, row: Any, base: Any, at: Any, half: Any, part: Any, codes: Any, factors: Any, t: Any, block: Any,
     second: Any, total: Any,
 ) -> Any:  # compiled  # fmt: skip
-    """As `_add_with_minimum`, of 16 columns, 128 * half + 32 * part behind those that lie at `at`: the first or, with
+    """As `_add_with_minimum`, for 16 columns, 128 * half + 32 * part after those at `at`: the first or, with
     `second`, the last of 32."""
     found = (
         _four(w, row, at, half, part),
@@ -433,17 +432,17 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and how many times 32 columns these are
+_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and their number of 32 columns
 
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """out = total, or with that of the columns before."""
+    """out = total, plus out unless these are the first columns."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
 def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: Any, begin: Any) -> Any:  # compiled
-    """The first tokens, four at a time and as many as there are, times a group of rows; how many they are."""
+    """Multiply the first tokens, in fours, by a group of rows. Returns the number of these tokens."""
     tokens, steps, most = U(out.shape[0]) // U(4) * U(4), U(w.shape[1] // _STEP_BYTES), U(STRETCH // _PARTS)
     for first in range(U(0), steps, most):
         count = min(steps - first, most)
@@ -465,7 +464,7 @@ def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: A
 
 
 def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """The whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
+    """Do the whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
     begin = U(-panel.ctypes.data % LINE)
@@ -489,7 +488,8 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
 def _compiled(
     block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int, **more: Any
 ) -> CompiledRows:
-    """`_groups` of one format, with `parts` times 32 columns in a step; compiled when they are first called."""
+    """Return `_groups` of one format, with `parts` times 32 columns in a step. It compiles when it is first
+    called."""
     name = block_format.name
     own: dict[str, Any] = {
         **more,
@@ -507,12 +507,12 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """What makes sums of weights of which none is above `largest`."""
+    """Return the functions for sums of weights up to `largest`."""
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
 def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> CompiledRows:
-    """Of a format that is unpacked 32 columns after the others."""
+    """Return the rows of a format that is unpacked 32 columns at a time."""
     name, is_small = block_format.name, block_format.block_elements == BLOCK
     spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
     add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(largest)))
@@ -527,15 +527,15 @@ def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> Comp
 
 
 def _of_blocks(block_format: BlockFormat, one_token: Any, add_four: Any, largest: int, **pieces: Any) -> CompiledRows:
-    """Of a format that is unpacked block after block; `pieces` as `_spread_256` names them."""
+    """Return the rows of a format that is unpacked block by block; `pieces` are names of `_spread_256`."""
     spread = copy_of(_spread_256, f"_spread_{block_format.name}", _BLOCK_BYTES=block_format.block_bytes, **pieces)
     return _compiled(block_format, 8, spread, one_token, add_four, largest)
 
 
 def _of_16_columns(block_format: BlockFormat, largest: int, **pieces: Any) -> CompiledRows:
-    """Of a format with a scale and a minimum for each 16 columns; `pieces` as `_spread_256` and `_add_sixteen` name
-    them."""
-    name, spread = block_format.name, SPREAD + 2 * LINE  # of the minima
+    """Return the rows of a format with a scale and a minimum for each 16 columns; `pieces` are names of `_spread_256`
+    and `_add_sixteen`."""
+    name, spread = block_format.name, SPREAD + 2 * LINE  # with the minima
     pieces |= {"_BLOCK_BYTES": block_format.block_bytes, "_store_factors": _store_four_factors, "SPREAD": spread}
     add = jit_inlined(copy_of(_add_sixteen, f"_add_sixteen_{name}", _LARGEST=largest, **pieces))
     return _compiled(
@@ -578,10 +578,10 @@ ROWS_OF: dict[int, CompiledRows] = {
 
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
-    """What is made once of activations for all rows that meet them: the rows by format, what these take for x, what
-    they take beside it, and the threads. Of an Int8Scratch int8 products; else `scratch` is as `linear` has it.
+    """Prepare activations once for all rows that use them. Returns the rows by format, their x, their `beside`, and
+    the number of threads. An Int8Scratch selects int8 products; otherwise `scratch` is that of `linear`.
 
-    ValueError where x is not of float32; of `linear` more tokens than one may be of another kind."""
+    Raises ValueError if x is not float32; several tokens of `linear` may have other types."""
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
         if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
@@ -594,7 +594,7 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
 
 
 def can_share(matrices: Sequence[Matrix]) -> bool:
-    """Whether products by all of these take the same of activations."""
+    """Return whether products by all of these prepare activations the same way."""
     if all(matrix.takes_int8 for matrix in matrices):
         return True
     is_plain = not any(matrix.takes_int8 for matrix in matrices)
@@ -628,7 +628,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
 
 @cache
 def module_in_turn(code: int, shape: turns.Shape) -> CudaModule:
-    """The CUDA C++ for one token, whose rows have threads of that shape."""
+    """Return the CUDA C++ for one token, with a row's threads in that shape."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
@@ -636,7 +636,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elem
 
 
 def takes_tiles(x: Any, scratch: Any) -> bool:
-    """Whether a product of these is one of linear_bf16."""
+    """Return whether a product of these is one of linear_bf16."""
     return isinstance(scratch, Int8Scratch) and scratch.tiles is not None and len(x) >= crossovers().bf16_tokens
 
 
@@ -664,14 +664,14 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
 
 
 def cuda_for(code: int) -> CudaKernel:
-    """The CUDA version for weights of a format."""
+    """Return the CUDA version for weights of a format."""
     own = QUANTIZE, MODULES[code], module_in_turn(code, turns.Shape(4, 1))
     return CudaKernel((*own, *linear_bf16.cuda_modules(code)), launches)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # in one stretch, and in two
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # in one stretch of columns, and in two
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
@@ -684,7 +684,7 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
-    """The kernel for interleaved weights of one format; its examples are of `tokens` and `threads`."""
+    """Return the kernel for interleaved weights of one format; its examples have `tokens` and `threads`."""
     return Kernel(
         name=f"{block_format.name.lower()}_linear_int8",
         reference=reference,

@@ -1,10 +1,10 @@
 """One token times sixteen interleaved rows of Q4_K, Q5_K, Q6_K or Q8_0, by AVX2: a block a call.
 
-A Zen 2 reads memory at its full bandwidth, 17 GB/s, where a loop goes on line by line and asks for each line, in
-order, about 1 KiB before: its own looking ahead, which follows single instructions, brings them into L2. Written out,
-the same loads are as many instructions that leap, and it reads 7 to 10 GB/s: what L1 has room to wait for, 22 lines,
-each for 139 ns. So loops here are not written out (`turns`), lines are taken in their order or nearly so, and sums
-wait on the stack for factors that lie behind their weights.
+A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop goes on line by line and prefetches each line, in
+order, about 1 KiB ahead. The processor's own prefetching, which follows single instructions, then brings the lines
+into L2. The same loads written out are many instructions that each skip lines, and it reads 7 to 10 GB/s: L1 can wait
+for 22 lines, each for 139 ns. So loops here are not unrolled (`turns`), lines are read in order or nearly so, and
+sums wait on the stack for the factors after their weights.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
-# Each is called as `_one_token` of linear_int8, with the number of the block for a step: total + its products.
+# Each has the parameters of linear_int8's `_one_token`, with the block's number as the step, and returns total + its
+# products.
 
 carray: Any = numpy_support.carray  # an array at a pointer
 U = np.uint64
 LINE = 64  # bytes
-# Bytes that a line is asked for before: of Q5_K later ones of four turns are taken first.
+# Prefetch distances in bytes; Q5_K reads later lines first in each four turns.
 AHEAD, Q5_K_AHEAD = U(1024), U(1344)
 
 
@@ -61,7 +62,7 @@ def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
 
 @jit_inlined
 def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
-    """kept[0, place:] = of 16 rows eight scales and eight minima, as Q4_K and Q5_K have them from `at` on."""
+    """kept[0, place:] = eight scales and eight minima of 16 rows, stored as in Q4_K and Q5_K from `at` on."""
     zero, six, four, two = U(0), np.int32(63), np.int32(15), np.int32(48)
     a, m = load_64(w, row, at), load_64(w, row, at + U(LINE))
     c = load_64(w, row, at + U(2 * LINE))
@@ -76,7 +77,7 @@ def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
 def _add_part(
     sums: Any, kept: Any, place: Any, part: Any, factors: Any, t: Any, step: Any, scaled: Any, minima: Any
 ) -> Any:
-    """Both with those of 32 columns added, whose factors are `_store_six_bits`'."""
+    """Return both, plus those of 32 columns, with factors from `_store_six_bits`."""
     at, own = place + part * U(ROWS), (step * U(8) + part) * U(FACTORS)
     scale = multiply(to_floats(load_bytes(kept, U(0), at)), splat(factors[t, own]))
     minimum = to_floats(load_bytes(kept, U(0), at + U(2 * LINE)))
@@ -88,7 +89,7 @@ def _add_part(
 
 @jit_inlined
 def _with_halves(w: Any, row: Any, at: Any, scaled: Any, minima: Any, total: Any) -> Any:
-    """total + both, times the scale and the minimum of a block."""
+    """Return total + both, times the scale and the minimum of a block."""
     total = multiply_add(load_halves(w, row, at), scaled, total)
     return multiply_add(load_halves(w, row, at + U(2 * ROWS)), minima, total)
 
@@ -125,13 +126,13 @@ def _store_sums(kept: Any, turn: Any, pairs: Any) -> None:
 
 @jit_inlined
 def _kept_sums(kept: Any, at: Any) -> Any:
-    """Of 32 columns, or of 16, what two turns have stored: each has four times 32 columns of 256."""
+    """Return the sums of 32 columns, or of 16, that two turns have stored, each for four times 32 columns of 256."""
     return add_ints(load_words(kept, U(0), at), load_words(kept, U(0), at + U(8 * LINE)))
 
 
 @jit_inlined
 def _store_five_bits(w: Any, row: Any, step: Any, two: Any, half: Any, codes: Any, t: Any, kept: Any) -> None:
-    """`half` is known where this is called: the shifts of each are its own."""
+    """`half` is a constant at each call, because each half has its own shifts."""
     base, zero, turn = step * U(176 * ROWS), no_ints(), two * U(2) + half
     first, place = base + two * U(4 * Q5_K_COLUMNS), step * U(256) + half * U(128) + two * U(16)
     pairs = zero, zero, zero, zero
@@ -177,7 +178,7 @@ def _add_six_bits(w: Any, row: Any, at: Any, codes: Any, t: Any, column: Any, pa
 
 @jit_inlined
 def _add_half(w: Any, row: Any, at: Any, half: Any, sums: Any, factors: Any, t: Any, own: Any, scaled: Any) -> Any:
-    """scaled + scale * (weights - 32) . x of 16 columns."""
+    """Return scaled + scale * (weights - 32) . x for 16 columns."""
     offset = multiply(splat(np.float32(32)), splat(factors[t, own + U(2) + half]))
     products = multiply_add(to_floats(sums), splat(factors[t, own]), offset)
     return multiply_add(products, to_floats(load_signed_bytes(w, row, at + half * U(ROWS))), scaled)

@@ -1,7 +1,7 @@
-"""The rows of one matrix, or of several that meet the same activations, on one thread or spread over some.
+"""The rows of one matrix, or of several with the same activations, on one thread or several.
 
-What is several is one loop over threads: waking them costs as much as a small product. The chunk of a thread holds
-the same share of every matrix.
+Several matrices share one loop over threads, because waking threads costs as much as a small product. A thread's
+chunk holds the same share of every matrix.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(slots=True)
 class CompiledRows:
-    """The compiled rows of one format: `function(weights, bias, x, beside, out, chunk, chunks)` writes those of one
-    chunk of `chunks`, `unit` rows at a time. `x` and `beside` are what a tier makes of activations: they and scratch
-    rows for each thread, or codes and factors."""
+    """The compiled rows of one format: `function(weights, bias, x, beside, out, chunk, chunks)` writes the rows of
+    one chunk of `chunks`, `unit` rows at a time. `x` and `beside` are prepared activations: x and scratch rows for
+    each thread, or codes and factors."""
 
     function: Any
     unit: int = 1
     _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
     def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
-        """Of the machine code for arguments of these types: each has its own, or it would read one as another."""
+        """Return the address of the machine code for these argument types: other code would misread them."""
         kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
         address = self._addresses.get(kinds)
         if address is None:
@@ -59,7 +59,7 @@ def _gated(
     for chunk in prange(chunks):
         call_rows(first, weights, bias, x, beside, gate, np.int64(chunk), chunks)
         call_rows(second, second_weights, second_bias, x, beside, up, np.int64(chunk), chunks)
-        # The rows that are this chunk's, as `call_rows` counts them.
+        # The rows of this chunk, as `call_rows` counts them.
         begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
         swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
 
@@ -77,7 +77,7 @@ Part = tuple[CompiledRows, Any, Any, Any]  # with weights, bias and out
 
 
 def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int) -> None:
-    """Of each part out = x @ weights.T + bias."""
+    """out = x @ weights.T + bias for each part."""
     rows, a, a_bias, a_out = q
     b_rows, b, b_bias, b_out = k
     c_rows, c, c_bias, c_out = v
@@ -92,7 +92,7 @@ def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int)
 
 
 def multiply_gated(gate: Part, up: Part, x: Any, beside: Any, out: Any, threads: int) -> None:
-    """Of both parts their product; then out = silu(gate's) * up's."""
+    """The product of each part, then out = silu(gate's) * up's."""
     rows, a, a_bias, a_out = gate
     b_rows, b, b_bias, b_out = up
     if threads == 1 or (a.size + b.size) * out.shape[0] < crossovers().product_bytes:

@@ -1,9 +1,8 @@
 """QKV: queries, keys and values, three products of the same activations, in one call.
 
 reference    three linear ones
-numba        what they need of the activations is made once (int8: their codes), and the rows of all three are one
-             loop over threads. 2 vCPU Zen, 768 columns, int8: 0.84x of the time of three calls on one thread, 0.67x
-             on two
+numba        the activations are prepared once (int8: their codes), and one loop over threads does the rows of all
+             three. 2 vCPU Zen, 768 columns, int8: 0.84x of the time of three calls on one thread, 0.67x on two
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def reference(
     q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
     v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """q, k and v, each as `linear` or, with an Int8Scratch, `linear_int8` makes it of x: float32 (tokens, columns)
-    and (tokens, rows)."""
+    """q, k and v are results of `linear` or, with an Int8Scratch, `linear_int8` for x: float32 (tokens, columns) and
+    (tokens, rows)."""
     q_part, k_part, v_part = (q_code, q_weights, q_bias), (k_code, k_weights, k_bias), (v_code, v_weights, v_bias)
     for kernel, call in parts((*q_part, *k_part, *v_part, x, q, k, v, scratch)):
         kernel.reference(*call)
@@ -71,7 +70,7 @@ def qkv(
 
 
 def _rows(code: int, tokens: int, is_int8: bool) -> int:
-    """That a thread has."""
+    """Return the rows of a thread."""
     return ways_of(FORMATS[code], tokens, is_int8, is_beside_others=True)[0]
 
 
@@ -114,7 +113,7 @@ KERNEL qkv_{tokens}({matrix_parameters("q")},
 
 @cache
 def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
-    """The CUDA C++ for queries, keys and values of these formats; an entry each for 1, 2, 4 and 8 tokens."""
+    """Return the CUDA C++ for queries, keys and values of these formats; an entry each for 1, 2, 4 and 8 tokens."""
     formats = [FORMATS[code] for code in dict.fromkeys(codes)]
     name = "_".join(FORMATS[code].name.lower() for code in codes)
     entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
@@ -123,7 +122,7 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int, int], shape: turns.Shape) -> CudaModule:
-    """The CUDA C++ for one token in int8, whose rows have threads of that shape."""
+    """Return the CUDA C++ for one token in int8, with a row's threads in that shape."""
     return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
 
@@ -131,7 +130,8 @@ def launches(
     q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
     v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
 ) -> Sequence[Launch]:  # fmt: skip
-    """One, behind the codes of activations where these are int8; with tiles a product in bfloat16, taken apart."""
+    """One launch, after the activations' codes if these are int8; with tiles one product in bfloat16, then
+    separated."""
     matrices = (q_code, q_weights, q_bias, q), (k_code, k_weights, k_bias, k), (v_code, v_weights, v_bias, v)
     if linear_int8.takes_tiles(x, scratch):
         return linear_bf16.launches_of_three(matrices, x, scratch.tiles)
@@ -157,14 +157,14 @@ def launches(
 
 
 def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
-    """The CUDA version for weights of three formats."""
+    """Return the CUDA version for weights of three formats."""
     many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
     own = (QUANTIZE, module_in_turn(codes, turns.Shape(4, 1))) if is_int8 else ()
     return CudaKernel((*own, module_of(codes, is_int8), *many), launches)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The products that a call is."""
+    """Return the products of a call."""
     *matrices, x, q, k, v, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, out, scratch) for at, out in ((0, q), (3, k), (6, v))]
@@ -172,7 +172,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same of some rows of each matrix."""
+    """Return the same call for some rows of each matrix."""
     calls = [kernel.narrow(call, turn) for kernel, call in parts(arguments)]
     matrices = [one for call in calls for one in call[:3]]
     return (*matrices, arguments[9], *(call[4] for call in calls), arguments[13])
@@ -206,7 +206,7 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
 
 def kernel_for(codes: Sequence[int], tokens: int = 1, threads: int = 1, is_int8: bool = False) -> Kernel:
-    """The kernel for weights of three formats; its examples are of `tokens` and `threads`."""
+    """Return the kernel for weights of three formats; its examples have `tokens` and `threads`."""
     formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
     return Kernel(
         name=f"{'_'.join(formats)}_qkv{'_int8' * is_int8}",

@@ -1,8 +1,8 @@
 """Quantise rows: activations to int8 with a scale for every 32, which int8 products take.
 
 reference    NumPy
-numba        of a block two vectors, one for each of its sums: the largest magnitude, then codes
-cuda         a warp a block, a thread a number
+numba        two vectors of a block, one for each of its sums: the largest magnitude, then codes
+cuda         a warp per block, a thread per number
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-FACTORS = 4  # of a block: its scale, and this times minus the sums of its codes, of the first 16, of the last
+FACTORS = 4  # of a block: its scale, then minus the scale times the sums of its codes, of the first 16, of the last
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # of the scales but 0: of one that is smaller, the inverse is infinite
+SMALLEST = np.float32(2.0**-126)  # of nonzero scales: a smaller one has an infinite inverse
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
     """x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
-    (tokens, columns / 8). x is about codes * scale, to half of 2^-126 at best; a block of zeros has the scale 0,
-    one with a NaN or an infinity NaN."""
+    (tokens, columns / 8). x is about codes * scale, to half of 2^-126 at best. A block of zeros has the scale 0, one
+    with a NaN or an infinity NaN."""
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
     blocks = np.where(is_finite[..., None], x.reshape(tokens, -1, BLOCK), np.float32(0))
@@ -45,7 +45,7 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """As `reference` of one block of a row, to the last bit: a code that is one off would be an error of the product
+    """As `reference` for one block of a row, to the last bit: a code that is one off would be an error of the product
     that takes it."""
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
@@ -73,8 +73,9 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
             quantize_block(x, t, block, codes, factors)
 
 
-# Of a block its scale, by the bits of its largest magnitude; `factors` are as `reference` has them. For sources whose
-# threads have four numbers of a row, of which eight have a block, what writes them and their codes: whole warps come.
+# The scale of a block from the bits of its largest magnitude, and a function that writes codes and `factors` (as in
+# `reference`). For sources with four numbers of a row in each thread, eight threads to a block; whole warps must call
+# it.
 SCALES = r"""
 struct Scale {
     bool is_finite;
@@ -148,19 +149,19 @@ WARPS = 8  # of a block
 
 
 def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """A warp for each 32 numbers. Codes and factors have as many columns as x, or may have one row."""
+    """A warp for every 32 numbers. Codes and factors have as many columns as x, or may have one row."""
     blocks = x.size // BLOCK
     arguments = x, codes, factors, np.int64(blocks)
     return (CudaLaunch(CUDA, "quantize_rows", *line(-(-blocks // WARPS), WARPS * WARP), arguments),)
 
 
 def work() -> KernelWork:
-    """Elements are activations: each is read, looked at for the largest, scaled, rounded and summed."""
+    """Elements are activations: each is read, compared for the largest, scaled, rounded and summed."""
     return KernelWork(flops_per_element=4.0, bytes_per_element=FLOAT_BYTES + 1.0 + FACTORS * FLOAT_BYTES / BLOCK)
 
 
 def empty_codes(tokens: int, columns: int) -> tuple[Any, Any]:
-    """Codes and factors for so many tokens and columns, zeros."""
+    """Return codes and factors for `tokens` tokens and `columns` columns, zeros."""
     return np.zeros((tokens, columns), np.uint8), np.zeros((tokens, columns // 8), np.float32)
 
 

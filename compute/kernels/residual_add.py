@@ -1,8 +1,8 @@
 """Residual add: x += delta.
 
 reference    NumPy
-numba        the same speed; without NumPy's call overhead on a row of one token
-cuda         a thread a number
+numba        the same speed, without NumPy's call overhead on a row of one token
+cuda         a thread per number
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ KERNEL residual_add(float* x, const float* delta, int64_t size STAMP)
 
 
 def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each four numbers."""
+    """A thread for every four numbers."""
     return (CudaLaunch(CUDA, "residual_add", *of_fours(x.size), (x, delta, np.int64(x.size))),)
 
 
 def work() -> KernelWork:
-    """Elements are outputs; two readings, one writing."""
+    """Elements are outputs; two reads, one write."""
     return KernelWork(flops_per_element=1.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

@@ -26,8 +26,8 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
-# Of a row's squares, a third of what float32 holds. Where their sum is infinite the norm would be zeros, which look
-# sound; whether it is, fastmath does not ask.
+# A third of float32's range, for the squares of a row. If their sum were infinite the norm would be zeros, which look
+# sound, and fastmath does not allow a check for infinity.
 LARGEST_SUM = np.float32(1e38)
 
 
@@ -39,7 +39,7 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """What a row of so many numbers is multiplied by; NaN where their squares are more than LARGEST_SUM."""
+    """Return the factor of a row of `count` numbers, or NaN if their squares sum up to more than LARGEST_SUM."""
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
     return np.float32(1.0 / np.sqrt(squares / count + epsilon))
@@ -47,7 +47,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """As `scale_of`, of x[t]."""
+    """Return `scale_of` x[t]."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -57,14 +57,14 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_inlined_as_written
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
-    """out[t] = x[t] * scale * weight; NaN where the scale is, which fastmath does not promise."""
+    """out[t] = x[t] * scale * weight; NaN if the scale is, which fastmath would not guarantee."""
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
 
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; of a row whose squares are more than LARGEST_SUM all is NaN."""
+    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
 
@@ -225,7 +225,7 @@ KERNEL add_rms_norm_int8(float* x, const float* weight, float epsilon, float* ou
 
 
 def by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
-    """An entry of CUDA, with a block for each row; `more`: what it takes behind the sizes."""
+    """Return a launch of an entry, with a block for each row; `more`: arguments after the sizes."""
     rows, hidden = x.shape
     arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), *more
     return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
@@ -237,12 +237,12 @@ def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch,
 
 
 def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, and `out` in bfloat16 at the beginning of `rounded`, uint16."""
+    """As `launches`, with `out` also in bfloat16 at the beginning of `rounded`, uint16."""
     return (by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, and the codes and factors of `out`, at the beginning of these. One launch, where rows are whole
+    """As `launches`, with the codes and factors of `out` at the beginning of these. One launch if rows are whole
     blocks of 32 that fit into registers."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
@@ -251,8 +251,8 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. Square, add, two multiplications; x is read twice, as written; on a GPU once, where its
-    registers hold the row."""
+    """Elements are outputs. Square, add, two multiplications. x is read twice; on a GPU once, if its registers hold
+    the row."""
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 2.0
     moved = (readings + 1.0) * FLOAT_BYTES
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=moved)
@@ -260,7 +260,7 @@ def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # where epsilon counts
+    x[0] *= np.float32(1e-3)  # makes epsilon count
     return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 

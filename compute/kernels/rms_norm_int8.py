@@ -1,8 +1,8 @@
-"""RMSNorm, and its output in int8, as the products behind it take it.
+"""RMSNorm, and its output in int8, as the next products take it.
 
 reference    the two in a row
-numba        a row that is written is rounded while it is in L1: one call for two. 0.77x of their time for a row of
-             768, 0.96x for 128 rows (AVX2)
+numba        a row is rounded right after it is written, while it is in L1: one call for two. 0.77x of their time for
+             a row of 768, 0.96x for 128 rows (AVX2)
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of_row
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """out as `rms_norm` has it, of whole blocks of 32; codes and factors as `quantize_rows` makes them of `normed`.
+    """out as in `rms_norm`, with whole blocks of 32; codes and factors are `quantize_rows` of `normed`.
 
-    `normed` is `out`, given once more: the codes are those of what a call has computed. Of what float64 makes of the
-    same a number between two codes may go the other way. Where it is not finite they are those of `out`.
+    `normed` is `out`, given again, because the codes must be those of the computed output: float64's output could
+    round a number between two codes the other way. Rows that are not finite get the codes of `out`.
     """
     rms_norm.reference(x, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
 
 
 def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
-    """Codes and factors of `normed`, and of `out` in rows where that is not finite: what is there then was computed
-    wrong, and is no input."""
+    """Write codes and factors of `normed`. Rows that are not finite in `normed` are taken from `out`, because they
+    were computed wrong and are not an input."""
     is_finite = np.isfinite(normed).all(axis=1, keepdims=True)
     quantize_rows.reference(np.where(is_finite, normed, out), codes, factors)
 
@@ -47,13 +47,13 @@ def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, co
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """The norm, and what is made of it."""
+    """Return the norm, and its rounding."""
     *norm, normed, codes, factors = arguments
     return (RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 
 
 def with_quantizing(norm: KernelWork) -> KernelWork:
-    """The work of a norm, and of rounding: what that reads the norm has just written."""
+    """Return the work of a norm and of rounding, which reads what the norm has just written."""
     alone = quantize_rows.work()
     return replace(
         norm,

@@ -2,7 +2,7 @@
 
 reference    NumPy, float64
 numba        in place; angles come from a table made once a model: no sine on the decode path (4-6x of NumPy)
-cuda         a thread a pair; the position is read on the device, so that a graph runs at any
+cuda         a thread per pair; the position is read on the device, so that a graph runs at any
 
 Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
 """
@@ -21,10 +21,11 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Cosines and sines, float32 (2, positions, pairs), of position * frequency: a frequency a pair."""
+    """Return cosines and sines, float32 (2, positions, pairs), of position * frequency, with a frequency for each
+    pair."""
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     table = np.empty((2, *angles.shape), np.float32)
-    np.cos(angles, out=table[0])  # rounded as they are made: of a million positions float64 takes 4 GB more
+    np.cos(angles, out=table[0])  # rounded at once: for a million positions float64 takes 4 GB more
     np.sin(angles, out=table[1])
     return table
 
@@ -94,7 +95,7 @@ def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple
 
 
 def together(first: Arguments, second: Arguments) -> tuple[CudaLaunch, ...]:
-    """Queries and keys, which are at the same positions of the same table."""
+    """Rotate queries and keys in one launch: they have the same positions and the same table."""
     (x, head_dim, *how), (other, *_) = first, second
     table = how[1]
     of_x, of_other = (_pairs_of(one, head_dim, table) for one in (x, other))

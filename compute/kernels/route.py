@@ -1,7 +1,7 @@
-"""Route: which experts each token takes, with what weights, and the tokens of each expert together.
+"""Route: choose each token's experts and their weights, and group the tokens of each expert.
 
 reference    NumPy, float64
-numba        the next largest logit, as often as experts are taken; then pairs are counted into the order of experts
+numba        the next largest logit, once for each expert taken; then pairs are counted into the order of experts
 cuda         one block: a warp has a token, then a thread an expert, whose pairs it finds among all
 
 A pair is a token and one of its experts. In the order of experts each one's weights are read once for all its tokens.
@@ -20,17 +20,19 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-LEAST = np.float32(-3e38)  # the place of a logit that is no finite number: after all others
+LEAST = np.float32(-3e38)  # the value of a logit that is not finite: after all others
 
 
 def reference(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """logits: float32 (tokens, experts). Of each token the experts of the largest, largest first, of equal ones the
-    first: weights float32 (tokens, used), softmax over these where `normalised`, else over all, times `scale`.
+    """logits: float32 (tokens, experts). Each token gets the experts with the largest logits, largest first, the
+    first of equal ones. weights, float32 (tokens, used), are the softmax over these if `normalised`, otherwise over
+    all, times `scale`.
 
-    Pairs ordered by expert, then token: places int64 (tokens, used) says where each stands, tokens and experts int64
-    (tokens * used,) whose it is, and those of expert e stand from starts[e] to starts[e + 1], int64 (experts + 1,).
+    Pairs are ordered by expert, then token. places, int64 (tokens, used), is each pair's place in that order. tokens
+    and experts, int64 (tokens * used,), are those of the pair at a place. Expert e has the places from starts[e] to
+    starts[e + 1], int64 (experts + 1,).
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -72,7 +74,7 @@ def route(
         _weigh(logits, t, normalised, np.float32(scale), weights)
     for expert in range(count):
         starts[expert + 1] += starts[expert]
-    # Each start counts up to the next one, and goes back by as much as it has counted.
+    # Each start counts up to the next one, and is then set back by its count.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]
@@ -87,7 +89,7 @@ def route(
 
 @jit
 def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> None:
-    """Makes of weights[t], the largest logits, what they are to be."""
+    """Turn weights[t] from the largest logits into weights."""
     largest, total = weights[t, 0], np.float32(0)
     is_finite: Any = True
     for expert in range(logits.shape[1]):
@@ -193,7 +195,7 @@ KERNEL route(const float* logits, int normalised, float scale, float* weights, i
 def launches(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> tuple[CudaLaunch, ...]:
-    """One block, for which the order of all pairs is one."""
+    """One block, because it orders all pairs."""
     (count, expert_count), used = logits.shape, weights.shape[1]
     outs = weights, places, tokens, experts, starts
     sizes = np.int32(count), np.int32(expert_count), np.int32(used)
@@ -202,7 +204,7 @@ def launches(
 
 
 def work(used: int) -> KernelWork:
-    """Elements are logits: each is compared for every expert that is taken, and has an exponential, at most."""
+    """Elements are logits: each is compared once for every expert taken, and has at most one exponential."""
     return KernelWork(flops_per_element=used + EXPONENTIAL_FLOPS + 1.0, bytes_per_element=FLOAT_BYTES)
 
 

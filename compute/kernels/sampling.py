@@ -1,9 +1,9 @@
 """Sampling: the greedy choice, the first token with the largest logit; or one drawn from the likeliest.
 
 reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
-numba        the same scan without leaving compiled code's buffers; one scan that keeps the few likeliest in order
-cuda         all blocks look for the largest; the last of top_k, of top_p and the token that is drawn are each looked
-             for in the one of 2,048 bins where sums of weights pass their bound (cuda/sampling.py)
+numba        the same scan inside compiled code's buffers; one scan that keeps the few likeliest in order
+cuda         all blocks find the largest. The last token of top_k, the last of top_p and the drawn one are each found
+             in that one of 2,048 bins in which sums of weights pass their bound (cuda/sampling.py)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reference(logits: Any, out: Any) -> None:
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """As `reference`, in two passes: the largest value (vectorised), then the first place it stands at."""
+    """As `reference`, in two passes: the largest value (vectorised), then its first place."""
     vocabulary = np.uint64(logits.shape[1])
     for t in range(np.uint64(logits.shape[0])):
         largest = logits[t, np.uint64(0)]
@@ -43,7 +43,7 @@ def greedy(logits: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Elements are logits; a comparison each, not counted as an operation on floats, and one reading."""
+    """Elements are logits; a comparison each, not counted as an operation on floats, and one read."""
     return KernelWork(bytes_per_element=float(FLOAT_BYTES))
 
 
@@ -54,11 +54,11 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 def drawn_reference(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: int, sequence: int, out: Any
 ) -> None:
-    """out[0] = a token drawn from the softmax of logits[0] / temperature over those that are left: of the `top_k`
-    likeliest (0: all; of equals the first) the fewest whose probabilities add up to `top_p` of theirs.
+    """out[0] = a token drawn from the softmax of logits[0] / temperature over the remaining tokens: the `top_k`
+    likeliest (0: all; of equals the first), reduced to the fewest whose probabilities add up to `top_p` of theirs.
 
     logits: float32 (1, vocabulary), out: int64 (1,). The draw is number `position` of `sequence` by `seed`
-    (`jit.philox.uniform`): the one that the cumulative probability, the likeliest first, rises above.
+    (`jit.philox.uniform`): the token at which the cumulative probability, the likeliest first, rises above it.
     """
     order = np.argsort(-logits[0], kind="stable")[: top_k or None]
     scaled = logits[0, order].astype(np.float64) / temperature
@@ -71,7 +71,7 @@ def drawn_reference(
 
 @jit
 def _likeliest(logits: Any, wanted: Any) -> Any:
-    """The places of the `wanted` largest logits, largest first, of equals the first one first."""
+    """Return the places of the `wanted` largest logits, largest first, of equals the first one first."""
     vocabulary = logits.shape[1]
     if wanted > FEW:
         return np.argsort(-logits[0], kind="mergesort")[:wanted]
@@ -107,12 +107,12 @@ def drawn(
     out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
 
 
-CUDA = CudaModule("sampling", cuda.SAMPLING)  # keeps what is between launches: one call at a time
+CUDA = CudaModule("sampling", cuda.SAMPLING)  # keeps values between launches: one call at a time
 GRID = line(cuda.BLOCKS, cuda.THREADS)
 
 
 def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
-    """One for each token."""
+    """One launch for each token."""
     tokens, vocabulary = logits.shape
     return tuple(
         CudaLaunch(CUDA, "greedy", *GRID, (logits, out, np.int32(vocabulary), np.int32(row))) for row in range(tokens)
@@ -122,7 +122,7 @@ def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
 def drawn_launches(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: Any, sequence: Any, out: Any
 ) -> tuple[CudaLaunch, ...]:
-    """The range of logits, their weights in bins, and a search for the draw; before it others for top_k and top_p."""
+    """Find the range of logits, their weights in bins, the last tokens of top_k and top_p if needed, and the draw."""
     vocabulary = logits.shape[1]
 
     def launch(entry: str, *more: Any) -> CudaLaunch:
@@ -137,7 +137,7 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    top_k = size if size < FEW / 2 else 0  # of many tokens all, which are found by sorting
+    top_k = size if size < FEW / 2 else 0  # for many tokens all, which are found by sorting
     return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 

@@ -52,7 +52,7 @@ def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
 
 
 def work() -> KernelWork:
-    """Elements are outputs; one reading, one writing."""
+    """Elements are outputs; one read, one write."""
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
 
 

@@ -1,8 +1,8 @@
-"""Take rows: those of the tokens that an expert is to work on, one after the other.
+"""Take rows: copies the rows of an expert's tokens, one after another.
 
 reference    NumPy
 numba        copies a row at a time
-cuda         a thread a number
+cuda         a thread per number
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What products of interleaved weights share: sixteen rows as bytes and their scales, and a look at some rows."""
+"""The shared code of products of interleaved weights: sixteen rows as bytes, and their scales; and the check of some
+rows."""
 
 from __future__ import annotations
 
@@ -33,25 +34,26 @@ from cbtop.compute.quantization.q3_k import Q3_K
 from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
-# Bytes that are asked for before they are needed, into L1 and into L2.
+# Prefetch distances in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
 # Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, with 4 KiB at
-# 0.80 and 0.83. What is asked for so near its own looking ahead has brought into L2 (see one_token_avx2).
+# 0.80 and 0.83. Lines this near are already in L2 by the processor's own prefetching (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
-# Bytes of four columns and those 32, 64, ... 224 behind them.
+# Bytes of four columns and of those 32, 64, ... 224 after them.
 Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """The same product for CHECKED_ROWS rows, in groups spread over the matrix: with each turn for the next ones."""
+    """Return the same product for CHECKED_ROWS rows, in groups spread over the matrix; each turn takes the next
+    ones."""
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
     rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
-# Of each format: eight vectors of 64 weights, unsigned, that are 32 columns of 16 rows; then what is needed of them.
+# For each format: eight vectors of 64 weights, unsigned, which are 32 columns of 16 rows; then their factors.
 
 
 @jit_inlined
@@ -65,8 +67,8 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
 
 @jit_inlined
 def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Into L2, of what is not read on and on: no processor sees a stream there. Four tokens times a matrix of Q5_K in
-    memory take a Zen 4 1.5 times as long unasked."""
+    """Prefetch into L2 for reads out of order, in which no processor detects a stream. Without it four tokens times a
+    matrix of Q5_K in memory take a Zen 4 1.5 times as long."""
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
         if ASKS_TWICE:
@@ -100,7 +102,7 @@ def _nibbles(w: Any, row: Any, at: Any, shift: Any) -> Any:
 
 @jit_inlined
 def _four_bits(w: Any, row: Any, at: Any) -> Any:
-    """Thirty-two columns: those of the low nibbles, then those of the high ones."""
+    """Return thirty-two columns: the low nibbles, then the high ones."""
     low, high = np.int32(0), np.int32(4)
     return (
         _nibbles(w, row, at, low),
@@ -116,7 +118,7 @@ def _four_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _five_bits(w: Any, row: Any, at: Any) -> Any:
-    """As `_four_bits`, of what follows sixteen words of highest bits."""
+    """As `_four_bits`, after sixteen words of highest bits, which are added."""
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = _four_bits(w, row, at + U(64))
     return (
@@ -133,7 +135,7 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
-    """As `_four_bits`, the levels that they stand for, and 128 more."""
+    """As `_four_bits`, with the levels of these bits, plus 128."""
     table = load_64(UNEVEN, U(0), U(0))
     q, r, s, t, a, b, c, d = _four_bits(w, row, at)
     return (
@@ -158,7 +160,7 @@ def unpack_iq4_nl(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
-    """Six bits of a scale, four of `low` and above them two of `high`, less 32."""
+    """Return six bits of a scale, four of `low` and above them two of `high`, less 32."""
     low = bits_and(shift_right(low, low_shift), np.int32(15))
     high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
     return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
@@ -211,15 +213,16 @@ def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """All of a's six bits, or four of c and above them the two highest of a: what the masks leave."""
+    """Return all six bits of a, or four of c and above them the two highest of a, as the masks select."""
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
 
 @jit_inlined
 def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Scale and minimum of a sub-block as Q4_K and Q5_K store them from `base` on (see quantization/six_bits.py)."""
-    # Without a branch, in which LLVM loads all weights and activations of a step before it: registers run out, and no
-    # load is part of the instruction that needs it.
+    """Return scale and minimum of a sub-block stored as in Q4_K and Q5_K from `base` on (see
+    quantization/six_bits.py)."""
+    # Branch-free: before a branch LLVM loads all weights and activations of a step, runs out of registers, and cannot
+    # make loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -252,8 +255,8 @@ def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     )
 
 
-# A block of Q5_K or Q6_K is eight times four columns and those 32, 64, ... 224 behind them: the bytes of their low
-# bits, then those of their upper bits (see UNITS). Scales follow.
+# A block of Q5_K or Q6_K is eight times four columns and those 32, 64, ... 224 after them: the bytes of their low
+# bits, then those with their upper bits (see UNITS). Scales follow.
 
 
 @jit_inlined
@@ -265,7 +268,7 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 def _with_uppers(
     w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any
 ) -> Any:
-    """Thirty-two columns, four of every `apart` bytes: nibbles, and above them the bits of `mask` of others."""
+    """Return thirty-two columns, four from every `apart` bytes: nibbles, and above them bits of `high`, by `mask`."""
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
         _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
@@ -280,20 +283,20 @@ def _with_uppers(
 
 @jit_inlined
 def factors_q5_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Scale and minimum of 32 columns of the block at `base`."""
+    """Return scale and minimum of 32 columns of the block at `base`."""
     return _six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
 
 
 @jit_inlined
 def factor_q6_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """The scale of 16 columns of the block at `base`."""
+    """Return the scale of 16 columns of the block at `base`."""
     scales = load_signed_bytes(w, row, base + U(192 * ROWS) + place * U(ROWS))
     return multiply(load_halves(w, row, base + U(208 * ROWS)), to_floats(scales))
 
 
 @jit_inlined
 def factors_q6_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Of 32 columns both scales."""
+    """Return both scales of 32 columns."""
     return factor_q6_k(w, row, base, part * U(2)), factor_q6_k(w, row, base, part * U(2) + U(1))
 
 
@@ -333,7 +336,7 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
 
 @jit_inlined
 def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
-    """Four columns, which lie at `at`, and those 32, 64, ... 224 behind them."""
+    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
     a, b = load_64(w, row, at), load_64(w, row, at + U(64))
     c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
     high = load_64(w, row, at + U(256))
@@ -366,27 +369,27 @@ def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
     )
 
 
-# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A block is laid out as those above; a byte of low
-# bits has two each of four columns, 32 apart.
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A block's layout is that of the blocks above; a
+# byte of low bits has two bits each of four columns, 32 apart.
 
 
 @jit_inlined
 def four_q2_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Four columns 128 * half + 32 * part behind those that lie at `at`."""
+    """Return four columns 128 * half + 32 * part after those at `at`."""
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
 @jit_inlined
 def four_q3_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     """As `four_q2_k`."""
-    # A shift for all parts, then one by a constant: by what is known only as it runs AVX2 would shift to and fro.
+    # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(four_q2_k(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
 
 
 @jit_inlined
 def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Scale and minimum of 16 columns of the block at `base`."""
+    """Return scale and minimum of 16 columns of the block at `base`."""
     both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
     scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
     return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)
@@ -394,7 +397,7 @@ def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
 
 @jit_inlined
 def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """As `factors_of_16_q2_k`; the minimum is what the highest bit stands for."""
+    """As `factors_of_16_q2_k`; the minimum is the value of the highest bit."""
     at = base + U(96 * ROWS)
     low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
     high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
@@ -403,7 +406,7 @@ def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
     return scale, multiply(scale, splat(np.float32(4)))
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
+# A format's functions and sizes: each format has a copy of the code below with its own.
 _four, _factors_of_16, _COLUMNS_BYTES, _BLOCK_BYTES = four_q2_k, factors_of_16_q2_k, Q2_K_COLUMNS, Q2_K.block_bytes
 
 
@@ -422,7 +425,7 @@ def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
 
 
 def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:  # compiled
-    """Of 32 columns both scales, then both minima."""
+    """Return both scales of 32 columns, then both minima."""
     first, minimum = _factors_of_16(w, row, base, part * U(2))
     last, other_minimum = _factors_of_16(w, row, base, part * U(2) + U(1))
     return first, last, minimum, other_minimum

@@ -1,4 +1,4 @@
-"""What a block format is, and a matrix stored in one."""
+"""The block formats, and a matrix stored in one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
 
-LARGEST_HALF = 65504.0  # the largest binary16, which is what scales are stored in
+LARGEST_HALF = 65504.0  # the largest binary16, the type of scales
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
-    `code` is ggml's own number (enum ggml_type), as it stands in a GGUF file.
-    `unpack` takes uint8 (blocks, block_bytes) and gives float32 (blocks, block_elements): the meaning of the bytes.
-    `pack` goes the other way, with a small squared error, for weights up to `largest` in magnitude; where that is
-    infinite, for any float.
+    `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` takes uint8 (blocks, block_bytes) and
+    gives float32 (blocks, block_elements): the definition of the bytes. `pack` is the reverse, with a small squared
+    error, for weights up to `largest` in magnitude; if that is infinite, for any float.
 
     The compiled functions take a row at a time. `dequantize_row(weights, row, out, out_row)` writes it as float32;
-    `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and leaves
-    what these need of x besides x itself in sums, float32 (1, columns or more).
+    `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and writes
+    what these need of x besides x itself into sums, float32 (1, columns or more).
 
-    `planes`: how a GPU has it; None: not at all.
+    `planes`: the layout on a GPU; None: it has none.
     """
 
     name: str
@@ -50,13 +49,14 @@ class BlockFormat:
         return columns // self.block_elements * self.block_bytes
 
     def dequantize(self, data: Bytes) -> Floats:
-        """float32 (rows, columns) from uint8 (rows, row_bytes). ValueError where that is not what `data` is."""
+        """Return float32 (rows, columns) from uint8 (rows, row_bytes). Raises ValueError if `data` has another
+        form."""
         self.check_bytes(data)
         return self.unpack(data.reshape(-1, self.block_bytes)).reshape(len(data), -1)
 
     def quantize(self, weights: Floats) -> Bytes:
-        """uint8 (rows, row_bytes) from float32 (rows, columns), which must be whole blocks, lie row by row and be
-        finite numbers that the format can hold; ValueError otherwise."""
+        """Return uint8 (rows, row_bytes) from float32 (rows, columns). Raises ValueError unless these are whole
+        blocks, contiguous, and finite numbers that the format can hold."""
         _check(self.name, weights, np.float32, self.block_elements, "weights")
         if self.largest < np.inf and not (within := np.abs(weights) <= self.largest).all():
             row, column = np.argwhere(~within)[0]
@@ -67,7 +67,7 @@ class BlockFormat:
         return self.pack(weights.reshape(-1, self.block_elements)).reshape(len(weights), -1)
 
     def check_bytes(self, data: Bytes) -> None:
-        """Raises ValueError where `data` are not rows of whole blocks, one after the other in memory."""
+        """Raise ValueError if `data` are not rows of whole blocks, contiguous in memory."""
         _check(self.name, data, np.uint8, self.block_bytes, "bytes")
 
 
@@ -86,15 +86,15 @@ def _check(name: str, array: NDArray[Any], wanted: type[np.generic], block: int,
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A weight matrix as it lies in the file. `data` is uint8 (rows, row_bytes), read-only.
+    """A weight matrix as in the file. `data` is uint8 (rows, row_bytes), read-only.
 
-    Raises ValueError where `data` are not rows of `columns` weights of the format: compiled code believes it.
+    Raises ValueError if `data` are not rows of `columns` weights of the format, because compiled code does not check.
     """
 
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = False  # its products take activations as they are
+    takes_int8: ClassVar[bool] = False  # its products take unrounded activations
 
     def __post_init__(self) -> None:
         self.format.check_bytes(self.data)
@@ -114,29 +114,28 @@ class QuantizedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """The matrix, or these rows of it, as float32 (rows, columns): for references and checks, never to compute
-        with."""
+        """Return the matrix, or these rows of it, as float32 (rows, columns). Only for references and checks."""
         return self.format.dequantize(self.data if rows is None else self.data[rows])
 
     @classmethod
     def of(cls, block_format: BlockFormat, weights: Floats) -> QuantizedMatrix:
-        """`weights` (rows, columns) quantised; ValueError as `BlockFormat.quantize` raises it."""
+        """Return `weights` (rows, columns) quantised. Raises ValueError as `BlockFormat.quantize` does."""
         data = block_format.quantize(weights)
         data.flags.writeable = False
         return cls(block_format, data, weights.shape[1])
 
 
 def halves_of(values: Floats) -> Bytes:
-    """float32 (blocks, 1) as the two bytes of a binary16, uint8 (blocks, 2)."""
+    """Return float32 (blocks, 1) as the two bytes of a binary16, uint8 (blocks, 2)."""
     return values.astype("<f2").view(np.uint8)
 
 
 def of_halves(data: Bytes) -> Floats:
-    """uint8 (blocks, 2) as the binary16 that they are, float32 (blocks, 1)."""
+    """Return the binary16 in uint8 (blocks, 2) as float32 (blocks, 1)."""
     return data.copy().view("<f2").astype(np.float32)
 
 
 def nearest(values: Floats) -> Floats:
-    """Rounded half away from zero, as ggml's roundf does."""
+    """Round half away from zero, as ggml's roundf does."""
     rounded: Floats = np.copysign(np.floor(np.abs(values) + np.float32(0.5)), values)
     return rounded

@@ -1,9 +1,9 @@
-"""Scales, and offsets beside them, with which rounded weights have a small squared error.
+"""Fit scales, and offsets, with which rounded weights have a small squared error.
 
-A block of weights x is stored as levels q, whole numbers in a range, and means scale * q, or scale * q + offset.
-Once the levels are known, the best scale and offset are a least-squares fit; once these are known, the best levels
-are the nearest. So: from each of some scales around the one that just spans the block, round and fit; take the fit
-that explains most; from there round and fit again, a few times. (Lloyd's way to quantise, with evenly spaced levels.)
+A block of weights x is stored as levels q, whole numbers in a range, and means scale * q, or scale * q + offset. Once
+the levels are known, the best scale and offset are a least-squares fit; once these are known, the best levels are the
+nearest. So: from each of some scales around the one that just spans the block, round and fit; take the fit that
+explains most; from there round and fit again, a few times. (Lloyd's way to quantise, with evenly spaced levels.)
 """
 
 # All inputs are finite and at most 65504 (LARGEST_HALF) in magnitude: no sum here overflows.
@@ -17,7 +17,7 @@ import numpy as np
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_of, nearest, of_halves
 
-CANDIDATES = 21  # scales that are tried; more gain less than 0.1 % of the error
+CANDIDATES = 21  # scales that are tried; more reduce the error by less than 0.1 %
 REFINEMENTS = 4
 SMALLEST = np.float32(2.0**-40)  # far below the smallest binary16: a block of smaller weights is zero
 HALF = np.float32(0.5)
@@ -25,13 +25,13 @@ HALF = np.float32(0.5)
 
 @jit
 def _level(value: Any, lowest: Any, highest: Any) -> Any:
-    """`value` rounded into a range of levels."""
+    """Round `value` into a range of levels."""
     return min(max(np.floor(value + HALF), lowest), highest)
 
 
 @jit
 def _fit_scale(blocks: Any, block: Any, inverse: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
-    """What rounding blocks[block] * inverse explains of the squares, and the scale that does."""
+    """Return the share of the squares that rounding blocks[block] * inverse explains, and its scale."""
     xq, qq = np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
         x = blocks[block, i]
@@ -52,8 +52,8 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # The extreme takes the lowest level, since there is one more below zero than above: a scale may be
-                # negative. Around that, by up to a level.
+                # The extreme takes the lowest level, because there is one more level below zero than above: a scale
+                # may be negative. Other candidates are up to a level away.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:
@@ -67,7 +67,7 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
 
 
 def fit_scales(blocks: Floats, lowest: int, highest: int) -> Floats:
-    """For float32 (blocks, size) the scales, (blocks,), for levels from `lowest`, below zero, to `highest`."""
+    """Return the scales, (blocks,), of float32 (blocks, size), for levels from `lowest`, below zero, to `highest`."""
     scales = np.empty(len(blocks), np.float32)
     _fit_scales(blocks, np.float32(lowest), np.float32(highest), scales)
     return scales
@@ -77,8 +77,8 @@ def fit_scales(blocks: Floats, lowest: int, highest: int) -> Floats:
 def _fit_line(
     blocks: Any, block: Any, base: Any, inverse: Any, shift: Any, highest: Any, most: Any
 ) -> tuple[Any, Any, Any]:
-    """With y = blocks[block] - base: what rounding (y - shift) * inverse explains of its squares, the scale and the
-    offset, at most `most`, that do."""
+    """With y = blocks[block] - base, return the share of its squares that rounding (y - shift) * inverse explains,
+    and its scale and offset, which is at most `most`."""
     count = np.float32(blocks.shape[1])
     y_sum, q_sum, yq, qq = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
@@ -134,9 +134,9 @@ def _fit_lines(blocks: Any, highest: Any, is_minimum: Any, scales: Any, offsets:
 
 
 def fit_lines(blocks: Floats, highest: int, is_minimum: bool) -> tuple[Floats, Floats]:
-    """For float32 (blocks, size) the scales and offsets, (blocks,) each, for levels from 0 to `highest`.
+    """Return the scales and offsets, (blocks,) each, of float32 (blocks, size), for levels from 0 to `highest`.
 
-    Scales are not negative; nor are offsets positive where `is_minimum`, as the formats of 256 weights have it.
+    Scales are not negative. With `is_minimum`, as in the formats of 256 weights, offsets are not positive.
     """
     scales, offsets = np.empty(len(blocks), np.float32), np.empty(len(blocks), np.float32)
     _fit_lines(blocks, np.float32(highest), is_minimum, scales, offsets)
@@ -154,9 +154,9 @@ def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, o
 
 
 def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: int, highest: int) -> Bytes:
-    """The nearest levels less `lowest`, uint8 (blocks, size), of float32 (blocks, size).
+    """Return the nearest levels less `lowest`, uint8 (blocks, size), of float32 (blocks, size).
 
-    Scales and offsets are as many as blocks; no offsets are zeros. Where a scale is zero, so are the levels.
+    There is a scale and an offset for each block; None: offsets are zeros. If a scale is zero, so are its levels.
     """
     out = np.empty(blocks.shape, np.uint8)
     if offsets is None:
@@ -166,10 +166,11 @@ def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: in
 
 
 def in_units(values: Floats, lowest: int, highest: int) -> tuple[Bytes, Floats]:
-    """Scales of sub-blocks, float32 (blocks, sub-blocks), as whole numbers of a unit that each block has.
+    """Return scales of sub-blocks, float32 (blocks, sub-blocks), as whole numbers of a unit that each block has.
 
-    Gives the unit's binary16, uint8 (blocks, 2), and the whole numbers, float32, from `lowest` to `highest`. The
-    value of the largest magnitude takes the end of that range that is farther from zero; a unit may be negative.
+    The results are the unit's binary16, uint8 (blocks, 2), and the whole numbers, float32, from `lowest` to
+    `highest`. The value of the largest magnitude takes the end of that range that is farther from zero; a unit may be
+    negative.
     """
     farthest = np.float32(lowest if -lowest > highest else highest)
     extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)

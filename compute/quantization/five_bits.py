@@ -1,4 +1,4 @@
-"""Thirty-two levels of 5 bits as Q5_0 and Q5_1 store them: a word of highest bits, then 16 bytes of nibbles."""
+"""Thirty-two levels of 5 bits as in Q5_0 and Q5_1: a word of highest bits, then 16 bytes of nibbles."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cbtop.compute.quantization.rows import nibbles
 
 
 def unpack_five_bits(data: Bytes) -> Bytes:
-    """The levels, uint8 (blocks, 32), of uint8 (blocks, 20)."""
+    """Return the levels, uint8 (blocks, 32), of uint8 (blocks, 20)."""
     high = np.unpackbits(data[:, :4], axis=1, bitorder="little")
     levels: Bytes = np.concatenate([data[:, 4:] & 15, data[:, 4:] >> 4], axis=1) | (high << 4)
     return levels
 
 
 def codes_of_five_bits(data: Any) -> Any:
-    """As `unpack_five_bits`, also where the array lies on a GPU."""
+    """As `unpack_five_bits`, also for an array on a GPU."""
     high = np.stack([data[:, :4] >> bit & 1 for bit in range(8)], axis=2).reshape(len(data), -1)
     return np.concatenate([data[:, 4:] & 15, data[:, 4:] >> 4], axis=1) | high << 4
 
 
 def pack_five_bits(levels: Bytes) -> Bytes:
-    """The other way."""
+    """Reverse `unpack_five_bits`."""
     high = np.packbits(levels >> 4, axis=1, bitorder="little")
     low = levels & 15
     return np.concatenate([high, low[:, :16] | (low[:, 16:] << 4)], axis=1)
@@ -34,7 +34,7 @@ def pack_five_bits(levels: Bytes) -> Bytes:
 
 @jit
 def five_bits(weights: Any, row: Any, offset: Any, part: Any) -> Any:
-    """Levels 16 * part to 16 * part + 15 of what begins at weights[row, offset], as Ints16."""
+    """Return levels 16 * part to 16 * part + 15 of those at weights[row, offset], as Ints16."""
     high = np.uint32(load_word(weights, row, offset) >> np.uint32(part << np.uint64(4)))
     low = nibbles(weights, row, offset + np.uint64(4), part)
     return bits_or(low, shift_left(bits_of(high), np.int32(4)))

@@ -27,10 +27,10 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Bytes that are asked for before they are needed, of floats of 2 bytes and of 4. Of reading, F16 and BF16: an EPYC of
-# Zen 2 is at 0.63 with 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes, F32 there at 0.76 with 1 KiB and 0.93
-# with 256 bytes. A Zen 4, which looks ahead itself, is at 0.39 with 4 KiB and at 0.9 to 1.0 when asked for just what
-# is loaded, in order.
+# Prefetch distances in bytes, for floats of 2 bytes and of 4. As shares of the read bandwidth with F16 and BF16, an
+# EPYC of Zen 2 reaches 0.63 with 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes; with F32 0.76 with 1 KiB and
+# 0.93 with 256 bytes. A Zen 4, which prefetches by itself, reaches 0.39 with 4 KiB, and 0.9 to 1.0 if just the loaded
+# bytes are prefetched, in order.
 AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else L1_AHEAD if ASKS_TWICE else near) for near in (768, 256))
 
 
@@ -47,7 +47,7 @@ def _unpack_bf16(blocks: Bytes) -> Floats:
 
 
 def _pack_bf16(blocks: Floats) -> Bytes:
-    # To nearest, ties to even; a NaN stays one, quiet: rounding could carry it into infinity or zero.
+    # To nearest, ties to even; a NaN stays one, quiet: rounding could turn it into infinity or zero.
     bits = blocks.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     kept = np.where(np.isnan(blocks), bits | np.uint32(0x400000), rounded)
@@ -69,21 +69,22 @@ def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
     return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
 
 
-# What the code below calls of a format; each has a copy of it with its own in place of these.
+# A format's functions and size: each format has a copy of the code below with its own.
 _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 
 def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed.
+    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are not needed.
 
-    Four sums of sixteen lanes: one alone would wait for itself. The lines that the next rows lie in are asked for
-    meanwhile, where the processor itself looks ahead too little: from memory 0.55 to 0.75 of its read bandwidth.
+    Four sums of sixteen lanes, because a single one would wait for itself. Lines of the next rows are prefetched
+    meanwhile if the processor prefetches too little by itself: without that it reads memory at 0.55 to 0.75 of its
+    bandwidth.
     """
     columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
     p, q, r = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
     while i + np.uint64(4 * LANES) <= columns:
-        for line in range(_size_bytes):  # so many of 64 bytes hold 64 elements
+        for line in range(_size_bytes):  # as many times 64 bytes hold 64 elements
             at = i * _size_bytes + np.uint64(64) * np.uint64(line)
             prefetch(weights, row, at + AHEAD)
             if ASKS_TWICE:
@@ -112,7 +113,7 @@ dot_row_bf16 = _dot_row_of("bf16", load_bfloats, _load_bfloat, 2)
 
 @jit
 def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     values = weights[row].view(np.float32)
     for i in range(np.uint64(values.shape[0])):
         out[out_row, i] = values[i]
@@ -120,7 +121,7 @@ def dequantize_row_f32(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 @jit
 def dequantize_row_f16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     values = weights[row].view(np.uint16)
     for i in range(np.uint64(values.shape[0])):
         out[out_row, i] = half_to_float(values[i])
@@ -128,7 +129,7 @@ def dequantize_row_f16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 @jit
 def dequantize_row_bf16(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     values = weights[row].view(np.uint16)
     for i in range(np.uint64(values.shape[0])):
         out[out_row, i] = _bfloat_to_float(values[i])

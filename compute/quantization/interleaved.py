@@ -1,8 +1,8 @@
-"""Matrices whose rows lie sixteen beside each other, so that one instruction meets sixteen of them.
+"""Matrices with interleaved rows, sixteen together, so that one instruction works on sixteen rows.
 
-The bytes are those of the format in another order, in the same place: of each sixteen rows the first units of their
-first blocks, then the second units, and so on. A unit is what a kernel takes of a row at once: a scale, or four bytes
-of weights.
+The bytes are the format's in another order, in the same place: the first units of the first blocks of each sixteen
+rows, then the second units, and so on. A unit is the part of a row that a kernel takes at once: a scale, or four
+bytes of weights.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
 
 ROWS = 16
-AT_ONCE_BYTES = 1 << 20  # are copied meanwhile, and stay in the cache
+AT_ONCE_BYTES = 1 << 20  # are copied at a time, and stay in the cache
 
-# Of each format that can be interleaved its block, as (bytes of a unit, units, where the first begins), in the order
-# in which they lie then. Of several firsts units take turns: the upper bits of weights come to lie behind the lower
-# ones, and one token reads all as one stream.
+# Each interleavable format's block, as (bytes of a unit, units, offset of the first), in the new order. With several
+# offsets their units take turns: the upper bits of weights come after the lower ones, and one token reads all as one
+# stream.
 UNITS: Mapping[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
     Q8_0.code: ((2, 1, (0,)), (4, 8, (2,))),
     Q5_0.code: ((2, 1, (0,)), (4, 5, (2,))),
@@ -53,12 +53,12 @@ UNITS: Mapping[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class InterleavedMatrix:
-    """As QuantizedMatrix; `data`, uint8 (rows, row_bytes), is interleaved."""
+    """A QuantizedMatrix with interleaved `data`, uint8 (rows, row_bytes)."""
 
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = True  # its products take activations rounded to int8
+    takes_int8: ClassVar[bool] = True  # its products round activations to int8
 
     @property
     def rows(self) -> int:
@@ -75,7 +75,7 @@ class InterleavedMatrix:
 
     @classmethod
     def of(cls, matrix: QuantizedMatrix) -> InterleavedMatrix:
-        """`matrix` reordered where it lies: it is not to be used any more."""
+        """Reorder `matrix` in place. Do not use `matrix` afterwards."""
         matrix.data.flags.writeable = True
         interleave(matrix.format, matrix.data)
         matrix.data.flags.writeable = False
@@ -86,12 +86,12 @@ Matrix = QuantizedMatrix | InterleavedMatrix
 
 
 def can_interleave(matrix: QuantizedMatrix) -> bool:
-    """Whether its format has units, and its rows are whole groups."""
+    """Return whether its format has units, and its rows are whole groups."""
     return matrix.format.code in UNITS and matrix.rows % ROWS == 0
 
 
 def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> Bytes:
-    """Some rows of interleaved `data` as the format has them, uint8 (rows, row_bytes)."""
+    """Return some rows of interleaved `data` in the format's order, uint8 (rows, row_bytes)."""
     base, step = _places(block_format.code, data.shape[1])
     group, lane = rows // ROWS, rows % ROWS
     taken: Bytes = data.reshape(-1)[group[:, None] * (ROWS * data.shape[1]) + base + lane[:, None] * step]
@@ -114,8 +114,8 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
 
 
 def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-    """Some groups at a time: a copy of them, (groups, 16, blocks, block_bytes), and where they lie, (groups, blocks,
-    16 * block_bytes)."""
+    """Yield some groups at a time: a copy, (groups, 16, blocks, block_bytes), and a view of their place, (groups,
+    blocks, 16 * block_bytes)."""
     row_bytes, block_bytes = data.shape[1], block_format.block_bytes
     step = max(AT_ONCE_BYTES // (ROWS * row_bytes), 1) * ROWS
     for first in range(0, data.shape[0], step):
@@ -125,7 +125,8 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
 
 @cache
 def _places(code: int, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where each byte of the first row of a group lies in it, and how far from that it is in the next row."""
+    """Return the place of each byte of a group's first row in the group, and the distance to the same byte of the
+    next row."""
     block_bytes = sum(size * count * len(firsts) for size, count, firsts in UNITS[code])
     base, step, at = np.zeros(block_bytes, np.int64), np.zeros(block_bytes, np.int64), 0
     for size, count, firsts in UNITS[code]:

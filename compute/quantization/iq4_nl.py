@@ -1,4 +1,4 @@
-"""IQ4_NL: 32 weights of 4 bits that stand for uneven levels and share one scale.
+"""IQ4_NL: 32 weights of 4 bits that select uneven levels and share one scale.
 
 ggml's block_iq4_nl, 18 bytes:
 

@@ -1,10 +1,10 @@
-"""IQ4_XS: 256 weights of 4 bits that stand for uneven levels, in eight sub-blocks with a signed 6-bit scale each.
+"""IQ4_XS: 256 weights of 4 bits that select uneven levels, in eight sub-blocks with a signed 6-bit scale each.
 
 ggml's block_iq4_xs, 136 bytes:
 
     d           2   scale of the scales, binary16
-    scales_h    2   the high 2 bits of the scales; those of scale s are bits 2s and 2s+1 of a little-endian word
-    scales_l    4   the low 4 bits: byte i holds those of scales 2i (low nibble) and 2i+1 (high nibble)
+    scales_h    2   the high 2 bits of the scales; scale s has bits 2s and 2s+1 of a little-endian word
+    scales_l    4   the low 4 bits: byte i has scales 2i (low nibble) and 2i+1 (high nibble)
     qs        128   nibbles; byte 16s+i holds weight 32s+i (low) and weight 32s+16+i (high)
 
     weight[32s+i] = d * (scale[s] - 32) * level[q] (see uneven_levels.py)
@@ -53,7 +53,7 @@ def _pack(weights: Floats) -> Bytes:
 
 @jit
 def _scale(weights: Any, row: Any, base: Any, s: Any) -> Any:
-    """Scale `s` of the block that begins at weights[row, base]."""
+    """Return scale `s` of the block that begins at weights[row, base]."""
     low = byte(weights, row, base + np.uint64(LOW_OFFSET) + (s >> np.uint64(1)))
     low = np.int32(np.int32(low >> np.int32((s & np.uint64(1)) << np.uint64(2))) & np.int32(15))
     high = byte(weights, row, base + np.uint64(HIGH_OFFSET) + (s >> np.uint64(2)))

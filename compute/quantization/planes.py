@@ -1,10 +1,10 @@
-"""How a GPU has a quantised matrix: units of 32 weights of a row, their codes and scales in planes of their own.
+"""A GPU's layout of a quantised matrix: units of 32 weights of a row, with codes and scales in separate planes.
 
-A block of ggml's is no multiple of 16 bytes, and threads that read 16 bytes each could not share it. So the fields of
-all blocks lie apart: first the codes, by their bits, then what of the blocks is kept as it is. No byte is added but
-up to 255 at the end of each plane.
+A block of ggml's is not a multiple of 16 bytes, and threads that read 16 bytes each could not share it. So the fields
+of all blocks are stored separately: first the codes, by their bits, then the fields that are kept unchanged. No byte
+is added except up to 255 at the end of each plane.
 
-Codes of a unit: weight 4 g + b is byte b of word g of the eight. A plane of some bits a code has, for each unit
+Codes of a unit: weight 4 g + b is byte b of word g of the eight. By the bits of a code, a plane has for each unit
     8 bits   32 bytes, as they are
     4 bits   16 bytes: byte i has weight i (low nibble) and 16 + i
     2 bits    8 bytes: byte b of word w has weights 16 w + b + 4 s, s = 0 to 3, at its bits 2 s
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 UNIT = 32  # weights
-ALIGNED = 256  # bytes, at which a plane begins
+ALIGNED = 256  # bytes: the alignment of a plane
 
-Array = Any  # NumPy's, or CuPy's: what is written here runs where the array lies
+Array = Any  # NumPy's, or CuPy's: this code runs on the array's device
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneLayout:
-    """`codes` takes uint8 (blocks, block_bytes) and gives uint8 (blocks, block_elements), of which `bits` are used:
-    the low ones first, as (4, 1) of five. `kept` are the bytes of a block, from and up to, that each have a plane as
-    they are. `source` is CUDA C++ of the format's struct, as `cuda.units` has it.
+    """`codes` takes uint8 (blocks, block_bytes) and gives uint8 (blocks, block_elements). `bits` are those in use,
+    the low ones first, such as (4, 1) of five. `kept` are the ranges of a block's bytes that each have a plane,
+    unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
 
-    Of a format of floats there are no codes, and the one plane are the rows as they are."""
+    A format of floats has no codes, and its only plane has the rows unchanged."""
 
     bits: tuple[int, ...]
     codes: Callable[[Array], Array] | None
@@ -37,19 +37,20 @@ class PlaneLayout:
     source: str
 
     def sizes(self, blocks: int, block_elements: int) -> Iterator[int]:
-        """Bytes of each plane, without what fills it up."""
+        """Yield the bytes of each plane, without padding."""
         for bits in self.bits:
             yield blocks * block_elements * bits // 8
         for begin, end in self.kept:
             yield blocks * (end - begin)
 
     def size_bytes(self, blocks: int, block_elements: int) -> int:
-        """Of all planes."""
+        """Return the bytes of all planes."""
         return sum(size + -size % ALIGNED for size in self.sizes(blocks, block_elements))
 
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
-        """The most blocks whose planes are of so many bytes. Of any number that is they begin at the same places."""
-        low, high = 0, size_bytes + 1  # a block has a byte at least
+        """Return the most blocks whose planes take `size_bytes` bytes. Any number that does has planes at the same
+        places."""
+        low, high = 0, size_bytes + 1  # a block has at least a byte
         while high - low > 1:
             middle = (low + high) // 2
             if self.size_bytes(middle, block_elements) <= size_bytes:
@@ -59,8 +60,8 @@ class PlaneLayout:
         return low
 
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
-        """What the planes have of uint8 (blocks, block_bytes) into uint8 (size_bytes,). These are the blocks from
-        `first` on, `of` so many; None: all. On the way it takes some 4 bytes for each weight of `blocks`."""
+        """Write the planes of uint8 (blocks, block_bytes) into uint8 (size_bytes,). These are the blocks from `first`
+        on, of `of` in all; None: all. Takes some 4 bytes for each weight of `blocks` meanwhile."""
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)
         for bits in self.bits:

@@ -2,7 +2,7 @@
 
 ggml's block_q3_K, 110 bytes; each half h (128 weights) has 32 bytes of qs:
 
-    hmask    32   the highest bits; bit 4h+j of byte i is that of weight 128h+32j+i
+    hmask    32   the highest bits; weight 128h+32j+i has bit 4h+j of byte i
     qs       64   the low bits; byte i of the half's 32 holds weights i, 32+i, 64+i and 96+i, two bits each
     scales   12   sixteen scales of 6 bits, plus 32: byte i of the first eight holds the low 4 bits of scales i (low
                   nibble) and 8+i (high nibble), byte 8+i the high 2 bits of scales i, 4+i, 8+i and 12+i
@@ -66,7 +66,7 @@ def _pack(weights: Floats) -> Bytes:
 
 @jit
 def _scale(weights: Any, row: Any, offset: Any, part: Any) -> Any:
-    """The scale of sub-block `part`, of those that lie from weights[row, offset] on."""
+    """Return the scale of sub-block `part`, from the scales at weights[row, offset]."""
     low = byte(weights, row, offset + (part & np.uint64(7)))
     low = np.int32(np.int32(low >> np.int32((part >> np.uint64(3)) << np.uint64(2))) & np.int32(15))
     high = byte(weights, row, offset + np.uint64(8) + (part & np.uint64(3)))

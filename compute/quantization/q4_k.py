@@ -10,10 +10,10 @@ ggml's block_q4_K, 144 bytes:
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
 """
 
-# What makes the product quick: scales and minima are unpacked together in 64-bit words and converted as one
-# vector; all sums stay in vectors until the row ends. The minima meet only the sum of x over a sub-block, which
-# is the same for all rows: `sums`, computed once. Quantised GB/s of one thread: 6.3 on rows of 768, 8.4 on rows
-# of 3840, 7.8 from DRAM; in plain loops 3.5 from DRAM and 5.7 from cache (2.6 GHz Xeon with AVX-512).
+# The product is fast because scales and minima are unpacked together in 64-bit words and converted as one vector, and
+# all sums stay in vectors until the row ends. The minima are only multiplied by the sum of x over a sub-block, which
+# is the same for all rows: `sums`, computed once. Quantised GB/s of one thread: 6.3 on rows of 768, 8.4 on rows of
+# 3840, 7.8 from DRAM; in plain loops 3.5 from DRAM and 5.7 from cache (2.6 GHz Xeon with AVX-512).
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _pack(weights: Floats) -> Bytes:
 
 @jit
 def sum_sub_blocks_q4_k(x: Any, sums: Any) -> None:
-    """For `dot_row_q4_k`, sixteen floats a block: eight zeros, then the sum of x[0] over each sub-block."""
+    """Write for `dot_row_q4_k` sixteen floats a block: eight zeros, then the sum of x[0] over each sub-block."""
     for block in range(np.uint64(x.shape[1] // BLOCK_ELEMENTS)):
         for s in range(np.uint64(8)):
             total = np.float32(0)
@@ -105,7 +105,7 @@ def _add_pair(weights: Any, row: Any, qs: Any, x: Any, first: Any, low: Any, hig
 
 @jit_inlined
 def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` as `sum_sub_blocks_q4_k` leaves them."""
+    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are from `sum_sub_blocks_q4_k`."""
     even, odd = splat(np.float32(0)), splat(np.float32(0))
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
@@ -132,7 +132,7 @@ def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
 
 @jit
 def dequantize_row_q4_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
         d = load_half(weights, row, base)

@@ -3,7 +3,7 @@
 ggml's block_q5_0, 22 bytes:
 
     d      2   scale, binary16
-    qh     4   the highest bits; bit i, of a little-endian word, is that of weight i
+    qh     4   the highest bits; weight i has bit i of a little-endian word
     qs    16   the low nibbles; byte i holds weight i (low) and weight 16+i (high)
 
     weight[i] = d * (q - 16)

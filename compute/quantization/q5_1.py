@@ -4,7 +4,7 @@ ggml's block_q5_1, 24 bytes:
 
     d      2   scale, binary16
     m      2   minimum, binary16
-    qh     4   the highest bits; bit i, of a little-endian word, is that of weight i
+    qh     4   the highest bits; weight i has bit i of a little-endian word
     qs    16   the low nibbles; byte i holds weight i (low) and weight 16+i (high)
 
     weight[i] = d * q + m

@@ -5,7 +5,7 @@ ggml's block_q5_K, 176 bytes:
     d         2   scale of the scales, binary16
     dmin      2   scale of the minima, binary16
     scales   12   eight scales and eight minima of 6 bits (see six_bits.py)
-    qh       32   the highest bits; bit s of byte i is that of weight 32s+i
+    qh       32   the highest bits; weight 32s+i has bit s of byte i
     qs      128   the low nibbles; byte 32j+i holds weight 64j+i (low) and weight 64j+32+i (high)
 
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]

@@ -10,9 +10,9 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
     weight[i] = d * scales[i // 16] * (q - 32)
 """
 
-# What makes the product quick: a block's sixteen scales are one vector, its sixteen sub-blocks one vector each, and
-# all sums stay in vectors until the row ends. The -32 meets only the sum of x over a sub-block, which is the same
-# for all rows: `sums`, computed once.
+# The product is fast because a block's sixteen scales are one vector, its sixteen sub-blocks one vector each, and all
+# sums stay in vectors until the row ends. The -32 is only multiplied by the sum of x over a sub-block, which is the
+# same for all rows: `sums`, computed once.
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _weight(low: Any, high: Any) -> Any:
 
 @jit
 def sum_sub_blocks_q6_k(x: Any, sums: Any) -> None:
-    """For `dot_row_q6_k`: the sum of x[0] over each sub-block, sixteen a block."""
+    """Write for `dot_row_q6_k` the sum of x[0] over each sub-block, sixteen a block."""
     for s in range(np.uint64(x.shape[1] // SUB_BLOCK_ELEMENTS)):
         total = np.float32(0)
         for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
@@ -127,7 +127,7 @@ def _add_quarter(
 
 @jit_inlined
 def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` as `sum_sub_blocks_q6_k` leaves them."""
+    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are from `sum_sub_blocks_q6_k`."""
     left, right = splat(np.float32(0)), splat(np.float32(0))
     offset = splat(np.float32(-32))
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
@@ -152,7 +152,7 @@ def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
 
 @jit
 def dequantize_row_q6_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
         d = load_half(weights, row, base + np.uint64(D_OFFSET))

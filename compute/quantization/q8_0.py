@@ -28,7 +28,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
-TINY = np.finfo(np.float32).tiny  # of a smaller number the inverse may be infinite
+TINY = np.finfo(np.float32).tiny  # a smaller number may have an infinite inverse
 LARGEST_LEVEL = np.float32(127)
 PREFETCH_BYTES = np.uint64(2048)
 
@@ -49,7 +49,7 @@ def _pack(blocks: Floats) -> Bytes:
 
 @jit_inlined
 def dot_row_q8_0(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Row `row` of uint8 (rows, row_bytes) times x[0]; `sums` are not needed."""
+    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are not needed."""
     total = splat(np.float32(0))
     token, sixteen = np.uint64(0), np.uint64(16)
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
@@ -68,7 +68,7 @@ def dot_row_q8_0(weights: Any, row: Any, x: Any, sums: Any) -> Any:
 
 @jit
 def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
-    """Row `row` as float32 into out[out_row]."""
+    """Write row `row` as float32 into out[out_row]."""
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)
         scale = load_half(weights, row, base)

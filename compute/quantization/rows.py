@@ -1,7 +1,7 @@
 """The compiled row functions of a format, made from one that unpacks sixteen weights."""
 
-# A format whose product is to be quicker than this has functions of its own: what a block has in common, its scales,
-# is unpacked here for each sixteen, unless LLVM finds that.
+# A format that needs a faster product has its own functions: here a block's common values, its scales, are unpacked
+# for each sixteen weights, unless LLVM finds that.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbtop.compute.jit.vectors import (
 PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike
 LINE_BYTES = np.uint64(64)
 
-# Each format has a copy of the functions below with its own in place of these.
+# Each format has a copy of the functions below with its own values here.
 _BLOCK_ELEMENTS, _BLOCK_BYTES = 256, 1
 _sixteen: Any = None
 
@@ -56,7 +56,7 @@ def _dequantize_row(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 
 def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any) -> tuple[Any, Any]:
-    """`dequantize_row` and `dot_row` of a `BlockFormat` of blocks of 32 weights or a multiple of that.
+    """Return `dequantize_row` and `dot_row` of a `BlockFormat` with blocks of 32 weights or a multiple of that.
 
     `sixteen(weights, row, base, part)`, under @jit, gives the weights 16 * part to 16 * part + 15 of the block that
     begins at weights[row, base], as Floats16.
@@ -68,7 +68,8 @@ def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any
 
 @jit
 def nibbles(weights: Any, row: Any, offset: Any, high: Any) -> Any:
-    """The low nibbles of sixteen bytes from weights[row, offset], or where `high` is 1, not 0, the high ones."""
+    """Return the low nibbles of sixteen bytes from weights[row, offset] if `high` is 0, or the high ones if it is
+    1."""
     return bits_and(shift_right(load_bytes(weights, row, offset), np.int32(high << np.uint64(2))), np.int32(15))
 
 

@@ -1,8 +1,8 @@
-"""Eight scales and eight minima of 6 bits in 12 bytes, as Q4_K and Q5_K store them.
+"""Eight scales and eight minima of 6 bits in 12 bytes, as in Q4_K and Q5_K.
 
-bytes 0-3    low 6 bits: scales 0-3; top 2 bits: those of scales 4-7
-bytes 4-7    low 6 bits: minima 0-3; top 2 bits: those of minima 4-7
-bytes 8-11   low nibble: the low 4 bits of scales 4-7; high nibble: those of minima 4-7
+bytes 0-3    low 6 bits: scales 0-3; top 2 bits: top bits of scales 4-7
+bytes 4-7    low 6 bits: minima 0-3; top 2 bits: top bits of minima 4-7
+bytes 8-11   low nibble: the low 4 bits of scales 4-7; high nibble: the low 4 bits of minima 4-7
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cbtop.compute.quantization.base import Bytes, Floats
 
 
 def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
-    """Scales and minima, float32 (blocks, 8) each, of uint8 (blocks, 12)."""
+    """Return scales and minima, float32 (blocks, 8) each, of uint8 (blocks, 12)."""
     a, b, c = data[:, 0:4], data[:, 4:8], data[:, 8:12]
     scales = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=1).astype(np.float32)
     minima = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=1).astype(np.float32)
@@ -24,7 +24,7 @@ def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
 
 
 def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
-    """The other way; both are whole numbers from 0 to 63."""
+    """Reverse `unpack_six_bits`; both are whole numbers from 0 to 63."""
     scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
     a = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
     b = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
@@ -33,7 +33,7 @@ def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
 
 @jit
 def scales_of(weights: Any, row: Any, offset: Any) -> Any:
-    """The eight scales that lie from weights[row, offset] on, a byte each in one uint64."""
+    """Return the eight scales from weights[row, offset] on, a byte each in one uint64."""
     a = load_word(weights, row, offset)
     c = load_word(weights, row, offset + np.uint64(8))
     high = np.uint32(
@@ -44,7 +44,7 @@ def scales_of(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def minima_of(weights: Any, row: Any, offset: Any) -> Any:
-    """The eight minima, likewise."""
+    """Return the eight minima in the same way."""
     b = load_word(weights, row, offset + np.uint64(4))
     c = load_word(weights, row, offset + np.uint64(8))
     high = np.uint32(

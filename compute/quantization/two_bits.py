@@ -1,4 +1,4 @@
-"""256 levels of 2 bits as Q2_K and Q3_K store them: byte i of each 32 holds levels i, 32+i, 64+i and 96+i of 128."""
+"""256 levels of 2 bits as in Q2_K and Q3_K: byte i of each 32 holds levels i, 32+i, 64+i and 96+i of 128."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)
 
 
 def unpack_two_bits(data: Bytes) -> Bytes:
-    """The levels, uint8 (blocks, 256), of uint8 (blocks, 64)."""
+    """Return the levels, uint8 (blocks, 256), of uint8 (blocks, 64)."""
     levels: Bytes = (data.reshape(-1, 2, 1, 32) >> _SHIFTS) & np.uint8(3)
     return levels.reshape(-1, 256)
 
 
 def pack_two_bits(levels: Bytes) -> Bytes:
-    """The other way."""
+    """Reverse `unpack_two_bits`."""
     data: Bytes = np.bitwise_or.reduce(levels.reshape(-1, 2, 4, 32) << _SHIFTS, axis=2)
     return data.reshape(-1, 64)
 
 
 @jit
 def two_bits(weights: Any, row: Any, offset: Any, part: Any) -> Any:
-    """Levels 16 * part to 16 * part + 15 of what begins at weights[row, offset], as Ints16."""
+    """Return levels 16 * part to 16 * part + 15 of those at weights[row, offset], as Ints16."""
     first = offset + (part >> np.uint64(3)) * np.uint64(32) + (part & np.uint64(1)) * np.uint64(16)
     shift = np.int32(part & np.uint64(6))  # two bits for every 32 levels, and a part is half of those
     return bits_and(shift_right(load_bytes(weights, row, first), shift), np.int32(3))

@@ -1,6 +1,6 @@
 """The sixteen levels of IQ4_NL and IQ4_XS, denser around zero, and scales for them.
 
-They are ggml's `kvalues_iq4nl`. A byte has two: its low nibble's comes sixteen weights before its high nibble's.
+They are ggml's `kvalues_iq4nl`. A byte has two levels: the low nibble's weight is sixteen before the high nibble's.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 _BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # between a level and the next
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
-_AROUND = np.float32(24)  # as far from there as the next level
+_AROUND = np.float32(24)  # the widest change of the first candidate, up to the next level
 
 
 def unpack_uneven(data: Bytes) -> Floats:
-    """The levels, float32 (blocks, 32), of uint8 (blocks, 16)."""
+    """Return the levels, float32 (blocks, 32), of uint8 (blocks, 16)."""
     levels: Floats = LEVELS[0][np.concatenate([data & 15, data >> 4], axis=1)]
     return levels
 
 
 def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
-    """The nearest levels of float32 (blocks, 32) by as many scales, uint8 (blocks, 16)."""
+    """Return the nearest levels of float32 (blocks, 32), given each block's scale, as uint8 (blocks, 16)."""
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=np.abs(scales) > SMALLEST)
     places = np.searchsorted(_BORDERS, blocks * inverse.reshape(-1, 1)).astype(np.uint8)
     data: Bytes = places[:, :16] | (places[:, 16:] << np.uint8(4))
@@ -38,7 +38,7 @@ def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
 
 @jit
 def _fit_scale(blocks: Any, block: Any, inverse: Any) -> tuple[Any, Any]:
-    """What rounding blocks[block] * inverse explains of the squares, and the scale that does."""
+    """Return the share of the squares that rounding blocks[block] * inverse explains, and its scale."""
     xq, qq = np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
         x = blocks[block, i]
@@ -74,7 +74,7 @@ def _fit_scales(blocks: Any, scales: Any) -> None:
 
 
 def fit_uneven(blocks: Floats) -> Floats:
-    """For float32 (blocks, 32) the scales, (blocks,), found as those in fitting.py are."""
+    """Return the scales, (blocks,), of float32 (blocks, 32), found as in fitting.py."""
     scales = np.empty(len(blocks), np.float32)
     _fit_scales(blocks, scales)
     return scales
@@ -82,5 +82,6 @@ def fit_uneven(blocks: Floats) -> Floats:
 
 @jit
 def uneven(weights: Any, row: Any, offset: Any, high: Any) -> Any:
-    """The levels of the low nibbles of sixteen bytes from weights[row, offset], or of the high ones, as Floats16."""
+    """Return the levels of the low nibbles of sixteen bytes from weights[row, offset], or of the high ones, as
+    Floats16."""
     return look_up(load_floats(LEVELS, np.uint64(0), np.uint64(0)), nibbles(weights, row, offset, high))
