@@ -1,4 +1,4 @@
-"""What was called and is not shown: why, where in the end a process has shown nothing."""
+"""Calls that are not shown, and the reason if a process has shown nothing in the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _called: dict[str, int] = {}  # modules by class
 
 
 def note_call(module: nn.Module) -> None:
-    """`module` is called for the first time, and is no model of which anything could be shown.
+    """Note the first call of a `module` that is not a model to show.
 
-    One that another calls, and one that holds no other, tells nothing.
+    A module that a second one calls, or that holds no other, tells nothing and is not noted.
     """
     kind = type(module).__name__
     if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not _is_called_by_another():
@@ -34,7 +34,7 @@ def _is_called_by_another() -> bool:
 
 
 def why() -> str:
-    """Why nothing is shown, as far as is known; "" where nothing was seen."""
+    """Return why nothing is shown, if it is known; "" if nothing was seen."""
     failed = first_said()
     if failed:
         return failed
