@@ -18,7 +18,7 @@ class DeviceClock(Protocol):
     """A device that works asynchronously: marks are enqueued like work, and known once the device reached them."""
 
     def mark(self) -> Mark:
-        """Return a mark after all work enqueued so far. Must not wait."""
+        """Return a mark after all enqueued work. Must not wait."""
 
     def synchronize(self) -> None:
         """Wait until every mark made before this call was reached."""

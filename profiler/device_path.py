@@ -154,7 +154,7 @@ class DevicePath:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            if len(self._waiting) >= MAX_PENDING:  # of plain steps, whose end does not wait for the device
+            if len(self._waiting) >= MAX_PENDING:  # plain steps fill it: their end does not wait for the device
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start, end, elements, flags))

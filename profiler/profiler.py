@@ -488,7 +488,7 @@ class BrickProfiler:
     # --- what was recorded: see ReadBack ------------------------------------------------------------------------
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return the records of this process so far, or of the last `window_s` seconds; `print` shows it as text."""
+        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text."""
         return self.stats.report(window_s)
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
@@ -501,12 +501,12 @@ class BrickProfiler:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks so far, none of it counted twice."""
+        """The time spent in bricks, none of it counted twice."""
         return self.stats.total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps so far."""
+        """The tokens of all steps."""
         return self.stats.total_tokens
 
     @property
@@ -515,7 +515,7 @@ class BrickProfiler:
         return self.stats.tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """Return the graph so far: each node with the time of its mean call, and its dependencies."""
+        """Return the graph of this process: each node with the time of its mean call, and its dependencies."""
         return self.stats.execution_graph()
 
     # ------------------------------------------------------------------------------------------------------------

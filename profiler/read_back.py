@@ -46,7 +46,7 @@ class ReadBack:
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return the records of this process so far, or of the last `window_s` seconds; `print` shows it as text.
+        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text.
 
         Call it often enough that the ring does not overwrite unread records: 260,000 by default. A window reaches
         back no further than the ring does; `Report.window_s` is what it covers.
@@ -66,12 +66,12 @@ class ReadBack:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks so far, none of it counted twice."""
+        """The time spent in bricks, none of it counted twice."""
         return self.report().total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps so far."""
+        """The tokens of all steps."""
         return self.report().tokens
 
     @property
@@ -80,7 +80,7 @@ class ReadBack:
         return self.report().tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """Return the graph so far: each node with the time of its mean call, and its dependencies.
+        """Return the graph of this process: each node with the time of its mean call, and its dependencies.
 
         `dropped` counts calls and dependencies past the bounds on nodes, depth and dependencies.
         """

@@ -218,7 +218,7 @@ class RingRecorder:
             ring.answer(word)
 
     def nodes(self) -> list[Node]:
-        """Return every node announced so far, in order."""
+        """Return every announced node, in order."""
         return list(self._nodes)
 
     def read(self) -> Batch | None:

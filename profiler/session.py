@@ -1,4 +1,4 @@
-"""The records of this process so far, added up on request: statistics without a daemon."""
+"""The records of this process, added up on request: statistics without a daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Readable(Protocol):
     """A recorder that can be read back."""
 
     def nodes(self) -> list[Node]:
-        """Return every node announced so far, in order."""
+        """Return every announced node, in order."""
 
     def read(self) -> Batch | None:
         """Return the records since the last read; None before the first record."""
@@ -163,12 +163,12 @@ class Session:
         self._reading = threading.RLock()  # two threads may read at once: a record is counted once
 
     def report(self) -> Report:
-        """Return the statistics of everything so far."""
+        """Return the statistics of everything."""
         with self._reading:
             return self._report(self._totals(), self._overwritten, self._rejected, None)
 
     def window(self, window_s: float, now_ns: int) -> Report:
-        """Return those of the last `window_s` seconds before `now_ns`, from the first step that began in them."""
+        """Return the same for the last `window_s` seconds before `now_ns`, from the first step that began in them."""
         with self._reading:
             return self._window(window_s, now_ns)
 

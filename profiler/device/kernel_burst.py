@@ -93,7 +93,7 @@ class Durations:
 
 
 class KernelBurst:
-    """The results of a burst's windows so far."""
+    """The results of a burst's windows."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[Keys, Kernel], Durations] = {}

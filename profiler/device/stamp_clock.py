@@ -65,7 +65,7 @@ class MarkStamps:
         self._launches: dict[int, Launch] = {}
 
     def mark(self) -> StampMark:
-        """Return a mark after all work enqueued so far on the caller's stream."""
+        """Return a mark after all enqueued work on the caller's stream."""
         stream = None if self._device.is_of_parent else self._stream()
         if stream is None:
             return StampMark(None)
@@ -121,7 +121,7 @@ class StampClock:
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
-        #: A mark after all work enqueued so far on the caller's stream.
+        #: A mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
         self._cost = InLineCost(self._device) if measures_cost else None
 

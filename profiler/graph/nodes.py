@@ -94,7 +94,7 @@ GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTas
 
 
 class EdgeKind(StrEnum):
-    """How two nodes are connected."""
+    """The kind of connection of two nodes."""
 
     CALLS = "Calls"
     CONTAINS = "Contains"

@@ -317,7 +317,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`model` has `calls`, of which those of `around` are running, outermost first."""
+        """`model` has `calls`; the calls of `around` are running, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)

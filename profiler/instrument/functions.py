@@ -545,7 +545,7 @@ def _begin_sampling() -> Any:
 
 @_unless_it_fails
 def _end_sampling(args: tuple[Any, ...]) -> None:
-    """End choosing a token. `args` are those of stopping criteria: the tokens chosen so far come second."""
+    """End choosing a token. `args` are the arguments of stopping criteria: the chosen tokens come second."""
     waiting = _waiting()
     if waiting is not None:
         words = args[1] if len(args) > 1 else None

@@ -214,7 +214,7 @@ _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
 def bricks_of(nodes: list[Node]) -> list[Brick]:
-    """Return the bricks of a graph, in the order in which they ran."""
+    """Return the bricks of a graph, in the order they ran."""
     bricks: list[Brick] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None

@@ -24,7 +24,7 @@ FORWARD = "forward"  # not known to be prefill, decode or encode
 
 # Ids and their embeddings. The decoder's come first: in a model with an encoder, the step is its decoder's.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # no axis of their shape is that of tokens
+PICTURES = ("input_features", "pixel_values")  # their shape has no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
 PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end

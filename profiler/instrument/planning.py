@@ -221,7 +221,7 @@ def _vocabulary(root: nn.Module) -> int:
 
 
 def _is_large(block: nn.Module) -> bool:
-    """Whether a block takes so long that timing it as well costs little."""
+    """Whether a block is large enough that timing it as well costs little."""
     return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
@@ -247,7 +247,7 @@ class _Planner:
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # the current section leaves out modules of others
+        self._shares_modules = False  # the current section leaves out modules that it shares
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks

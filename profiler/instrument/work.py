@@ -1,8 +1,8 @@
 """FLOP and bytes of a module's call: derived from its stored weights and from the elements the call is given.
 
 Rules
-- The elements of a call are those of its first tensor (`rows x columns`): the work is a straight line in them.
-- Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
+- The elements of a call are its first tensor's (`rows x columns`): the work is a straight line in them.
+- Bytes are the weights as stored (4-bit weights count their packed bytes and scales) and the activations.
 - Unknown facts stay unknown: a class of its own, the experts that the router chooses, a mask's contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights: see multiplied.py.
 - A module on a device other than the CPU has no work if only the host times it, because the host sees only the
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _NORM_FLOPS = 4  # square, add up, scale, weigh each element of an RMS norm; a layer norm's mean is one more
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# What linear layers call their sizes: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
+# Names of the sizes of linear layers: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that the work of a module follows from
@@ -338,7 +338,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of one activation: those of the module's floating-point weights; 0 if it has none."""
+    """Return the bytes of one activation, of the type of the module's floating-point weights; 0 without any."""
     for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())

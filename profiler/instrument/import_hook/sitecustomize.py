@@ -135,7 +135,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add a reason to the file, if it exists: nothing was recorded so far."""
+        """Add a reason to the file, if it exists because nothing was recorded yet."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
