@@ -89,7 +89,7 @@ class HeldStep:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When each mark of a step was reached, on the host's clock, less the cost of stamps; and all times with it."""
+    """When each mark was reached, on the host's clock: `times` without the cost of stamps, `reached_ns` with it."""
 
     times: dict[Mark, int]
     is_launch_bound: bool

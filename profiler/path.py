@@ -15,7 +15,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, R
 if TYPE_CHECKING:
     from cbtop.profiler.held_steps import HeldSteps
 
-MOST = (1 << 31) - 1  # the most that a step is recorded to work on
+MOST = (1 << 31) - 1  # the largest recorded number of a step's sequences or positions
 
 
 class TimedBlock(Protocol):
@@ -98,7 +98,7 @@ class Path(Protocol):
         """Record calls that were timed elsewhere, on the host's clock."""
 
     def step_ended(self) -> None:
-        """Handle that the caller's outermost step has been emitted."""
+        """Called after the caller's outermost step has been emitted."""
 
 
 def amount_of(value: object) -> int:

@@ -18,7 +18,7 @@ from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # allowed overhead above which every step is recorded
+EVERY_STEP_PERCENT = 100  # with this allowed overhead or more, every step is recorded
 
 
 END_SUFFIX = ".end"  # of the FIFO of a run, as in `cbtop.commands.run`
