@@ -31,8 +31,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are outside of
-    this.
+    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
     They close unless the parts of a step took longer than it (`over_ns`, in `over` steps), or the parts of a layer or
     brick took longer than that (`outdone`: its name, and by how much). Then no share of the wall time can be trusted.

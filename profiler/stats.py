@@ -631,8 +631,7 @@ class NodeStats:
             parts.pop(0)
 
     def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:
-        """Close the time of the parts of steps that ended. Returns the nodes concerned, which need not be in the
-        batch.
+        """Close the time of the parts of steps that ended. Returns the nodes concerned, even some not in the batch.
 
         Also notes if the parts of a step took more time than the step, which no nesting can, and how long parts of
         the same node ran at the same time, as those on two streams of a device do.

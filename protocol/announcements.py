@@ -100,9 +100,7 @@ class Announcements(Generic[Kept]):
         return None if found is None else found[0]
 
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
-        """Keep `kept` under `key`, in place of the old value, or at the end if `last`. Returns whether there was
-        room.
-        """
+        """Keep `kept` under `key`, in place of the old value or at the end (`last`). Returns if there is room."""
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
         if self._size_bytes + grown_bytes > MAX_ANNOUNCED_BYTES:

@@ -1,5 +1,4 @@
-"""The static attributes of a node beyond its name: one class for each kind of thing, each attribute written down
-once.
+"""The static attributes of a node beyond its name: one class for each kind of thing, each attribute once.
 
 An attribute added here is carried by the definition, the message, the graph's node and every JSON without further
 code: definitions and graph nodes inherit these classes, `Node` holds them, and the codec puts their fields into its
@@ -62,9 +61,7 @@ class Work:
         return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
 
     def size_bytes(self, calls: float, elements: float) -> float | None:
-        """Return the data size in bytes of `calls` collectives with `elements` elements together; None if not a
-        collective.
-        """
+        """Return the data size in bytes of `calls` collectives with `elements` elements together; else None."""
         return _line(0.0, self.size_bytes_per_element, calls, elements)
 
 

@@ -80,9 +80,7 @@ def encode(message: messages.Message) -> bytes:
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """Return the node and its encoding. Checks that `decode` accepts it, mostly without decoding. Raises as either
-    does.
-    """
+    """Return the node and its encoding. Checks, mostly without decoding, that it decodes. Raises as either does."""
     payload = encode(node)
     if not _is_sure(node):
         decode(payload)

@@ -1,5 +1,4 @@
-"""The amounts of work from which kernels use threads, or bfloat16: measured by `cbtop calibrate`, kept with its
-roofs.
+"""The work from which kernels use threads, or bfloat16: measured by `cbtop calibrate`, kept next to its roofs.
 
 Rules
 - Figures of a different machine, a different number of processors or a different version (whose kernels may differ)
@@ -29,8 +28,7 @@ MAX_US = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """From this amount of work, `value`, the other way is used: measured, or static with a `note` why none was
-    found.
+    """Work of `value` or more is done the other way: measured, or static with a `note` why nothing was found.
 
     If it was measured: the medians of a call of that size, one way and the other, and the larger spread of both (the
     middle half of the rounds, relative to the median). Raises ValueError for a figure that makes no sense.

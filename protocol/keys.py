@@ -153,9 +153,7 @@ def allowed(directory: Path) -> dict[bytes, str]:
 
 
 def parse_public_key(text: str) -> bytes:
-    """Return a public key from its 64 hexadecimal digits, or from a file. Raises KeysError, which does not repeat
-    `text`.
-    """
+    """Return a public key from its 64 hexadecimal digits, or from a file. Raises KeysError, without `text` in it."""
     if _HEX_KEY.fullmatch(text):
         return bytes.fromhex(text)
     path = Path(text)

@@ -129,9 +129,7 @@ def is_suspended(pid: int) -> bool:
 
 
 def _time_namespace(process: str) -> int | None:
-    """Return the inode number of its time namespace, or None if the kernel does not give it (before Linux 5.6, or
-    hidden).
-    """
+    """Return its time namespace's inode number, or None if the kernel hides it, or has none (before Linux 5.6)."""
     try:
         return os.stat(f"{_PROC}/{process}/ns/time").st_ino
     except OSError as error:

@@ -57,9 +57,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
-    """Yield `batch`, the remaining records of the ring from number `first` to `produced`, as messages of bounded
-    size.
-    """
+    """Yield `batch`, the remaining records of the ring's `first` to `produced`, as messages of bounded size."""
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):
         chosen = slice(at, min(at + MAX_BATCH_RECORDS, count))

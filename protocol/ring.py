@@ -631,9 +631,7 @@ class RingReader:
         return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
 
     def _newest_from(self, at_least: int) -> int:
-        """Return how many records were begun: one more than the number of the newest complete one, from `at_least`
-        on.
-        """
+        """Return how many records were begun: one more than the newest complete number from `at_least` on."""
         look = min(LOOK_AHEAD, self.capacity)
         while True:
             tag = self._tags(at_least, look)

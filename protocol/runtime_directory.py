@@ -39,9 +39,7 @@ def runtime_directory() -> str:
 
 
 def _temporary_directory() -> str:
-    """Return the first writable one of those that Python's tempfile tries, except the current one; "" if there is
-    none.
-    """
+    """Return the first writable directory that Python's tempfile tries, except the current one; "" without one."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for path in (*named, *TEMPORARY):
         if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):

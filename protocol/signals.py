@@ -12,9 +12,7 @@ _CO_VARARGS = 4  # inspect's
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether `error`, raised in our code, may be kept from the host: not an interrupt, and not of its signal
-    handlers.
-    """
+    """Whether `error`, raised in our code, may be kept from the host: no interrupt, and from none of its handlers."""
     trace = error.__traceback__
     # An exception raised right here was raised in no handler. Looking at this frame's names would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
@@ -103,9 +101,7 @@ class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the h
 
 
 def _came_from(error: BaseException) -> list[BaseException]:
-    """Return `error` and the exceptions that our code caught on the way to it. Those that the host handles are not
-    ours.
-    """
+    """Return `error` and the exceptions our code caught on the way to it, but none that the host handles."""
     found = [error]
     at = error.__cause__ or error.__context__
     while at is not None and all(at is not each for each in found) and _is_of_ours(at.__traceback__):

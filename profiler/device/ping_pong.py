@@ -1,5 +1,4 @@
-"""Reads the device's clock and the host's at the same moment: the host raises a word, the device answers with its
-time.
+"""Reads the device's clock and the host's together: the host raises a word, the device answers with its time.
 
 Rules
 - The kernel that answers runs on a stream of its own, so it does not wait for the host's work. A device with all

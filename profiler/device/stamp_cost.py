@@ -36,8 +36,7 @@ class StampCosts:
         self.known: StampCost | None = None
 
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
-        """Add a replay of `took_ns` with `stamps` inside; those around it are `beside_ns` further apart
-        (pairs.py)."""
+        """Add a replay of `took_ns` with `stamps` inside; those around are `beside_ns` farther apart (pairs.py)."""
         self._last = took_ns, stamps
         self._around.append(beside_ns)
 

@@ -29,8 +29,7 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """Return the graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the
-    table.
+    """Return the graph of `nodes` (a parent before its children), and the graph's ids by the ids of the table.
 
     `count`, `total_ns` and `elements` (if known) are totals by node id over any number of runs. Times, elements and
     work in the graph are those of the mean call. A node whose parent is not among `nodes` is a root; if that parent

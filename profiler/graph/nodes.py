@@ -73,8 +73,7 @@ class Function(FunctionAttributes):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Work that runs in parallel with its siblings: it starts where it was recorded, and nodes that need it declare
-    that.
+    """Work in parallel with its siblings: it starts where it was recorded, and nodes that need it declare that.
 
     It was polled `polls` times; `yields` of them found it not done yet.
     """

@@ -385,8 +385,7 @@ class Attachment:
             forget_types()
 
     def _known(self) -> dict[Hashable, _TimedSection]:
-        """Return the sections that can stay if their state is the same. Otherwise an id may belong to a newer
-        module."""
+        """Return the sections that can stay if their state is the same. Otherwise an id may be a newer module's."""
         return {
             place: section
             for place, section in self._sections.items()

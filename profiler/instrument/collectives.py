@@ -193,8 +193,7 @@ def _is_coalesced() -> bool:
 
 
 def ranks_of(group: Any) -> int:
-    """Return the number of ranks of a process group, its name, a device mesh or one of its dimensions; 0: not
-    known."""
+    """Return the number of ranks of a process group, its name, a device mesh or one of its dimensions; 0: unknown."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if isinstance(group, str):
         group = c10d._resolve_process_group(group)

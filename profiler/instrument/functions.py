@@ -1,5 +1,4 @@
-"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, the preparation of
-`generate`.
+"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, inputs of `generate`.
 
 The function objects do not change; swapping.py times their calls.
 
@@ -426,8 +425,7 @@ def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
 
 
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
-    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows the contents of a
-    mask.
+    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows a mask's contents.
 
     `given` are the queries, keys and values.
     """

@@ -154,8 +154,7 @@ def parameters_of(module: Module) -> list[Tensor]:
 
 
 def first_tensor(module: Module) -> Tensor | None:
-    """Return the first parameter of `module` or of those inside it, else the first buffer; None if there is no
-    tensor.
+    """Return the first parameter of `module` or of those inside it, else the first buffer, else None.
 
     No generator is left half-way, because a signal handler's exception while one ends would be lost.
     """

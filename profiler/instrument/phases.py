@@ -132,8 +132,7 @@ def describe_captured(
 
 
 def _batch(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a dictionary, or of a UserDict such as a batch of transformers. Runs no code of the
-    host."""
+    """Return the entries of a dictionary, or of a UserDict (a batch of transformers). Runs no code of the host."""
     if issubclass(type(value), UserDict):
         value = dictionary_of(value).get("data")
     return dict(dict.items(value)) if issubclass(type(value), dict) else None

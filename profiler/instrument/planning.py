@@ -344,8 +344,7 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
-        """Plan a layer like the one `pattern` was made from. Returns False if it shares modules with a different
-        one."""
+        """Plan a layer like the one `pattern` was made from. Returns False if it shares modules with other layers."""
         visited = {id(modules[at]) for at in pattern.visited}
         if not self._seen.isdisjoint(visited):
             return False

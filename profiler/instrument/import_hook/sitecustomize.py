@@ -1,5 +1,4 @@
-"""Runs at the start of every Python process under `cbtop run`: it waits for torch to be imported, and does nothing
-else.
+"""Runs at the start of every Python process under `cbtop run`: it only waits for torch to be imported.
 
 Python imports a `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
