@@ -48,7 +48,7 @@ class ZapAuthenticator:
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:
-        """Control who may connect to the socket `door`. Call it before `door` binds. Until `answer` no viewer enters."""
+        """Control who may connect to the socket `door`. Call it before `door` binds. Before `answer` none enters."""
         self._inside.clear()
         self.questions = door.context.socket(zmq.REP)  # to poll: `answer` what comes
         self.questions.bind(ZAP_ENDPOINT)
