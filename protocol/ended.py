@@ -55,7 +55,7 @@ class Left:
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """Return the names of the rings to which these files of a runtime directory belong, existing or not."""
+    """Return the names of the rings that these files of a runtime directory belong to, existing or not."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 

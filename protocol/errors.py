@@ -38,4 +38,4 @@ class RoofsError(ProtocolError):
 
 
 class RequestError(ProtocolError):
-    """A process that cannot be asked, or whose answer makes no sense."""
+    """A request that cannot reach its process, or an answer that makes no sense."""

@@ -451,7 +451,7 @@ class Quiet:
 class SourceState:
     """The state of a source, and its counters.
 
-    `produced == received + overwritten + rejected`: records read so far; those in the statistics; those overwritten
+    `produced == received + overwritten + rejected`: records read; those in the statistics; those overwritten
     in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
     node of the catalog, or ran backwards. `unread` more are written, and not read. `left_out` announcements of the
     process are not in its catalog, or have no place here, because they exceeded the bounds. `quiet` is None while it

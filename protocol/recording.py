@@ -259,7 +259,7 @@ class RecordingReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._damaged: set[int] = set()  # offsets of the frames whose bytes do not fit their checksum
+        self._damaged: set[int] = set()  # offsets of the frames with a wrong checksum
         try:
             self._file = OpenFile(path)
         except OSError as error:
@@ -297,7 +297,7 @@ class RecordingReader:
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self._damaged.add(at)  # where the next frame begins is not known either
+                self._damaged.add(at)  # the begin of the next frame is not known either
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)

@@ -121,7 +121,7 @@ def answer_of(word: int) -> Answer:
 
 
 class Asker:
-    """Asks the process that writes the ring at `path`. Raises RequestError if it cannot be asked.
+    """Asks the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
     It writes a word of the file and maps nothing.
     """
