@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Time the layers and bricks of `model` from its next call on. `detach()` of the result removes all traces of it.
 
-    Without a `profiler` it gets one of its own. Raises ValueError for a model without a list of layers, and if this
-    torch lacks a necessary feature.
+    Without a `profiler` it gets one of its own. Raises ValueError for a module with neither a list of layers nor two
+    modules with weights, and if this torch lacks a necessary feature.
     """
     from cbtop.profiler.instrument import attachment
 
