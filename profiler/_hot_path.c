@@ -1,20 +1,21 @@
-/* What runs at every brick, compiled: the same names, the same records and the same tests as hot_path.py.
+/* The code that runs at every brick, compiled: the same names, records and tests as hot_path.py.
 
    Rules
-   - Start, stop, the `with` form, the layer's scope, the calls of a host's modules and functions that are timed, and how
-     a model's steps begin and end (_model_steps.h); nothing else. A new scope, a new position, a record without a ring and whatever goes wrong are calls back into
-     Python.
+   - It contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and functions,
+     and the begin and end of a model's steps (_model_steps.h); nothing else. A new scope, a new position, a record
+     without a ring and every error are calls back into Python.
    - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
-     its tag last, with release order; nothing of Python runs between these. So a record is whole or does not count.
-   - Whose position it is, Python knows (positions.py). It is asked again when the thread has switched contexts since
-     (each task, and each greenlet, runs in a context of its own), and when a position has gone.
-   - Nothing raised in here but a wrong argument and what is no Exception (an interrupt) reaches the host.
-   - A brick that one thread starts and another stops is recorded; it is the starting thread that moves in the graph.
-   - Where a brick ends, its kernel has filled the caches: in a model, most of the price is lines that are no longer
-     there. So a scope remembers which one came after it, and which call that was made by: that saves looking it up, and
-     its lines are fetched where the brick before it ends; what every brick needs stands together; what will be written
-     is fetched before the clock is read; and the calls that stand in for modules lend what they hold.
-   - What a position is in stands in its slot of the ring's header, for whoever looks after this process was killed.
+     its tag last, with release order; nothing of Python runs between these. So a record is complete or does not
+     count.
+   - Python knows whose position it is (positions.py). It is asked again if the thread has switched contexts since
+     (each task, and each greenlet, runs in a context of its own), and if a position has gone.
+   - Only a wrong argument, or an exception that is not an Exception (an interrupt), reaches the host from here.
+   - A brick that one thread starts and a second one stops is recorded; the starting thread moves in the graph.
+   - At the end of a brick its kernel has filled the caches: in a model, most of the cost is cache misses. So a scope
+     remembers the scope after it and the call that made it. That saves a look-up, and the lines are fetched at the
+     end of the brick before. Data that every brick needs is kept together. Memory to be written is fetched before the
+     clock is read. The calls that replace modules lend the references they hold.
+   - The node of a position is also in its slot of the ring's header, for readers after this process was killed.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -52,34 +53,34 @@ enum { MAX_HELD = 1 << 16 };
 /* The lines of an object of up to 112 bytes, wherever in its lines it begins. */
 #define FETCH_OBJECT(object) (FETCH_TO_WRITE(object), FETCH_TO_WRITE((const char *)(object) + 64))
 
-/* A place in the graph: its node, the scope it lies in, and those in it by what was started there. */
+/* A place in the graph: its node, the scope it is in, and the scopes in it by their keys. */
 typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    struct Scope *next; /* what was started next to it once it had ended, the last time it was looked up; may be NULL */
-    const void *call_after; /* that started what came next: an address to fetch, of what may be no more; may be NULL */
-    const void *module_after; /* likewise, of its reference to its module */
+    struct Scope *next; /* the one started next to it after it had ended, at the last look-up; may be NULL */
+    const void *call_after; /* the call that started `next`: an address to prefetch, possibly freed; may be NULL */
+    const void *module_after; /* the same, of its reference to its module */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
-    PyObject *work; /* the FLOP and bytes of a call by its elements, where that is no straight line; else NULL */
+    PyObject *work; /* the FLOP and bytes of a call by its elements, if that is not a straight line; else NULL */
 } Scope;
 
 struct HotPath;
 
-/* Where in the graph one thread, task or greenlet is, and what its step asks for. */
+/* The place in the graph of one thread, task or greenlet, and the settings of its step. */
 typedef struct Position {
     PyObject_HEAD
-    Scope *scope; /* the position holds this one and all it lies in, so that moving touches only the one it moves into */
+    Scope *scope; /* the position holds this one and all around it, so that moving touches only the new one */
     Scope *left;  /* the one it was in before, if it has started nothing since; may be NULL */
-    int64_t *slot;          /* says the same in the ring; `nowhere` where there is none */
-    struct HotPath *holder; /* in whose `holders` this position stands; NULL without a slot. Borrowed */
-    uint64_t ring_serial;   /* of the ring in which a slot was last asked for */
+    int64_t *slot;          /* the same in the ring; `nowhere` if there is none */
+    struct HotPath *holder; /* the path with this position in its `holders`; NULL without a slot. Borrowed */
+    uint64_t ring_serial;   /* of the ring for which a slot was last requested */
     int64_t lane;           /* flags of every record: tells steps that run at the same time apart */
     PyObject *step;         /* the innermost step it is in; NULL outside of steps */
     PyObject *held;         /* the records of a step without a name yet, a list; else NULL */
-    PyObject *unit;         /* what else is known of the same thread, task or greenlet; may be NULL */
+    PyObject *unit;         /* other data of the same thread, task or greenlet; may be NULL */
     PyObject *weak_references;
     char recording; /* 0 in a step that is not sampled */
 } Position;
@@ -99,18 +100,18 @@ typedef struct HotPath {
     int64_t *words;     /* the ring; NULL while none is attached */
     int64_t wrap;       /* its capacity - 1 */
     int recording;
-    int64_t forked_ns; /* what began until then is the parent's to record */
-    pid_t pid; /* that of the process that attached the ring: a forked child writes nothing into its parent's */
+    int64_t forked_ns; /* calls that began until then are the parent's to record */
+    pid_t pid; /* of the process that attached the ring: a forked child does not write into its parent's */
     PyObject *define; /* this and what follows: see Callbacks in hot_path.py */
     PyObject *record;
     PyObject *uncounted;
     PyObject *amounts;
     PyObject *give_up;
-    PyObject *find; /* gives the caller its position */
+    PyObject *find; /* returns the caller's position */
     Scope *root;
     Py_buffer ring;
     PyObject *weak_references;
-    Position *holders[SLOTS]; /* whose each slot of the ring is; borrowed: a position takes itself out */
+    Position *holders[SLOTS]; /* the position of each slot of the ring; borrowed: a position removes itself */
 } HotPath;
 
 typedef struct {
@@ -132,23 +133,22 @@ typedef struct {
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
-static uint64_t serials;     /* of rings: never given twice */
-static uint64_t generation;  /* a step further whenever a position or a hot path has gone */
-static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none: written, never read */
+static uint64_t serials;     /* of rings: never reused */
+static uint64_t generation;  /* incremented whenever a position or a hot path has gone */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without one: written, never read */
 
-/* The position that this thread used last, and when that was: it is still the caller's while the thread has not
-   switched contexts, and still there while nothing has gone. The model saves a call at each look; where a loader has no
-   room for it, the import fails and the Python hot path is used. */
+/* The position that this thread used last, and when. It is still the caller's if the thread has not switched
+   contexts, and still exists if nothing has gone. The TLS model saves a call at each access. If a loader has no room
+   for it, the import fails and the Python hot path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
-    uint64_t thread_state; /* its id: a thread of C's may have several, one after the other */
+    uint64_t thread_state; /* its id: a C thread may have several, one after the other */
     uint64_t context_version;
     uint64_t generation;
     Position *position;
 } last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, 0, NULL};
 
-/* Timers and spans that were let go, to be used again: a third of the cost of making one. They keep their reference
-   to their type. */
+/* Freed timers and spans, for reuse: a third of the cost of making one. They keep their reference to their type. */
 enum { SPARE = 16 };
 typedef struct {
     int count;
@@ -220,8 +220,8 @@ scope_traverse(Scope *self, visitproc visit, void *arg)
 static int
 scope_clear(Scope *self)
 {
-    /* `children` stays: a scope that someone can still reach must be one to look into. So does `parent`: positions go
-       by it, and without children no cycle leads through it. */
+    /* `children` stays, because a scope that can still be reached must be one to look into. So does `parent`:
+       positions go by it, and without children no cycle leads through it. */
     if (self->children != NULL)
         PyDict_Clear(self->children);
     Py_CLEAR(self->key);
@@ -290,7 +290,7 @@ position_traverse(Position *self, visitproc visit, void *arg)
 static inline void
 say_where(Position *position, int64_t node, int64_t start_ns)
 {
-    /* A reader must never see a node with another's start: in between there is none. */
+    /* A reader must never see a node with a different one's start: in between there is no node. */
     _Atomic int64_t *slot = (_Atomic int64_t *)position->slot;
     atomic_store_explicit(&slot[SLOT_NODE], NO_NODE, memory_order_relaxed);
     atomic_store_explicit(&slot[SLOT_START], start_ns, memory_order_release);
@@ -333,7 +333,7 @@ give_slot_back(Position *position)
     position->slot = nowhere;
 }
 
-/* Go to `parent`, a scope that the position is in; to none when the position itself goes. */
+/* Go to `parent`, a scope that the position is in; to none if the position itself goes. */
 static inline void
 go_up(Position *position, Scope *parent)
 {
@@ -361,7 +361,7 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Go to the parent of `scope`, if it is one that the position is in; gives whether it is. */
+/* Go to the parent of `scope`, if the position is in it. Returns whether it is. */
 static inline int
 leave(Position *position, Scope *scope)
 {
@@ -500,7 +500,7 @@ new_position(HotPath *self, PyObject *Py_UNUSED(ignored))
     return (PyObject *)position;
 }
 
-/* The caller's position, borrowed: whoever it is of holds it, as long as that one lives. */
+/* The caller's position, borrowed: its thread, task or greenlet holds it. */
 __attribute__((noinline, cold)) static Position *
 find_position(HotPath *self)
 {
@@ -583,7 +583,8 @@ read_clock(HotPath *self, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1: `elements` is a count below 2^63; 0: it is none; -1: asking raised what is no Exception, such as an interrupt. */
+/* 1: `elements` is a count below 2^63; 0: it is not; -1: an exception that is not an Exception, such as an interrupt.
+   */
 static inline int
 as_elements(PyObject *elements, int64_t *value)
 {
@@ -604,8 +605,8 @@ as_elements(PyObject *elements, int64_t *value)
     return !overflow && *value >= 0;
 }
 
-/* Something of ours, or the host's clock, has raised: that is not the host's to bear. Says so (once, in Python), and
-   recording ends. 0, or -1 where what was raised is no Exception. */
+/* End recording after an error of ours or of the host's clock, which the host must not see. Logs it (once, in
+   Python). Returns 0, or -1 if the error is not an Exception. */
 __attribute__((noinline, cold)) static int
 give_up(HotPath *self)
 {
@@ -626,17 +627,17 @@ give_up(HotPath *self)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return PyErr_Occurred() ? -1 : 0; /* what the host's signal handler raised, now or before */
+    return PyErr_Occurred() ? -1 : 0; /* an exception of the host's signal handler, now or before */
 }
 
 static inline void
 write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64_t elements)
 {
     int64_t *words = self->words;
-    /* No locked step: whoever writes into this ring holds the GIL. */
+    /* No locked step, because every writer of this ring holds the GIL. */
     int64_t number = words[CURSOR_WORD];
     atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_relaxed);
-    /* What lay here may be half overwritten from now on: that the cursor moved is seen before that is. */
+    /* The old record here may be half overwritten from now on: the moved cursor becomes visible first. */
     atomic_thread_fence(memory_order_release);
     _Atomic int64_t *record = (_Atomic int64_t *)(words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS);
     atomic_store_explicit(&record[0], start_ns, memory_order_relaxed);
@@ -646,8 +647,8 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     atomic_store_explicit(&record[3], tag, memory_order_release);
 }
 
-/* Write a record into the ring. Converting comes first: it may run Python. What is no count of elements is left out of
-   the record, which says so, and told once. */
+/* Write a record into the ring. Converting comes first, because it may run Python. Elements that are not a count are
+   left out of the record, which has a flag for that, and reported once. */
 static inline int
 write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObject *elements)
 {
@@ -667,7 +668,7 @@ write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Record a call whose record waits for the name of its step, or that has work of its own. */
+/* Record a call that waits for the name of its step, or that has work of its own. */
 __attribute__((noinline, cold)) static int
 write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
              int64_t flags)
@@ -718,8 +719,8 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
     return kept < 0 ? give_up(self) : 0;
 }
 
-/* The scope of `key` where this position is, defined where nobody has started it there yet. A new reference; NULL with
-   an exception set, or without one where nothing can be recorded. */
+/* The scope of `key` at this position, defined if it is new. A new reference; NULL with an exception set, or without
+   one if nothing can be recorded. */
 __attribute__((noinline)) static Scope *
 look_up(HotPath *self, Position *position, PyObject *key)
 {
@@ -727,7 +728,7 @@ look_up(HotPath *self, Position *position, PyObject *key)
     Scope *scope = (Scope *)PyDict_GetItemWithError(outer->children, key);
     if (scope == NULL) {
         if (PyErr_Occurred())
-            return NULL; /* a key that cannot be one: the caller's mistake */
+            return NULL; /* an invalid key: the caller's mistake */
         Py_INCREF(outer);
         scope = (Scope *)PyObject_CallFunctionObjArgs(self->define, (PyObject *)outer, key, NULL);
         Py_DECREF(outer);
@@ -748,8 +749,8 @@ look_up(HotPath *self, Position *position, PyObject *key)
     return scope;
 }
 
-/* Go to the scope of `key` where the caller is, and time it from now on. Gives two new references, or NULL and NULL
-   where it is not to be recorded. */
+/* Go to the scope of `key` at the caller's place, and start timing it. Gives two new references, or NULL and NULL if
+   it is not to be recorded. */
 static inline int
 begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_found, int64_t *start_ns)
 {
@@ -808,7 +809,7 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* The arguments of a fast call in the order of `names`; those not given stay as they are. */
+/* The arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
 __attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
@@ -887,16 +888,16 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
 
 /* ---- calls of a host's modules and functions ----
 
-   Classes of instrument/wrapping.py and instrument/functions.py whose instances are called in a host's stead. What
-   calling one does is their `__call__`, in Python; Dynamo looks into that. Here is the same in C, for steps that the
-   compiled hot path records; whatever is other than that is left to Python. */
+   Classes of instrument/wrapping.py and instrument/functions.py with instances that are called instead of the host's
+   objects. Their `__call__` in Python is what Dynamo sees. The same is here in C, for steps that the compiled hot
+   path records. All other cases are left to Python. */
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
 enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
 
-/* A class whose calls are made here. */
+/* A class with its calls made here. */
 typedef struct {
     const char *names[MOST_SLOTS];
     ternaryfunc call;
@@ -911,13 +912,13 @@ static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "a
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
-/* What is asked at every call, called at once where it is C: to look it up, and to call it as one of Python's, costs as
-   much again. NULL where it is not. */
+/* Functions needed at every call, called directly if they are C: looking one up, and calling it like one of Python's,
+   costs as much again. NULL if they are not. */
 static PyCFunction c_is_overridden, c_numel;
 static PyTypeObject *step_type;  /* of the last step */
-static Py_ssize_t model_of_type; /* where its objects have their model; 0 where that is no slot */
+static Py_ssize_t model_of_type; /* the offset of their model in its objects; 0 if that is not a slot */
 
-/* A new reference to what a slot holds; NULL where it is empty. */
+/* A new reference to the value of a slot; NULL if it is empty. */
 static inline PyObject *
 slot_of(Calls *calls, PyObject *self, int at)
 {
@@ -931,7 +932,7 @@ lent_by(Calls *calls, PyObject *self, int at)
     return *(PyObject **)((char *)self + calls->offsets[at]);
 }
 
-/* Call `callable` with `self` before what it is given. */
+/* Call `callable` with `self` before the given arguments. */
 __attribute__((noinline, cold)) static PyObject *
 call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -947,13 +948,13 @@ call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* Record a call that failed, while what it raised is on its way; where recording raises too, that goes instead. */
+/* Record a call that failed, while its exception propagates. If recording raises too, that exception propagates. */
 static void
 finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    PyObject *none = PyLong_FromLong(0); /* a small number: it is always there */
+    PyObject *none = PyLong_FromLong(0); /* a small number always exists */
     if (finish(self, position, scope, start_ns, none, 1) < 0) {
         Py_XDECREF(type);
         Py_XDECREF(error);
@@ -964,7 +965,7 @@ finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
     Py_DECREF(none);
 }
 
-/* What `elements_of` in Python makes of the arguments from the one numbered `first` on. */
+/* The result of `elements_of` in Python for the arguments from the one numbered `first` on. */
 static PyObject *
 elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject *error)
 {
@@ -992,7 +993,7 @@ is_tensor(PyObject *value)
     return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
 }
 
-/* The elements of a call: of the first tensor, if it is a plain one, what that says itself, where nobody is told. */
+/* The elements of a call: of the first tensor, read directly if it is a plain one without an override. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
@@ -1028,7 +1029,8 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     return elements;
 }
 
-/* What `_call_impl` is to modules of a class, while the class is as it was: to look it up costs as much as a brick. */
+/* The `_call_impl` of a class's modules, valid while the class is unchanged: looking it up costs as much as a brick.
+   */
 typedef struct {
     PyTypeObject *type;
     unsigned int version;
@@ -1037,7 +1039,7 @@ typedef struct {
 enum { IMPLEMENTATIONS = 64 };
 static Implementation implementations[IMPLEMENTATIONS];
 
-/* Another one whenever a class has changed, or one it is made from; 0 where that is not known. */
+/* Changes whenever a class, or one of its bases, has changed; 0 if not known. */
 static inline unsigned int
 version_of(PyTypeObject *type)
 {
@@ -1062,8 +1064,8 @@ look_for_implementation(PyTypeObject *type, Implementation *known)
     known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
 }
 
-/* What calling `module` calls, a new reference: a function of its class, which takes the module first (`is_bound` is
-   then 0), or whatever else it has as `_call_impl`. NULL with an exception set. */
+/* The callable behind a call of `module`, a new reference: a function of its class, which takes the module first
+   (`is_bound` is then 0), or any other `_call_impl`. NULL with an exception set. */
 static inline PyObject *
 implementation_of(PyObject *module, int *is_bound)
 {
@@ -1087,7 +1089,7 @@ implementation_of(PyObject *module, int *is_bound)
     return PyObject_GetAttr(module, call_impl);
 }
 
-/* What a call through an object of ours costs the host of its depth: CPython 3.11 counts such a call like a frame. */
+/* The recursion depth that a call through an object of ours costs the host: CPython 3.11 counts it like a frame. */
 #if PY_VERSION_HEX < 0x030C0000
 #define DEEPER(frames) (PyThreadState_GET()->recursion_remaining += (frames))
 #else
@@ -1096,7 +1098,7 @@ implementation_of(PyObject *module, int *is_bound)
 
 enum { MOST_ON_STACK = 8 };
 
-/* Call `callable`; with `self` first where that is not NULL. */
+/* Call `callable`, with `self` first unless that is NULL. */
 static inline PyObject *
 call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1111,7 +1113,8 @@ call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_VectorcallDict(callable, stack, (size_t)count + 1, kwargs);
 }
 
-/* Call `callable` (with `self` first, where that is not NULL) as the brick `key`. Its elements are `elements`, or those of the arguments where that is NULL. */
+/* Call `callable` (with `self` first, unless that is NULL) as the brick `key`. Its elements are `elements`, or those
+   of the arguments if that is NULL. */
 static inline PyObject *
 call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs,
            Py_ssize_t first, PyObject *elements)
@@ -1158,7 +1161,7 @@ model_of(PyObject *step)
     return model != NULL ? Py_NewRef(model) : PyObject_GetAttr(step, model_of_step);
 }
 
-/* Whether a step of `model` (NULL: of any) is recorded where the caller is; -1 with an exception set. */
+/* Whether a step of `model` (NULL: of any) is recorded at the caller's place; -1 with an exception set. */
 static inline int
 is_in_step(HotPath *path, PyObject *model, Position **found)
 {
@@ -1179,7 +1182,7 @@ is_in_step(HotPath *path, PyObject *model, Position **found)
     return is_same;
 }
 
-/* What a weak reference leads to, a new reference; NULL where that is gone, or with an exception set. */
+/* The target of a weak reference, a new reference; NULL if it is gone, or with an exception set. */
 static inline PyObject *
 living(PyObject *reference)
 {
@@ -1194,8 +1197,8 @@ living(PyObject *reference)
 #endif
 }
 
-/* As BrickCall.__call__. Whoever calls holds `self`, and this what it has had since it was made, each of its keys too: it
-   is borrowed, for to count a reference is to touch the line of its object. */
+/* As BrickCall.__call__. The caller holds `self`, which holds its members and each of its keys since it was made. So
+   these are borrowed, because counting a reference touches the object's cache line. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1211,7 +1214,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed < 0)
         goto done;
     PyObject *asks = is_timed ? lent_by(&module_calls, self, MODULE_ASKS) : NULL;
-    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* of what runs first: about once a step */
+    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* of the first calls: about once a step */
         Py_INCREF(asks);
         PyObject *asked = PyObject_CallNoArgs(asks);
         Py_DECREF(asks);
@@ -1219,7 +1222,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
             goto done;
         Py_DECREF(asked);
     }
-    key = lent_by(&module_calls, self, MODULE_KEY); /* asking may have changed it */
+    key = lent_by(&module_calls, self, MODULE_KEY); /* `asks` may have changed it */
     if (is_timed && position->left != NULL && position->left->call_after != self) {
         position->left->call_after = self;
         position->left->module_after = module;
@@ -1246,7 +1249,7 @@ done:
     return result;
 }
 
-/* The path of all models whose calls are swapped in; NULL where there are several. */
+/* The path of all models with calls swapped in; NULL if there are several. */
 static inline PyObject *
 only_path(void)
 {
@@ -1277,8 +1280,8 @@ is_inside(Position *position, PyObject *name)
 
 enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
-/* What decides what `brick_of` makes of the arguments, where that is shapes: of attention that hides no key, of one query
-   in each sequence. A tuple; NULL where they are others, with an exception set where asking raised one. */
+/* The key of the result of `brick_of`, if shapes decide it: attention that hides no key, with one query in each
+   sequence. A tuple; NULL in other cases, with an exception set if a look-up raised one. */
 static PyObject *
 shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
@@ -1314,7 +1317,7 @@ shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
     return found;
 }
 
-/* What `brick_of` makes of the arguments: of a step that decodes it is asked once, for its layers are alike. */
+/* The result of `brick_of` for the arguments. A step that decodes calls it once, because its layers are similar. */
 static PyObject *
 found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
 {
@@ -1326,7 +1329,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return NULL;
-        PyErr_Clear(); /* Python says so */
+        PyErr_Clear(); /* Python reports it */
     }
     if (shapes != NULL) {
         PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
@@ -1396,7 +1399,7 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(found);
     }
     if (is_timed && !is_a_part) {
-        size_t from = PyLong_AsSize_t(first); /* no negative one */
+        size_t from = PyLong_AsSize_t(first); /* not a negative one */
         if (from != (size_t)-1 || !PyErr_Occurred())
             result = call_timed((HotPath *)path, brick, original, NULL, args, kwargs, (Py_ssize_t)from, elements);
     }
@@ -1412,7 +1415,7 @@ done:
     return result;
 }
 
-/* Where the objects of `type` have what they hold as `names`, up to the first that is NULL. */
+/* The offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
 static int
 find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
@@ -1433,7 +1436,7 @@ find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, in
     return 0;
 }
 
-/* Let calls of instances of `type` be made here; its `__call__` stays where it is, for whoever looks it up. */
+/* Make calls of instances of `type` here. Its `__call__` stays, for those that look it up. */
 static int
 compile_type(PyTypeObject *type, Calls *calls)
 {
@@ -1448,7 +1451,7 @@ compile_type(PyTypeObject *type, Calls *calls)
     return 0;
 }
 
-/* The FunctionCall that a function of Python's closes over; borrowed, NULL where there is none. */
+/* The FunctionCall that a Python function closes over; borrowed, NULL if there is none. */
 static inline PyObject *
 closed_over(PyObject *function)
 {
@@ -1461,7 +1464,7 @@ closed_over(PyObject *function)
     return NULL;
 }
 
-/* The function that a wrapper closes over and that closes over its FunctionCall; borrowed, NULL where there is none. */
+/* The function that a wrapper closes over and that closes over its FunctionCall; borrowed, NULL if there is none. */
 static inline PyObject *
 timed_in(PyObject *wrapper)
 {
@@ -1499,8 +1502,8 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
-/* What calling a wrapper of functions.py, or the function in it, does instead of running their frames, which Dynamo
-   sees. Python 3.11 runs the wrapper's all the same where a frame of Python's calls it by name. */
+/* Call a wrapper of functions.py, or the function in it, without running their frames, which Dynamo sees. Python 3.11
+   still runs the wrapper's frame if a Python frame calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1554,7 +1557,7 @@ typedef struct {
 } TimedBuiltin;
 enum { TIMED_BUILTINS = 4 };
 static TimedBuiltin timed_builtins[TIMED_BUILTINS];
-static PyObject *dispatch_stack_of_torch; /* tells how many modes look on at calls of torch */
+static PyObject *dispatch_stack_of_torch; /* the number of modes that see calls of torch */
 
 static TimedBuiltin *
 timed_builtin_of(PyObject *function)
@@ -1609,7 +1612,7 @@ takes_keywords(PyObject *function)
             ((PyCFunctionObject *)function)->vectorcall == call_builtin);
 }
 
-/* A builtin function that does what `function` does while nothing is timed. */
+/* A builtin function that does what `function` does without timing. */
 static PyObject *
 copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
 {
@@ -1621,7 +1624,7 @@ copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
     return PyCFunction_NewEx(theirs->m_ml, theirs->m_self, theirs->m_module);
 }
 
-/* Time the calls of a builtin function by a FunctionCall, or no longer where that is None. */
+/* Time the calls of a builtin function by a FunctionCall; None: stop timing them. */
 static PyObject *
 time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1649,7 +1652,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What was raised is taken, and given to `told`; -1 where it is no Exception, or `told` raised. */
+/* Take the exception and pass it to `told`; -1 if it is not an Exception, or if `told` raised. */
 static int
 tell_of_exception(PyObject *told)
 {
@@ -1671,11 +1674,11 @@ tell_of_exception(PyObject *told)
 static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
 static PyObject *torch_call; /* the code of torch in which a module is called */
-/* The module for which this thread was last given a replacement. torch reads the attribute twice for a call, and another
-   thread may have taken the replacement out in between: the second answer must be callable, too. */
+/* The module for which this thread last got a replacement. torch reads the attribute twice for a call, and a second
+   thread may have removed the replacement in between: the second answer must be callable, too. */
 static _Thread_local void *last_replaced;
 
-/* Whether torch reads the attribute to call a module. Of anybody else's question the answer is as without us. */
+/* Whether torch reads the attribute to call a module. Other readers get the host's value. */
 static int
 is_call_of_torch(void)
 {
@@ -1708,7 +1711,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
         return NULL;
     int is_call = 0;
     if ((there != Py_None || last_replaced == module) && is_call_of_torch()) {
-        there = Py_XNewRef(there); /* what is asked now may take it out */
+        there = Py_XNewRef(there); /* the next call may remove it */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
         Py_XDECREF(is_traced);
         PyErr_Clear();
@@ -2157,7 +2160,7 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     if (self->scope != NULL) {
-        /* What runs while the elements are asked for may enter this span again. */
+        /* Code that runs while the elements are read may enter this span again. */
         Position *position = (Position *)Py_NewRef(self->position);
         Scope *scope = (Scope *)Py_NewRef(self->scope);
         PyObject *elements = Py_NewRef(self->elements == NULL ? Py_None : self->elements);
@@ -2171,8 +2174,8 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-/* What stands for __enter__ and __exit__: a `with` statement binds both to the span, and makes an object for each.
-   Bound, these two are the span itself, which may be called; that saves a quarter of the `with` form. */
+/* Replaces __enter__ and __exit__: a `with` statement binds both to the span, and makes an object for each. Bound,
+   these two are the span itself, which is callable; that saves a quarter of the `with` form. */
 static PyObject *
 span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -2213,7 +2216,7 @@ static PyType_Spec span_method_spec = {
     .slots = span_method_slots,
 };
 
-/* Let a SpanMethod stand for the span's method called `name`. */
+/* Use a SpanMethod for the span's method called `name`. */
 static int
 bind_to_itself(const char *name)
 {

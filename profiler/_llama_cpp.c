@@ -1,13 +1,14 @@
-/* The callback that llama.cpp's scheduler asks at each node of a graph (`cb_eval`): names and times of one graph in N.
+/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`): names and times of one graph in
+   N.
 
    Rules
-   - It may run in any thread, with the GIL or without, also while Python ends: nothing of Python runs in it, and its
-     memory is never freed, for a context of llama.cpp may ask for as long as it lives.
-   - ggml's structures differ by version: a node's name, operation and sizes are asked of ggml's own functions.
-   - To decline all nodes of a graph lets ggml compute it whole. Of a graph that is kept each node that computes is
-     asked for, so ggml computes them one by one and waits after each.
-   - A graph begins with the look-up of its tokens' rows, and ends with the node result_output, or where the next
-     begins. One that is kept finds room, or is counted as lost; so is one during which another thread begins its own,
+   - It may run in any thread, with the GIL or without, also while Python ends: nothing of Python runs in it. Its
+     memory is never freed, because a context of llama.cpp may call it for as long as it lives.
+   - ggml's structures differ by version: a node's name, operation and sizes are read by ggml's own functions.
+   - Declining all nodes of a graph lets ggml compute it whole. In a kept graph every node that computes is requested,
+     so ggml computes them one by one and waits after each.
+   - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next one
+     begins. A kept graph finds room, or is counted as lost. So is one during which a second thread begins its own,
      which would be two contexts that share a callback.
 */
 
@@ -37,7 +38,7 @@ typedef struct {
     int64_t elements, start_ns, end_ns;
 } Node;
 
-/* One that is kept: of the thread that computes it until `state` is FULL, then of whoever takes it. */
+/* A kept graph: it belongs to the thread that computes it until `state` is FULL, then to the one that takes it. */
 typedef struct {
     atomic_int state;
     pthread_t thread;
@@ -56,7 +57,7 @@ typedef struct {
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
     _Atomic(Graph *) keeps; /* the graph that runs, if it is kept */
-    atomic_flag is_locked; /* what follows, and the graph that is kept */
+    atomic_flag is_locked; /* the following fields, and the kept graph */
     uint64_t begun;
     int64_t kept;
     Graph graphs[GRAPHS];
@@ -82,7 +83,7 @@ static void
 lock(Context *context)
 {
     while (atomic_flag_test_and_set_explicit(&context->is_locked, memory_order_acquire))
-        sched_yield(); /* for some nanoseconds, and only where two contexts share a callback */
+        sched_yield(); /* for some nanoseconds, and only if two contexts share a callback */
 }
 
 static void
@@ -91,7 +92,7 @@ unlock(Context *context)
     atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
 }
 
-/* The graph that is kept, if it is the caller's. */
+/* The kept graph, if it is the caller's. */
 static Graph *
 own(Context *context)
 {
@@ -99,7 +100,7 @@ own(Context *context)
     return graph != NULL && pthread_equal(graph->thread, pthread_self()) ? graph : NULL;
 }
 
-/* Keep it no longer: it is FULL, or lost. */
+/* Stop keeping it: it is FULL, or lost. */
 static void
 leave(Context *context, int state)
 {
@@ -135,7 +136,7 @@ begin(Context *context, const void *tensor)
     wake(context);
 }
 
-/* The node that the graph gets next; NULL where there is no room for it. */
+/* The next node of the graph; NULL if there is no room for it. */
 static Node *
 room_for_one(Graph *graph)
 {
@@ -170,7 +171,7 @@ is_one_of(const char *name, const char *const *names)
 static const char *const BEGINS[] = {"inp_embd", "embd", "node_0", NULL};
 static const char *const COMPUTES_NOTHING[] = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", NULL};
 
-/* Note this node of the caller's graph; gives whether it computes anything. */
+/* Note this node of the caller's graph. Returns whether it computes anything. */
 static bool
 note(Context *context, Graph *graph, const void *tensor, const char *name)
 {

@@ -1,18 +1,18 @@
-/* Steps of a model that is called, compiled: how instrument/steps.py (ModelCall, ModelSteps, OpenStep), steps.py (Step)
-   and instrument/governor.py begin and end a plain one, or one of those that are all recorded, in one piece. A part of
+/* Steps of a called model, compiled: how instrument/steps.py (ModelCall, ModelSteps, OpenStep), steps.py (Step) and
+   instrument/governor.py begin and end a plain step, or one of those that are all recorded, in one piece. A part of
    _hot_path.c.
 
    Rules
-   - Where a model has run, all that Python needs for a function (its code, names, types) has left the caches: 20 of
-     them took 34 us of a step of 2.4 ms. Here it is a few lines, whatever is asked.
-   - Objects are Python's own, with every slot as Python would have it: whoever finds the step while it runs sees no
+   - After a model has run, everything that Python needs for a function (its code, names, types) has left the caches:
+     20 functions took 34 us of a step of 2.4 ms. Here it is a few cache lines, whatever is done.
+   - Objects are Python's own, with every slot as Python would have it: code that finds the step while it runs sees no
      difference.
-   - What is not as usual (one that lies in another, or waits for a token; the step that swaps calls in, or out; a
-     clock that fails) is asked before anything has changed: then Python does all of it, or all of the end.
-   - To make an object may collect garbage, and so run anything. What was asked before is asked again after that.
+   - Unusual cases (a step inside a step or one that waits for a token; the step that swaps calls in, or out; a clock
+     that fails) are checked before anything has changed: then Python does all of it, or all of the end.
+   - Making an object may collect garbage, and so run anything. Earlier checks are repeated after that.
    - A slot is read by its offset only of an object that is exactly of the type that has it. */
 
-/* Of what runs once a step, whose code is fetched anew each time: small is fast. */
+/* For code that runs once a step and is fetched anew each time: small is fast. */
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
@@ -64,7 +64,7 @@ static Slots plain[PLAIN_TYPES] = {
     [MODEL] = {{"calls_are_in", "recorded", "running"}},
     [KIND] = {{"seen", "recent", "counts", "plain_ns", "waiting"}},
 };
-/* What else Python lends, in the order of `compile_model_calls`. */
+/* The other objects that Python lends, in the order of `compile_model_calls`. */
 static struct {
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
     PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through, *types_of_ids;
@@ -75,13 +75,13 @@ static PyObject *asked_name, *asked_word_name, *looked_at_name, *enabled_name, *
 static PyObject *compiling_flag_name, *ended_name, *sample_every_name, *take_lane_name, *follow_name, *failed_name;
 static PyObject *length_name, *layers_name, *own_cache_name, *initialized_name, *keys_name;
 
-/* What a call of a model does, see phases.py. `cached` is -1 where it is None. */
+/* The description of a model's call, see phases.py. `cached` is -1 for None. */
 typedef struct {
     PyObject *phase; /* borrowed */
     int64_t tokens, sequences, cached;
 } Described;
 
-/* Roles of arguments: of new tokens by their rank, of caches likewise; the others are left to Python. */
+/* Roles of arguments: new tokens by their rank, caches likewise; the others are left to Python. */
 enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
 
 static inline int
@@ -90,7 +90,7 @@ is_of(PyObject *object, int type)
     return object != NULL && Py_IS_TYPE(object, plain[type].type);
 }
 
-/* What a slot holds, borrowed; NULL where it is empty. */
+/* The value of a slot, borrowed; NULL if it is empty. */
 #define PLAIN_SLOT(object, type, slot) (*(PyObject **)((char *)(object) + plain[type].offsets[slot]))
 
 static inline void
@@ -120,7 +120,7 @@ monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* 1: a slot holds a whole number of up to 63 bits, which is now in `value`. */
+/* 1: a slot holds an integer of up to 63 bits, which is now in `value`. */
 static inline int
 number_in(PyObject *number, int64_t *value)
 {
@@ -131,7 +131,7 @@ number_in(PyObject *number, int64_t *value)
     return !overflow;
 }
 
-/* An attribute that need not be there: 1 where it is, with a new reference; 0 where not, -1 with an exception set. */
+/* An optional attribute: 1 with a new reference if it exists; 0 if not, -1 with an exception set. */
 static inline int
 optional(PyObject *object, PyObject *name, PyObject **found)
 {
@@ -142,7 +142,7 @@ optional(PyObject *object, PyObject *name, PyObject **found)
 #endif
 }
 
-/* Whether to look up these names in `thing` runs no code of the host: no `__getattr__`, no property. */
+/* Whether looking up these names in `thing` runs no code of the host: no `__getattr__`, no property. */
 static inline int
 is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
 {
@@ -157,8 +157,8 @@ is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
     return 1;
 }
 
-/* The positions that the cache of a call holds; 0 where Python is to say, -1 with an exception set. As
-   `cached_positions` of phases.py where its first layer says that it is in use. */
+/* The positions in the cache of a call; 0 if Python must find out, -1 with an exception set. As `cached_positions` of
+   phases.py if its first layer reports that it is in use. */
 ONCE_A_STEP static int
 positions_in(PyObject *cache, int64_t *cached)
 {
@@ -183,7 +183,7 @@ positions_in(PyObject *cache, int64_t *cached)
         Py_XDECREF(first);
         return 0;
     }
-    /* Its keys are asked for their shape: where they are tensors of a host's own kind, Python hides that. */
+    /* The shape of its keys is read: for tensors of a host's own kind, Python hides that. */
     known = optional(first, initialized_name, &is_used);
     if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)
         known = optional(first, keys_name, &keys);
@@ -207,7 +207,7 @@ typedef struct {
     long rank_of_tokens, rank_of_cache;
 } Arguments;
 
-/* 1: `value`, given as `name`, is taken note of; 0 where Python is to describe the call; -1 with an exception set. */
+/* 1: `value`, given as `name`, is noted; 0 if Python must describe the call; -1 with an exception set. */
 static inline int
 take_argument(Arguments *found, PyObject *name, PyObject *value)
 {
@@ -235,7 +235,7 @@ take_argument(Arguments *found, PyObject *name, PyObject *value)
     return 1;
 }
 
-/* Whether a tensor is of whole numbers that can be ids; -1 with an exception set. */
+/* Whether a tensor is of integers that can be ids; -1 with an exception set. */
 static inline int
 has_type_of_ids(PyObject *tensor)
 {
@@ -245,7 +245,7 @@ has_type_of_ids(PyObject *tensor)
     return is_known;
 }
 
-/* As `describe` for the call of a model without a cache, of whose arguments none has a known name: by its first tensor. */
+/* As `describe` for the call of a model without a cache and without known argument names: by its first tensor. */
 ONCE_A_STEP static int
 describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -295,7 +295,7 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
     return known && found->phase != NULL && found->sequences < INT32_MAX;
 }
 
-/* As `describe` of phases.py for what is usual. 0: Python is to; -1 with an exception set. */
+/* As `describe` of phases.py for the usual cases. 0: left to Python; -1 with an exception set. */
 ONCE_A_STEP static int
 describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -346,8 +346,8 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
     return 1;
 }
 
-/* What was raised is forgotten where it is ours: Python meets it again, and says so. -1 where it is the host's (an
-   interrupt, or what a signal handler of its raised), with that set. */
+/* Clear an exception of ours: Python meets it again, and reports it. Returns -1, with the exception set, if it is the
+   host's (an interrupt, or one of its signal handler). */
 static inline int
 forget_exception(void)
 {
@@ -356,7 +356,7 @@ forget_exception(void)
     return tell_of_exception(lent.let_through);
 }
 
-/* Whether a command asks for a burst of kernels: 1, also where it is not known; exceptions are cleared. */
+/* Whether a command requests a burst of kernels: 1, also if not known; exceptions are cleared. */
 ONCE_A_STEP static int
 is_burst_asked(PyObject *steps)
 {
@@ -376,7 +376,7 @@ is_burst_asked(PyObject *steps)
     return is_asked;
 }
 
-/* Whether calls are traced or compiled, or run on tensors without contents: 1, also where it is not known; -1 with an
+/* Whether calls are traced or compiled, or run on tensors without contents: 1, also if not known; -1 with an
    exception set. */
 ONCE_A_STEP static int
 is_traced(void)
@@ -384,7 +384,7 @@ is_traced(void)
     PyObject *answer;
     if (lent.compiling_flags == Py_None)
         answer = PyObject_CallNoArgs(lent.is_compiling);
-    else /* what that gives, without its frames */
+    else /* its result, without its frames */
         answer = Py_XNewRef(PyDict_GetItemWithError(lent.compiling_flags, compiling_flag_name));
     Py_XDECREF(answer);
     if (answer != Py_False)
@@ -402,7 +402,7 @@ is_traced(void)
 
 enum { IN_PYTHON, PLAIN, RECORDED };
 
-/* What a step that began here now would be, of what can be done here, but for its kind. Changes nothing. */
+/* The sort of a step that would begin here now, of those possible here, without its kind. Changes nothing. */
 ONCE_A_STEP static int
 sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
 {
@@ -448,7 +448,7 @@ is_recorded_next(PyObject *steps, PyObject *core)
     return is_known && sampled == 1 && every > 0 && looks >= 0 && (looks + 1) % every != 0;
 }
 
-/* What the governor knows of the model, borrowed; NULL where steps run or have just ended that are recorded. */
+/* The governor's data of the model, borrowed; NULL if recorded steps run or have just ended. */
 static inline PyObject *
 governed(PyObject *steps, PyObject *governor)
 {
@@ -460,7 +460,7 @@ governed(PyObject *steps, PyObject *governor)
     return running != NULL && PyDict_CheckExact(running) && PyDict_GET_SIZE(running) == 0 ? model : NULL;
 }
 
-/* (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps those of the last one. */
+/* (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps that of the last one. */
 ONCE_A_STEP static PyObject *
 keys_of(PyObject *steps, PyObject *phase)
 {
@@ -479,14 +479,14 @@ keys_of(PyObject *steps, PyObject *phase)
     return keys;
 }
 
-/* A tuple of `type`, which makes one of its `__new__`; NULL with an exception set. */
+/* A tuple of `type`, made without its `__new__`; NULL with an exception set. */
 static PyObject *
 named_tuple(PyObject *type, Py_ssize_t size)
 {
     return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, size);
 }
 
-/* As Governor.is_sampled of a kind's step of that number, which is not its first; 1 also where it is not known. */
+/* As Governor.is_sampled for the step of that number of a kind, not its first; 1 also if not known. */
 static inline int
 is_sampled(PyObject *governor, int64_t number)
 {
@@ -496,7 +496,8 @@ is_sampled(PyObject *governor, int64_t number)
            !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
 }
 
-/* The open step of a call that begins now; IN_PYTHON where Python is to begin it, -1 with what is no Exception set. */
+/* The open step of a call that begins now; IN_PYTHON if Python must begin it, -1 with an exception set that is not an
+   Exception. */
 ONCE_A_STEP static int
 begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
            PyObject *kwargs, int64_t called_ns, PyObject **begun)
@@ -529,7 +530,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (sort == PLAIN)
         mark = named_tuple(lent.mark_type, 3);
     else if (is_recorded_next(steps, core) && PyDict_GetItemWithError(path->root->children, key) != NULL) {
-        /* Others look at who has a lane: a fork leaves it to its parent. */
+        /* Others read the holders of lanes: a fork leaves it to its parent. */
         PyObject *const of_holder[] = {none, none, none, adopted, zero};
         static const int seen[] = {STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_ADOPTED, STEP_WAITS};
         for (int i = 0; i < 5; i++)
@@ -631,7 +632,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (own_ns != NULL)
         give(step, STEP, STEP_OWN_NS, own_ns);
     else
-        PyErr_Clear(); /* it has begun all the same */
+        PyErr_Clear(); /* it has begun nevertheless */
 done:
     Py_XDECREF(open_step);
     Py_XDECREF(step);
@@ -652,7 +653,7 @@ done:
     return is_begun > 0 ? sort : is_begun < 0 ? -1 : forget_exception();
 }
 
-/* What the step that `open_step` is, and that can end here, is. Changes nothing, and runs nothing of Python's. */
+/* The sort of the step of `open_step`, if it can end here. Changes nothing, and runs nothing of Python's. */
 ONCE_A_STEP static int
 sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
 {
@@ -687,7 +688,7 @@ sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_st
                : IN_PYTHON;
 }
 
-/* An amount of a record; 0 where Python is to say. */
+/* An amount of a record; 0 if Python must find out. */
 static inline int
 amount_in(PyObject *given, int64_t *amount)
 {
@@ -695,7 +696,7 @@ amount_in(PyObject *given, int64_t *amount)
     return given == Py_None || (number_in(given, amount) && *amount >= 0 && *amount <= MOST_AMOUNT);
 }
 
-/* A record of `scope`, into the ring or to whom it is told without one; -1 with an exception set. */
+/* Write a record of `scope` into the ring, or without one to its callback; -1 with an exception set. */
 static inline int
 record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t elements)
 {
@@ -709,7 +710,7 @@ record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t e
     return done == NULL ? -1 : 0;
 }
 
-/* As Governor.ended for a plain step of which there is nothing to decide. 0: Python is to. */
+/* As Governor.ended for a plain step without a decision to make. 0: left to Python. */
 ONCE_A_STEP static int
 count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark, int64_t duration_ns, PyObject *own_ns)
 {
@@ -754,7 +755,7 @@ count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark,
     if (appended == NULL) {
         for (int i = 0; i < MADE; i++)
             Py_XDECREF(made[i]);
-        return 0; /* with an exception set: whoever asks sees it */
+        return 0; /* with an exception set, which the caller sees */
     }
     give(governor, GOVERNOR, GOVERNOR_SEEN, made[0]);
     give(governor, GOVERNOR, GOVERNOR_LIVED_NS, made[1]);
@@ -770,7 +771,7 @@ count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark,
     return 1;
 }
 
-/* Tell the governor of a step that has ended, and what it has paid; -1 with an exception set. */
+/* Report a step that has ended, and its overhead, to the governor; -1 with an exception set. */
 ONCE_A_STEP static int
 tell_governor(PyObject *steps, PyObject *core, PyObject *step, PyObject *mark, int64_t ending_ns)
 {
@@ -807,14 +808,14 @@ done:
     return done;
 }
 
-/* What was raised ends recording, as in Step.__exit__; -1 where it is no Exception, or that raised one of those. */
+/* End recording after an exception, as in Step.__exit__; -1 if it is not an Exception, or that raised such a one. */
 ONCE_A_STEP static int
 steps_give_up(PyObject *core)
 {
     return tell_of_exception(PLAIN_SLOT(core, STEPS, STEPS_GIVE_UP));
 }
 
-/* End a step whose call has returned; 0 where Python is to, -1 with an exception set. */
+/* End a step after its call has returned; 0 if Python must do it, -1 with an exception set. */
 ONCE_A_STEP static int
 end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *open_step, int64_t ending_ns)
 {
@@ -865,7 +866,7 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     if (done == 0 && (sequences != UNKNOWN_AMOUNT || cached != UNKNOWN_AMOUNT))
         done = record_step(path, scope->node | FLAG_AMOUNTS, sequences, cached, 0);
     if (sort == RECORDED) {
-        fill(step, STEP, STEP_LANE, Py_None); /* only now: whoever takes it next writes behind this step's end */
+        fill(step, STEP, STEP_LANE, Py_None); /* only now: the next step's records come after this end */
         PyObject *flushed = done < 0 ? NULL : PyObject_CallNoArgs(PLAIN_SLOT(core, STEPS, STEPS_FLUSH));
         Py_XDECREF(flushed);
         done = flushed == NULL ? -1 : 0;
@@ -881,7 +882,7 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     return done < 0 ? -1 : 1;
 }
 
-/* Close an open step by Python, with what was raised where something was; that stays raised, unless closing raises. */
+/* Close an open step by Python, with the current exception if there is one; it stays set, unless closing raises. */
 ONCE_A_STEP static int
 close_by_python(PyObject *open_step)
 {
@@ -906,7 +907,7 @@ close_by_python(PyObject *open_step)
     return done == NULL ? -1 : 0;
 }
 
-/* Tell `steps` of an Exception that was raised, as in ModelSteps.failed. -1 where it is the host's, with that set. */
+/* Report an Exception to `steps`, as in ModelSteps.failed. -1, with it set, if it is the host's. */
 ONCE_A_STEP static int
 has_failed(PyObject *steps)
 {
@@ -923,8 +924,8 @@ has_failed(PyObject *steps)
     return has;
 }
 
-/* A step has begun, and what was to follow raised an Exception, as in ModelSteps.begun: the call is in none. -1 where
-   it is none, with that set. */
+/* Handle an Exception raised after a step has begun, as in ModelSteps.begun: the call is in no step. -1, with it set,
+   if it is not an Exception. */
 ONCE_A_STEP static int
 begin_has_failed(PyObject *steps, PyObject *open_step)
 {
@@ -932,7 +933,7 @@ begin_has_failed(PyObject *steps, PyObject *open_step)
     return has_failed(steps);
 }
 
-/* The call in a step of its own. */
+/* Run the call in a step of its own. */
 ONCE_A_STEP static PyObject *
 run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, HotPath *path, Position *position,
          PyObject *unit, PyObject *open_step)
@@ -953,12 +954,12 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
     }
     if (ended < 0) {
         Py_CLEAR(result);
-        close_by_python(open_step); /* nothing, where it has ended */
+        close_by_python(open_step); /* nothing, if it has ended */
     }
     return result;
 }
 
-/* As ModelCall.__call__, which asks Python for what it calls and the step to end. */
+/* As ModelCall.__call__, but with the callable and the end of the step from Python. */
 static PyObject *
 run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns)
 {
@@ -987,7 +988,7 @@ run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args,
     return result;
 }
 
-/* Whether the innermost open step is one of this model that runs, in which a call is none of its own. */
+/* Whether the innermost open step is a running one of this model: then a call is not a step of its own. */
 static inline PyObject *
 step_around(PyObject *steps, PyObject *open, PyObject *generations)
 {
@@ -1012,7 +1013,7 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     HotPath *path = is_of(steps, MODEL_STEPS) ? (HotPath *)PLAIN_SLOT(steps, MODEL_STEPS, OF_PATH) : NULL;
     if (path == NULL || !Py_IS_TYPE(path, HotPathType) || module == NULL || called == NULL)
         return call_with(model_call_in_python, self, args, kwargs);
-    /* Whoever calls holds `self`, and that its steps. */
+    /* The caller holds `self`, which holds its steps. */
     PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *unit = NULL, *open_step = NULL, *result = NULL;
     Position *position = NULL;
     int is_called = 0, is_begun = 0;

@@ -1,11 +1,11 @@
-/* Stamps, launched from C: the same names, the same words and the same tests as in pairs.py and stamp_clock.py.
+/* Stamps, launched from C: the same names, words and tests as in pairs.py and stamp_clock.py.
 
    Rules
-   - The driver's functions are given by their addresses, so that a test can play them.
-   - A launch waits where the device's queue is full, and a lock of the driver's for another thread's launch: the GIL
-     is not held meanwhile.
-   - All else is done with the GIL held, and calls nothing of Python's from where a slot is taken until its launch, and
-     from there until it is said or given back: neither another thread nor a signal handler comes between.
+   - The driver's functions are given by their addresses, so that a test can replace them.
+   - A launch waits if the device's queue is full, or for a lock of the driver during a launch of a second thread: the
+     GIL is not held meanwhile.
+   - Everything else is done with the GIL held. Nothing of Python's is called from taking a slot until its launch, and
+     from there until it is returned or released: neither a second thread nor a signal handler comes between.
    - The device writes the words: they are read and cleared as volatile.
 */
 
@@ -20,12 +20,12 @@ typedef struct { /* CUlaunchConfig */
     unsigned attributes_count;
 } LaunchConfig;
 
-/* What launches stamps; a launch reads its arguments before it returns. */
+/* Launches stamps; a launch reads its arguments before it returns. */
 typedef struct {
     int (*launch)(const LaunchConfig *config, void *kernel, void **arguments, void **extra);
     int (*is_capturing)(void *stream, int *status);
     int (*current)(void **context);
-    PyObject *error; /* makes what is raised of a function's name and its result */
+    PyObject *error; /* makes the exception of a function's name and its result */
     void *context, *kernel;
     PyObject *owner; /* of the words */
     volatile uint64_t *words;
@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Stamps stamps;
-    Py_ssize_t *free; /* a queue: pairs that may be taken, `pairs` at most */
+    Py_ssize_t *free; /* a queue of free pairs, `pairs` at most */
     Py_ssize_t pairs, first, waiting;
     Py_ssize_t last; /* the word of the end stamp that was launched last, if it was not read; else -1 */
 } PairStamps;
@@ -101,7 +101,7 @@ stamps_init(Stamps *self, PyObject *device, PyObject *words, Py_ssize_t count)
     return done ? 0 : -1;
 }
 
-/* Enqueue a stamp into the word `slot`, without the GIL; gives the driver's result. */
+/* Enqueue a stamp into the word `slot`, without the GIL. Returns the driver's result. */
 static int
 enqueue(const Stamps *self, Py_ssize_t slot, void *stream)
 {
@@ -120,7 +120,7 @@ refuse(const Stamps *self, const char *name, int result)
     Py_XDECREF(error);
 }
 
-/* NULL is a stream, too: then PyErr_Occurred() tells. */
+/* NULL is a stream, too: PyErr_Occurred() tells the difference. */
 static void *
 stream_of(PyObject *number)
 {
@@ -198,7 +198,7 @@ pairs_begin(PairStamps *self, PyObject *number)
     return NULL;
 }
 
-/* The number of a pair, among the arguments; -1 with an error where it is none. */
+/* The number of a pair, from the arguments; -1 with an error if it is not one. */
 static Py_ssize_t
 pair_of(PairStamps *self, PyObject *number)
 {
@@ -272,7 +272,7 @@ pairs_traverse(PairStamps *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: what it holds leads back to it through the device clock or the pairs, which are Python's. */
+/* No tp_clear: its members lead back to it through the device clock or the pairs, which are Python's. */
 static void
 pairs_dealloc(PairStamps *self)
 {
@@ -358,7 +358,7 @@ new_mark(MarkStamps *self, PyObject *number, PyObject *stream, PyObject *host_ns
     return mark;
 }
 
-/* What the word of `mark` holds stays with it: 1; or the device is not there yet: 0; -1 with an error. */
+/* 1: the value of the word of `mark` is kept with it; 0: the device is not there yet; -1 with an error. */
 static int
 keep(PyObject *mark, uint64_t device_ns)
 {
@@ -372,7 +372,7 @@ keep(PyObject *mark, uint64_t device_ns)
     return device_ns != 0;
 }
 
-/* Enqueue the stamp of `mark`, which is in `marks` at `at` since; 0 if it was. */
+/* Enqueue the stamp of `mark`, which is in `marks` at `at` by now; 0 if that succeeded. */
 static int
 launch_mark(MarkStamps *self, Py_ssize_t at, void *stream, PyObject *key, PyObject *mark)
 {
@@ -410,7 +410,7 @@ marks_mark(MarkStamps *self, PyObject *Py_UNUSED(ignored))
     if (handle == (void *)UINTPTR_MAX && PyErr_Occurred())
         goto done;
     host_ns = PyObject_CallNoArgs(self->now_ns);
-    /* What is made here may collect garbage, which runs anything; from here on nothing does. */
+    /* Making objects here may collect garbage, which runs anything; from here on nothing does. */
     mark = host_ns == NULL ? NULL : new_mark(self, zero, stream, host_ns);
     if (mark == NULL)
         goto done;

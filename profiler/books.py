@@ -1,4 +1,4 @@
-"""The books of a phase: where its steps' wall time went, what stands beside it, and whether that can be true."""
+"""The books of a phase: how its steps' wall time was spent, time outside it, and whether the sums can be true."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Time that is no part of any step's wall time: calls, their times added up, and by name the longest first.
+    """Time that is not part of any step's wall time: number of calls, sum of times, and by name the longest first.
 
-    Calls that ran at the same time count as long as each of them took.
+    Calls that ran at the same time each count in full.
     """
 
     calls: int
@@ -31,24 +31,24 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. The rest stands beside that.
+    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
-    They close unless what lay in a step took longer than it (`over_ns`, in `over` steps), or what lay in a layer or
-    brick longer than that (`outdone`: which, and by how much): then no share of the wall time can be trusted.
+    They close unless the parts of a step took longer than it (`over_ns`, in `over` steps), or the parts of a layer or
+    brick took longer than that (`outdone`: its name, and by how much). Then no share of the wall time can be trusted.
     """
 
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # in which two of these ran at the same time, once for each beyond the first
+    overlap_ns: int  # time in which two of these ran at once, counted for each beyond the first
     open_ns: int  # in a step that has not ended
     over: int
     over_ns: int
     outdone: tuple[tuple[str, int], ...]
     loose: int  # calls stopped twice, out of order or after their step
     loose_ns: int
-    cancelled: int  # steps cancelled, or given another name inside: their bricks are in no books
-    crowded: int  # steps that ran beside fifteen others: whose bricks were theirs is not known
+    cancelled: int  # steps cancelled, or renamed inside: their bricks are not counted
+    crowded: int  # steps that ran with fifteen others: it is not known to which of them a brick belongs
     adopted: Beside | None  # in other threads or tasks, for these steps
 
     @property
@@ -57,18 +57,18 @@ class Books:
 
     @property
     def close(self) -> bool:
-        """Whether no part is larger than what it is a part of."""
+        """Whether no part is larger than its whole."""
         return not (self.over or self.outdone or self.unattributed_ns < 0)
 
 
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
-    """The books of the phase `totals` is of; None for a process without steps.
+    """Return the books of the phase of `totals`, or None for a process without steps.
 
-    All of it is derived from measured records: a brick's time is its own record; the gap `inside layers` is the
-    records of layers less those of the bricks in them, `between layers` those of layers that hold layers less these;
-    `steps inside` are steps of a phase of their own that ran in one of these; what lies in a step outside of all that
-    is unattributed. Only the gaps that this process can have are there. What is in a step that runs now comes from
-    `whole`, the totals of the whole life.
+    Everything is derived from measured records. A brick's time is its own record. The gap `inside layers` is the
+    records of layers less those of the bricks in them; `between layers` is layers that contain layers less these.
+    `steps inside` are steps of a phase of their own that ran in a step of this one. The rest of a step is
+    unattributed. Only gaps that this process can have are included. The time in a running step comes from `whole`,
+    the totals of the whole life.
     """
     step = totals.step
     if step is None:
@@ -95,7 +95,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
-    around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # and what a brick holds is its own
+    around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # the inside of a brick is its own
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return Books(
         wall_ns=int(closed[step.id]),
@@ -119,9 +119,9 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """What ran outside of every step, by the name of the outermost brick, layer or function; None where nothing did.
+    """Return the time outside of all steps, by the outermost brick, layer or function; None if there is none.
 
-    Steps that ran inside of that are left out: their time is in their own books.
+    Steps that ran inside of these are left out, because their time is in their own books.
     """
     stats.grow(len(table) + 1)
     total_ns, count = stats.column("total_ns"), stats.column("count")
@@ -141,7 +141,7 @@ _HOLDERS = (NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION)
 
 
 def _is_adopted(table: NodeTable, node: Node) -> bool:
-    """Whether `node` is the outermost of what was done elsewhere."""
+    """Whether `node` is the outermost of work done elsewhere."""
     return node.parent is not None and table[node.parent].kind is NodeKind.ADOPTED
 
 
@@ -160,7 +160,7 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
 
 
 def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
-    """The bricks and the layers that lie in no other brick (what a brick holds is its own), and the steps inside."""
+    """Return the bricks and the layers inside no other brick (a brick's inside is its own), and the steps inside."""
     ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
     kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
     is_step = kind == NodeKind.STEP
@@ -169,7 +169,7 @@ def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
 
 
 def _open_ns(totals: PhaseTotals, bricks: Column) -> int:
-    """The time of `bricks` that lies in a step which has not ended."""
+    """Return the time of `bricks` in a step that has not ended."""
     open_ns = int((totals.columns["total_ns"][bricks] - totals.columns["closed_ns"][bricks]).sum())
     ids = bricks.tolist()
     return open_ns - totals.stats.rare("cancelled_ns", ids) - totals.stats.rare("loose_ns", ids)

@@ -1,4 +1,4 @@
-"""Statistics by brick and by category: what a profiled process, the screen and the reports all show."""
+"""Statistics by brick and by category, as a profiled process, the screen and the reports show them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NO_NODES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The part of a time that lies in steps that have ended.
+    """The part of a time inside steps that have ended.
 
-    `once_ns` counts a brick that runs inside another of its name once: it is what all of them together take.
-    `calls_ns` counts each call whole, adopted ones too.
+    `once_ns` counts a brick that runs inside one of the same name once: the time of all of them together. `calls_ns`
+    counts each call whole, adopted ones too.
     """
 
     once_ns: int
@@ -38,10 +38,10 @@ class BrickStats:
     """All calls of the bricks with one name and category.
 
     Elements, tokens, flops and bytes are four different things: elements are what the caller counted, tokens are
-    counted once a step, flops and bytes are derived from the declared work (None where none was declared).
-    `exclusive_ns` leaves out the bricks that ran inside this one; `calls.total_ns` adds up whole calls, so one inside
-    another of its name counts in both. `closed` leaves out what was adopted. `exclusive_of_ns` is the time, whole, of
-    the calls that `exclusive_ns` is of.
+    counted once a step, flops and bytes are derived from the declared work (None if none was declared).
+    `exclusive_ns` leaves out the bricks that ran inside this one. `calls.total_ns` adds up whole calls, so a call
+    inside one of the same name counts in both. `closed` leaves out adopted work. `exclusive_of_ns` is the whole time
+    of the calls that `exclusive_ns` covers.
     """
 
     name: str
@@ -53,18 +53,19 @@ class BrickStats:
     closed: ClosedTime
     flops: float | None
     bytes: float | None
-    budget_us_per_token: float | None  # of all the places it runs in together
-    budget_gb_per_sec: float | None  # the rate that this follows from, where each of them has the same
-    size_bytes: float | None = None  # of collectives: what they are about; their bytes are what the links carry
+    budget_us_per_token: float | None  # for all its places together
+    budget_gb_per_sec: float | None  # the rate that this follows from, if all places have the same
+    size_bytes: float | None = None  # of collectives: their data; their bytes are those on the links
     uncounted: int = 0  # calls that gave no count of elements
-    adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, beside their wall time
-    dtypes: tuple[str, ...] = ()  # what its calls multiply, as `Work` says it
+    adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, outside their wall time
+    dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
 
     @property
     def mean_exclusive_ns(self) -> float | None:
-        """Of one call; None where it is of none of them.
+        """The mean per call, or None if `exclusive_ns` covers none of these calls.
 
-        In a window calls count where they ended and exclusive time where its step did: a part of these calls' mean.
+        In a window, calls count if they ended in it, and exclusive time if its step did. So this mean covers a part
+        of the calls.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -91,30 +92,29 @@ class CategoryStats:
     count: int
     total_ns: int
     exclusive_ns: int
-    mean_exclusive_ns: float | None  # of one call
+    mean_exclusive_ns: float | None  # per call
     closed: ClosedTime
     elements: int
-    adopted_ns: int = 0  # as of a brick
+    adopted_ns: int = 0  # as for a brick
 
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """The places where one brick ran, and what is static about them."""
+    """The places of one brick that ran, and their static attributes."""
 
     name: str
     category: BrickCategory
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # of `nodes` those that lie in no other of them
+    outermost: Column  # those of `nodes` inside no other of them
     alike_outermost: tuple[Column, ...]
-    budget_gb_per_sec: float | None  # that all of them have
+    budget_gb_per_sec: float | None  # if all of them have the same
     dtypes: tuple[str, ...]
 
 
 class _Bricks:
-    """Bricks that ran, and what adds up columns for all of them at once: a dozen calls of NumPy for each brick would
-    take as long as all else."""
+    """Adds up columns for all bricks at once. A dozen NumPy calls for each brick would take as long as the rest."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -124,28 +124,28 @@ class _Bricks:
         self._alike_of = [len(brick.alike) for brick in bricks]
 
     def sums(self, by_node: Column) -> list[int]:
-        """Of each brick that of its nodes, where `by_node` has an entry for each of `nodes`."""
+        """Return the sum of each brick's nodes; `by_node` has an entry for each of `nodes`."""
         found: list[int] = np.add.reduceat(by_node, self._begins).tolist()
         return found
 
     def outermost_sums(self, column: Column) -> list[int]:
-        """Of each brick that of its outermost nodes; `column` has an entry for every node there is."""
+        """Return the sum of each brick's outermost nodes; `column` has an entry for every node."""
         found: list[int] = np.add.reduceat(column[self._outer], self._outer_begins).tolist()
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Of each brick that of each of `alike`, likewise."""
+        """Return the sum of each group of each brick's `alike`; `column` has an entry for every node."""
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """All of them in one, and where each begins; none is empty."""
+    """Join the groups, and return where each begins; none is empty."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
-    """The bricks that ran, the largest exclusive time first."""
+    """Return the bricks that ran, the largest exclusive time first."""
     ran = _bricks(totals)
     if not ran.bricks:
         return []
@@ -154,7 +154,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # Of a call that still runs, what has ended inside it is not taken off the calls before.
+        # While a call still runs, ended calls inside it are not subtracted from earlier calls.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -181,7 +181,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
 
 
 def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
-    """The nodes of each brick that ran, in the order of the first of each."""
+    """Return the nodes of each brick that ran, in the order of the first of each."""
     return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals).bricks}
 
 
@@ -198,7 +198,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     is_outermost = outermost(
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
-    # Those of several phases have several parts.
+    # Bricks in several phases have several parts.
     return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
@@ -223,19 +223,19 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """What the bricks have in common that are counted together."""
+    """Return the key by which bricks are counted together."""
     return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
 def _mean_exclusive_ns(bricks: Sequence[BrickStats]) -> float | None:
-    """Of a call of any of them."""
+    """Return the mean of a call of any of them."""
     known = [(mean_ns, one.calls.count) for one in bricks if (mean_ns := one.mean_exclusive_ns) is not None]
     calls = sum(count for _, count in known)
     return sum(mean_ns * count for mean_ns, count in known) / calls if calls else None
 
 
 def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
-    """One entry a category that ran, in their own order."""
+    """Return one entry per category that ran, in the categories' order."""
     found = []
     for category in BrickCategory:
         members = [stats for stats in bricks if stats.category is category]
@@ -260,7 +260,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
 
 
 def _alike(nodes: Column, first_of: Column) -> list[Column]:
-    """`nodes` in groups that have one entry of `first_of` in common: in the order of the first of each."""
+    """Return `nodes` in groups with the same entry in `first_of`, in the order of the first of each."""
     firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
     if len(firsts) <= 1:
         return [nodes] if len(nodes) else []
@@ -272,8 +272,10 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """The flops, the bytes and the size_bytes of all its calls together; None when one did not declare them. `alike`:
-    the nodes of the same work, their calls and their elements."""
+    """Yield the flops, bytes and size_bytes of all its calls together, None if one did not declare it.
+
+    `alike`: the nodes with the same work, their calls and their elements.
+    """
     odd_nodes = totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")
     odd: list[int] = []
     if odd_nodes:
@@ -292,7 +294,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """That of all calls of `node`: as each call gave them, or a straight line in their elements."""
+    """Return the work of all calls of `node`: as each call gave it, or a straight line in their elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -303,7 +305,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """What all of these may take a token, all together."""
+    """Return the time that all of these may take together for a token."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -317,12 +319,12 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """What `node` may take a token (µs) by its budget in bytes a second, with the bytes it moved for a token."""
+    """Return the time per token (µs) that `node` may take, from its byte budget and the bytes moved per token."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:
         return None
-    # Of the bytes, those that moved in ended steps: the time a token takes is theirs too.
+    # Only bytes moved in ended steps count, because the time per token covers only these.
     bytes_per_token = moved / totals.total_ns[node.id] * closed_us_per_token * 1e3
     return ByteBudget(node.budget_gb_per_sec).to_token_budget(bytes_per_token).us_per_token
 
@@ -363,7 +365,7 @@ def _stats(
 
 
 def outermost(bricks: Column, table: NodeTable) -> NDArray[np.bool_]:
-    """By id: which of `bricks`, all that ran, lie in no other of their name and category."""
+    """Return a mask by id of those `bricks` (all that ran) inside no other of the same name and category."""
     parent_of, first_of = table.column("parent_of"), table.column("first_of")
     ran = np.zeros(len(parent_of), np.bool_)
     ran[bricks] = True

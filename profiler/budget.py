@@ -1,4 +1,4 @@
-"""Budgets: what a brick may cost, in time a token or in bytes a second. Targets somebody set, never measurements."""
+"""Budgets: the allowed cost of a brick, in time per token or bytes per second. Targets, never measurements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """At most `us_per_token` microseconds a token in each place where the brick runs: in 28 layers 28 times that.
+    """At most `us_per_token` microseconds per token in each place of the brick: in 28 layers 28 times that.
 
-    Raises ValueError unless it is above zero."""
+    Raises ValueError unless it is above zero.
+    """
 
     us_per_token: float
 
@@ -23,7 +24,7 @@ class TokenBudget:
 
     @classmethod
     def from_throughput(cls, tokens_per_sec: float) -> TokenBudget:
-        """At least `tokens_per_sec`."""
+        """Return a budget of at least `tokens_per_sec`."""
         _positive("tokens_per_sec", tokens_per_sec)
         return cls(1e6 / tokens_per_sec)
 
@@ -32,11 +33,11 @@ class TokenBudget:
         return 1e6 / self.us_per_token
 
     def is_met(self, us_per_token: float) -> bool:
-        """Whether a measured time a token keeps to it."""
+        """Whether a measured time per token is within it."""
         return us_per_token <= self.us_per_token
 
     def utilization(self, us_per_token: float) -> float:
-        """The part of the budget a measured time uses: 1 is all of it, 1.2 is a fifth too much."""
+        """Return the part of the budget that a measured time uses: 1 is all of it, 1.2 is a fifth too much."""
         return us_per_token / self.us_per_token
 
 
@@ -51,7 +52,7 @@ class ByteBudget:
 
     @classmethod
     def from_latency(cls, us_per_page: float, page_bytes: int = PAGE_BYTES) -> ByteBudget:
-        """At most `us_per_page` for `page_bytes`."""
+        """Return a budget of at most `us_per_page` for `page_bytes`."""
         _positive("us_per_page", us_per_page)
         return cls(page_bytes / us_per_page / 1e3)
 
@@ -59,29 +60,29 @@ class ByteBudget:
         return page_bytes / self.gb_per_sec / 1e3
 
     def is_met(self, gb_per_sec: float) -> bool:
-        """Whether a measured rate keeps to it."""
+        """Whether a measured rate is within it."""
         return gb_per_sec >= self.gb_per_sec
 
     def utilization(self, gb_per_sec: float) -> float:
-        """The part of the budget a measured rate uses: 1 is all of it, 1.2 is a fifth too slow."""
+        """Return the part of the budget that a measured rate uses: 1 is all of it, 1.2 is a fifth too slow."""
         return self.gb_per_sec / gb_per_sec
 
     def to_token_budget(self, bytes_per_token: float) -> TokenBudget:
-        """The time a token may take when it moves `bytes_per_token`."""
+        """Return the time a token may take if it moves `bytes_per_token`."""
         _positive("bytes_per_token", bytes_per_token)
         return TokenBudget(bytes_per_token / self.gb_per_sec / 1e3)
 
 
 def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
-    """The budget of bricks that run one after another: their times add up, so tokens per second are 1 / sum.
+    """Return the budget of bricks that run one after another: their times add up, so tokens per second are 1 / sum.
 
-    Raises ValueError for no bricks at all.
+    Raises ValueError if there are no bricks.
     """
     return TokenBudget(sum(budget.us_per_token for budget in budgets))
 
 
 def _positive(name: str, value: float) -> float:
-    number = float(value)  # NumPy's numbers come here too
+    number = float(value)  # it may be NumPy's
     if not 0 < number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number above zero is wanted")
     return number

@@ -7,31 +7,31 @@ from typing import NamedTuple, Protocol
 
 from cbtop.protocol import clock
 
-Mark = object  # what a clock gives for a point in time, and takes back to tell it
+Mark = object  # a clock's handle of a point in time, which it converts into a time
 
 
 class NoTimeError(Exception):
-    """A mark that the device was never to reach: its work was captured, not run, or is another process's."""
+    """A mark that the device never reaches: its work was captured, not run, or belongs to a different process."""
 
 
 class DeviceClock(Protocol):
-    """A device that works behind the host: marks are enqueued like work, and known once the device reached them."""
+    """A device that works asynchronously: marks are enqueued like work, and known once the device reached them."""
 
     def mark(self) -> Mark:
-        """A point behind all work enqueued so far. Must not wait."""
+        """Return a mark after all enqueued work. Must not wait."""
 
     def synchronize(self) -> None:
         """Wait until every mark made before this call was reached."""
 
     def time_ns(self, mark: Mark, /) -> int:
-        """When `mark` was reached, on the host's monotonic clock. Only after a `synchronize`.
+        """Return when `mark` was reached, on the host's monotonic clock. Only after a `synchronize`.
 
-        Raises NoTimeError of a mark that has none: what it would have timed is counted as lost.
+        Raises NoTimeError for a mark without a time: its timing is counted as lost.
         """
 
 
 class Stamp(NamedTuple):
-    """Of a mark: when it was enqueued, the device's time (0: not known), on which stream, and which of all it is."""
+    """A mark's time of enqueueing, device time (0: not known), stream, and number among all marks."""
 
     host_ns: int
     device_ns: int
@@ -40,43 +40,43 @@ class Stamp(NamedTuple):
 
 
 class StampingClock(DeviceClock, Protocol):
-    """A device clock that tells of a mark without waiting."""
+    """A device clock that reports a mark without waiting."""
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """What a mark costs the device; None where that is not known."""
+        """The cost of a mark on the device, or None if it is not known."""
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """How long after it was enqueued an idle device reaches a mark; None where that is not known."""
+        """How long an idle device takes to reach an enqueued mark, or None if that is not known."""
 
     def is_reached(self, mark: Mark, /) -> bool:
         """Whether the device has reached `mark`, or never will."""
 
     def wait(self, mark: Mark, limit_ns: int, /) -> None:
-        """Wait for the device to reach `mark`, so long at most."""
+        """Wait for the device to reach `mark`, at most `limit_ns`."""
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
-        """What is known of `mark`; None of one that has no time."""
+        """Return the stamp of `mark`, or None if it has no time."""
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """When the device showed `device_ns`, and how far that may be wrong."""
+        """Return the host's time when the device showed `device_ns`, and its possible error."""
 
     def look(self) -> None:
         """Read both clocks, if the last time is a while ago."""
 
     def close(self) -> None:
-        """Leave nothing on the device."""
+        """Release everything on the device."""
 
 
 class HostClock:
-    """The host as a device: it is never behind itself."""
+    """The host as a device: it is always up to date."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def time_ns(self, mark: Mark, /) -> int:
         assert isinstance(mark, int)

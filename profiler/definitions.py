@@ -1,4 +1,4 @@
-"""What is known of a brick and its kernels before they run: name, category, backend, work, budget."""
+"""The static facts of a brick and its kernels: name, category, backend, work, budget."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-WorkOfCall = Callable[[int], Work]  # what a call did, by its elements: for what is no straight line in them
+WorkOfCall = Callable[[int], Work]  # the work of a call by its elements, if that is not a straight line
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition(KernelAttributes):
-    """One kernel that a brick launches. What a GPU launch has besides is given by name: `grid=(32, 1, 1)`."""
+    """One kernel that a brick launches. Further attributes of a GPU launch are keywords: `grid=(32, 1, 1)`."""
 
     name: str
     backend: str
@@ -23,12 +23,12 @@ class KernelDefinition(KernelAttributes):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrickDefinition:
-    """A brick as it stands in one place of a model; make it once, and pass it to `BrickProfiler.start_brick`.
+    """A brick at one place of a model; make it once, and pass it to `BrickProfiler.start_brick`.
 
-    `name` is what every screen shows: a BrickId's display name, or any name for a dynamic brick.
-    Two definitions under one layer are two nodes even when they carry the same name (the two RmsNorms); `label`
-    is your own word for this place (`q_proj`), and tells them apart on the screen.
-    `budget` is what it may cost: a time a token, or a rate of the bytes it declares; None when nobody set one.
+    `name` is what every screen shows: a BrickId's display name, or any name for a dynamic brick. Two definitions
+    under one layer are two nodes even if they have the same name (the two RmsNorms); `label` is your own word for
+    this place (`q_proj`), and tells them apart on the screen. `budget` is what it may cost: a time per token, or a
+    rate of the bytes it declares; None if none is set.
     """
 
     name: str
@@ -55,5 +55,5 @@ class BrickDefinition:
         budget: Budget | None = None,
         label: str = "",
     ) -> BrickDefinition:
-        """A definition of a well-known brick, with its own name and category."""
+        """Return a definition of a well-known brick, with its own name and category."""
         return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label)

@@ -21,10 +21,10 @@ DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """As `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`.
+    """Like `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`.
 
-    Where the caller is in the graph, `host` knows for both. Steps are kept by `kept`, if that is given and nobody
-    wants to wait for the device: then nobody does.
+    `host` knows the caller's place in the graph for both. If `kept` is given, and the mode does not wait for the
+    device, it keeps the steps and nothing waits.
     """
 
     implementation = "python"
@@ -56,28 +56,28 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """Who keeps a step that has ended until its stamps are there; None where it is waited for."""
+        """Keeps a step that has ended until its stamps are there; None if the device is waited for."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
 
     @property
     def recording(self) -> bool:
-        """Whether what the caller starts now is timed."""
+        """Whether the caller's next start is timed."""
         return self._recording and self._host.position.recording
 
     def set_recording(self, on: bool, /) -> None:
-        """Record from now on, or do not."""
+        """Turn recording on or off."""
         self._recording = on
 
     def after_fork(self) -> None:
-        """What was deferred is the parent's, and no device works for two processes."""
+        """In a child: stop, because deferred timings are the parent's, and no device works for two processes."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
 
     def start_brick(self, brick: Hashable, /) -> DeviceTimer | None:
-        """Start timing `brick` where the caller is."""
+        """Start timing `brick` at the caller's place."""
         if not self._recording:
             return None
         position = self._host.position
@@ -114,7 +114,7 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # Layers have tuples for keys; of bricks only the mode and the bound decide.
+            # Layers have tuples for keys. For bricks only the mode and the bound decide.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -130,11 +130,11 @@ class DevicePath:
         return DeviceSpan(self, (NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index), 1)
 
     def end_mark(self) -> Mark:
-        """Now on the device."""
+        """Return a mark of now on the device."""
         return self._mark()
 
     def start_mark(self) -> Mark:
-        """Now on the device; in IMMEDIATE mode, once it has done what was enqueued before: that is another's work."""
+        """Return a mark of now on the device. IMMEDIATE mode first waits for earlier work, to exclude it."""
         if self.mode is SyncMode.IMMEDIATE:
             self._clock.synchronize()
         elif self.kept is not None:
@@ -145,16 +145,16 @@ class DevicePath:
     def emit(
         self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
     ) -> None:
-        """Defer the record of what ran in `scope`, or hold it for the step that `position` is in."""
+        """Defer the record of a call in `scope`, or hold it for the step that `position` is in."""
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # not in a step that is kept: what the host knows of it is recorded
+            if self.held_steps is not None:  # not in a kept step: the host's times are recorded
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            if len(self._waiting) >= MAX_PENDING:  # of plain steps: nobody waits for the device as one ends
+            if len(self._waiting) >= MAX_PENDING:  # plain steps fill it: their end does not wait for the device
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start, end, elements, flags))
@@ -171,17 +171,17 @@ class DevicePath:
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def emit_told(self, told: Told, flags: int) -> None:
-        """Defer the records of what is told."""
+        """Defer the records of calls that were timed elsewhere."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless nobody wants that."""
+        """Wait for the device, unless steps are kept."""
         if self.held_steps is None:
             self._pending.finalize()
 
     def _end(self, key: object) -> None:
-        """Wait for the device if it is time to, now that what `key` names has ended."""
+        """Wait for the device if it is time to, after the call named `key` has ended."""
         is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()

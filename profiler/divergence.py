@@ -1,7 +1,7 @@
-"""Divergence: fingerprints of what a run computed, and the first place where another run computed something else."""
+"""Divergence: fingerprints of a run's results, and the first place where a second run differs."""
 
-# Two right runs differ in their last bits: threads and backends add in another order. So fingerprints are compared
-# by a tolerance, never bit by bit.
+# Two correct runs differ in their last bits, because threads and backends add in a different order. So fingerprints
+# are compared by a tolerance, never bit by bit.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 
 SAMPLED_VALUES = 64  # of a tensor, evenly spread
 MAX_FINGERPRINTS = 100_000
-# Far above what float32 loses by adding in another order, below what one wrong value does to what follows.
+# Far above the rounding error of float32 in a different order of addition, below the effect of one wrong value.
 DEFAULT_TOLERANCE = 1e-3
 
 
@@ -33,10 +33,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceInfo:
-    """The first place, in the order of execution, where a run left its reference.
+    """The first place, in the order of execution, at which a run left its reference.
 
-    `quantity` is what differs there (`mean`, `value[17]`, …); `expected` is the reference's. `None` is a number
-    that one of the two does not have, and a whole fingerprint missing has the quantity `recorded`.
+    `quantity` is what differs there (`mean`, `value[17]`, …); `expected` is the reference's. `None` is a number that
+    one of the two does not have. A whole missing fingerprint has the quantity `recorded`.
     """
 
     brick: str
@@ -47,14 +47,14 @@ class DivergenceInfo:
     actual: float | None
 
 
-_Place = tuple[str, int | None, int, int]  # brick, layer, position, and which of the equal ones
+_Place = tuple[str, int | None, int, int]  # brick, layer, position, and the index among equal ones
 
 
 class Fingerprints:
-    """What a run computed: one fingerprint for each brick, layer and position, in the order of execution."""
+    """The results of a run: one fingerprint for each brick, layer and position, in the order of execution."""
 
     def __init__(self) -> None:
-        self.dropped = 0  # not kept: MAX_FINGERPRINTS were there
+        self.dropped = 0  # not kept, because MAX_FINGERPRINTS were there
         self._kept: dict[_Place, Fingerprint] = {}
         self._seen: Counter[tuple[str, int | None, int]] = Counter()
 
@@ -71,7 +71,7 @@ class Fingerprints:
         self._kept[brick, layer, position, turn] = fingerprint(tensor)
 
     def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
-        """The first fingerprint of `reference` that this run does not have, or has different; None: they agree.
+        """Return the first fingerprint of `reference` that is missing or different here; None: they agree.
 
         `tolerance` bounds how far one value may be off, relative to the size of the tensor's values.
         """
@@ -92,7 +92,7 @@ class Fingerprints:
 
 
 def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
-    """The fingerprint of `tensor`, of any shape."""
+    """Return the fingerprint of `tensor`, of any shape."""
     flat = tensor.reshape(-1)
     places = np.unique(np.linspace(0, max(flat.size - 1, 0), min(SAMPLED_VALUES, flat.size)).astype(np.int64))
     return Fingerprint(
@@ -105,7 +105,7 @@ def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
 def _differences(
     expected: Fingerprint, actual: Fingerprint, tolerance: float
 ) -> Iterator[tuple[str, float | None, float | None]]:
-    """What of `actual` lies outside of `tolerance`: (quantity, expected, actual)."""
+    """Yield the quantities of `actual` outside of `tolerance`: (quantity, expected, actual)."""
     wanted, found = expected.stats, actual.stats
     for name in ("count", "nan_count", "inf_count"):
         if getattr(wanted, name) != getattr(found, name):
@@ -118,7 +118,7 @@ def _differences(
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
     finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # Errors of single values are independent of each other, so a mean of n is off by 1/sqrt(n) of one.
+    # Errors of single values are independent, so a mean of n is off by 1/sqrt(n) of one.
     of_norm = tolerance * _size(wanted)
     of_mean = of_norm / math.sqrt(max(finite, 1))
     bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}
@@ -129,7 +129,7 @@ def _differences(
 
 
 def _size(stats: TensorStats) -> float:
-    """The root of the mean square: the size of a typical value."""
+    """Return the root of the mean square: the size of a typical value."""
     if stats.l2_norm is None:
         return 0.0
     return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

@@ -1,4 +1,4 @@
-"""What was timed elsewhere, put into the same graph and the same ring: launches, copies, polls, dependencies."""
+"""Records work that was timed elsewhere into the same graph and ring: launches, copies, polls, dependencies."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_DEPENDENCIES = 4096
 
 
 class UsageError(ValueError):
-    """An argument that cannot be meant: the one thing that is raised into the host."""
+    """An argument that makes no sense: the only error that is raised into the host."""
 
 
 Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """`name`, if it can name a `what`. Raises UsageError otherwise."""
+    """Return `name`, if it can name a `what`. Raises UsageError otherwise."""
     try:
         hash(name)
     except TypeError as error:
@@ -45,7 +45,7 @@ def checked(name: Named, what: str = "brick") -> Named:
 
 
 def checked_ns(what: str, time_ns: int) -> int:
-    """`time_ns` as an int of Python. Raises UsageError where it is none, or lies beyond all years."""
+    """Return `time_ns` as a Python int. Raises UsageError if it is not an integer, or is over 146 years."""
     try:
         time_ns = operator.index(time_ns)
     except TypeError as error:
@@ -66,10 +66,10 @@ class _Pushed:
 
 
 class GraphRecorder:
-    """Takes times instead of taking them, where the caller is in the graph: `profiler.graph`.
+    """Records given times at the caller's place in the graph: `profiler.graph`.
 
-    The `record_*` methods give the id of the node they recorded against, for `add_dependency`; 0 while nothing is
-    recorded. The same thing recorded again in the same scope is the same node: its times add up.
+    The `record_*` methods return the id of their node, for `add_dependency`; 0 while nothing is recorded. Recording
+    the same thing again in the same scope uses the same node: its times add up.
     """
 
     def __init__(self, path: Path, callbacks: Callbacks, scopes: Scopes, say: Callable[[Dependency], None]) -> None:
@@ -78,10 +78,10 @@ class GraphRecorder:
         self._scopes = scopes
         self._say = say
         self._pushed = finder(_Pushed)
-        self._dependencies: dict[Dependency, bool] = {}  # whether it was said since the last `reset`
+        self._dependencies: dict[Dependency, bool] = {}  # whether it was declared since the last `reset`
 
     def push_scope(self, scope: Layer | Function) -> None:
-        """Go inside `scope`, and time it: what is recorded next by the caller belongs there."""
+        """Enter `scope`, and time it: the caller's next records belong there."""
         key: Hashable = scope
         if isinstance(scope, Layer):
             key = (NodeKind.LAYER, scope.index, scope.stack) if scope.stack else (NodeKind.LAYER, scope.index)
@@ -90,7 +90,7 @@ class GraphRecorder:
         pushed.last_brick = None
 
     def pop_scope(self) -> None:
-        """Go back out, and record how long the scope took. Raises UsageError when there is nothing to leave."""
+        """Leave the scope, and record how long it took. Raises UsageError if there is none to leave."""
         pushed = self._pushed()
         if not pushed.timers:
             raise UsageError("graph_pop_scope without a graph_push_scope before it")
@@ -103,7 +103,7 @@ class GraphRecorder:
         return not self._pushed().timers
 
     def record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ended now and took `duration_ns`; kernels recorded next are its launches."""
+        """Record a brick that ended now and took `duration_ns`. Kernels recorded next are its launches."""
         if not self._path.recording:
             return NO_NODE
         scope = self._child(self._path.position.scope, brick)
@@ -146,8 +146,10 @@ class GraphRecorder:
         duration_ns: int | None = None,
         stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a. On a `stream`: it runs beside what
-        lies where we are."""
+        """Record a copy between memories; without `duration_ns` its time is n/a.
+
+        On a `stream` it runs in parallel with its scope.
+        """
         try:
             transfer = Transfer(source, destination, size_bytes, TransferDirection(direction), stream=stream)
         except ValueError as error:
@@ -165,7 +167,7 @@ class GraphRecorder:
         return self._record(self._path.position.scope, task, duration_ns, 0 if is_done else 1)
 
     def add_dependency(self, first: int, then: int) -> None:
-        """Say that the node `then` cannot start before the node `first` has ended."""
+        """Declare that the node `then` cannot start before the node `first` has ended."""
         dependency = checked(Dependency(first, then), "dependency")
         if NO_NODE in (first, then):
             return
@@ -177,11 +179,11 @@ class GraphRecorder:
         self._dependencies[dependency] = True
 
     def dependencies(self) -> list[Dependency]:
-        """Those that were said since the last `reset`."""
+        """Return those declared since the last `reset`."""
         return [dependency for dependency, is_fresh in self._dependencies.items() if is_fresh]
 
     def reset(self) -> None:
-        """Forget what was said; what the daemon heard it keeps."""
+        """Forget the declared dependencies here; the daemon keeps those it has read."""
         self._dependencies = dict.fromkeys(self._dependencies, False)
 
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int) -> None:

@@ -1,19 +1,20 @@
-"""Steps that were stamped: each is kept until the device has reached its stamps, judged as a whole, and recorded.
+"""Stamped steps: each is kept until the device has reached its stamps, judged as a whole, and recorded.
 
-What a time means
-- A brick's time is from when the device reached its begin until it reached its end. Where the device waited for the
-  host meanwhile, that is not the time of its kernels.
-- The host's time of each stamp is kept. A stamp that the device reached within GOT_THERE_NS of its being enqueued
-  found the device idle; the error with which both clocks are known is added, and where a stamp on an idle stream took
-  longer here, GOT_THERE_NS is that and IDLE_MARGIN_NS. (On an H100: 7 to 10 us where it is idle.)
-- A step in which more than LAUNCH_BOUND_SHARE of the stamps did is launch-bound: its bricks bear that name, their
-  times are "until the device got there", and no rate is made of them. (On an H100: 0.8 of them in a decode of one
-  sequence, 0.03 in a prefill of 16,384 tokens, whose first bricks find the device idle.) In any other, what a stamp
-  costs the device is taken off for each stamp before: bricks and gaps still add up to the step.
+Meaning of the times
+- A brick's time is from when the device reached its begin until it reached its end. If the device waited for the host
+  meanwhile, this is not the time of its kernels.
+- The host's time of each stamp is kept. A stamp that the device reached within GOT_THERE_NS after it was enqueued
+  found the device idle. The error of the relation between both clocks is added. If stamps on an idle stream take
+  longer on this machine, that time plus IDLE_MARGIN_NS replaces GOT_THERE_NS. (On an H100: 7 to 10 us when idle.)
+- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Its bricks bear that
+  name, their times are "until the device got there", and no rate is computed from them. (On an H100: 0.8 of them in a
+  decode of one sequence, 0.03 in a prefill of 16,384 tokens, because its first bricks find the device idle.) In any
+  other step, the cost of a stamp on the device is subtracted for each earlier stamp: bricks and gaps still add up to
+  the step.
 
 Rules
-- Nobody waits: who comes by asks whether the stamps are there (`settle`). At the end, or where books are asked for,
-  it is waited WAIT_NS at most. Past MAX_STEPS the oldest is lost, and counted as that.
+- No thread waits: later steps check whether the stamps are there (`settle`). At the end, or when statistics are
+  needed, the wait is at most WAIT_NS. Past MAX_STEPS the oldest is lost, and counted as lost.
 - A step that began while its stream was captured did not run, and leaves nothing.
 """
 
@@ -44,12 +45,12 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# What ran in a step that was timed elsewhere: where, as keys from the step down; start and end in ns; elements.
+# A part of a step that was timed elsewhere: keys from the step down; start and end in ns; elements.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """What its records are written as."""
+    """Gives the lane of its records."""
 
     def take_lane(self) -> int: ...
 
@@ -58,9 +59,9 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended, in the scope of those without a name; `begun` is the mark where it began.
+    """A step that has ended, in the scope of steps without a name; `begun` is the mark of its beginning.
 
-    Where it waits (`Step.wait`), `parts` are what it was told meanwhile, in the host's time.
+    If it waits (`Step.wait`), `parts` are those that arrived meanwhile, in the host's time.
     """
 
     step: _Step
@@ -75,10 +76,10 @@ class HeldStep:
     amounts: tuple[int, int]  # sequences, cached positions
     waits: int
     parts: list[Part] = field(default_factory=list)
-    lost: int = 0  # parts that nobody can tell
+    lost: int = 0  # parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """What it waited for; None: it is lost."""
+        """Add the parts that it waited for; None: they are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -88,7 +89,7 @@ class HeldStep:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When each mark of a step was reached, on the host's clock, without what stamps cost; when all were, with it."""
+    """When each mark was reached, on the host's clock: `times` without the cost of stamps, `reached_ns` with it."""
 
     times: dict[Mark, int]
     is_launch_bound: bool
@@ -96,12 +97,12 @@ class _Times:
     cost_ns: int
 
     def stamps_ns(self, at_ns: int) -> int:
-        """What the stamps of this step before `at_ns` cost."""
+        """The cost of this step's stamps before `at_ns`."""
         return bisect_right(self.reached_ns, at_ns) * self.cost_ns
 
 
 class HeldSteps:
-    """Of one device path, the oldest first."""
+    """The kept steps of one device path, the oldest first."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: what is kept is the parent's to record, and nobody holds the lock."""
+        """In a child: leave the kept steps to the parent, and make a new lock, which the parent may have held."""
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
@@ -126,7 +127,7 @@ class HeldSteps:
         return len(self._steps)
 
     def discard(self) -> None:
-        """Record none of what is kept."""
+        """Drop all kept steps."""
         self._steps.clear()
 
     def look(self) -> None:
@@ -134,14 +135,14 @@ class HeldSteps:
         self._clock.look()
 
     def host_ns(self, mark: Mark) -> int:
-        """When the host enqueued `mark`; 0 where it was not."""
+        """Return when the host enqueued `mark`, or 0 if it did not."""
         if isinstance(mark, int):
             return mark
         stamp = self._clock.stamp(mark)
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """It has ended; the device may be far behind."""
+        """Keep a step that has ended; the device may be far behind."""
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:
             with self._settling:
@@ -149,7 +150,7 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record the steps whose stamps are there. Never raises: where that fails, it is said, and stamping ends."""
+        """Record the steps with all stamps reached. Never raises: a failure is logged, and stamping ends."""
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
@@ -183,7 +184,7 @@ class HeldSteps:
         return step.waits <= 0 and is_reached(step.end) and all([is_reached(mark) for mark in self._lasts(step)])
 
     def _lasts(self, step: HeldStep) -> list[Mark]:
-        """The last mark on each stream."""
+        """Return the last mark on each stream."""
         lasts: dict[int, Mark] = {}
         for mark in (step.end, *(end for _, _, end, _, _ in reversed(step.held))):
             stamp = None if isinstance(mark, int) else self._clock.stamp(mark)
@@ -192,12 +193,12 @@ class HeldSteps:
         return list(lasts.values())
 
     def _lose(self, step: HeldStep) -> None:
-        """What it would have recorded is counted."""
+        """Count the records of a lost step."""
         for _ in range(len(step.held) + len(step.parts) + 1):
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        lane = step.step.take_lane()  # only now: another step may have been in the one that it ran in
+        lane = step.step.take_lane()  # only now: another step may have been in the lane that it ran in
         try:
             self._record_in(lane, step)
         finally:
@@ -236,7 +237,7 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            stamps_ns = found.stamps_ns(began_ns)  # no stamp lies in what others time
+            stamps_ns = found.stamps_ns(began_ns)  # work that others time contains no stamp
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
             if scope.work is not None:
@@ -265,7 +266,7 @@ class HeldSteps:
             return _Times({}, False, [], 0)
         first_ns = found[0][0].device_ns
         base_ns, error_ns = clock.host_ns(first_ns)
-        # Within one step both clocks run alike: MAX_DRIFT_PPM of 20 ms are 2 us, and some 20 ppm are measured.
+        # Within one step both clocks run alike: MAX_DRIFT_PPM of 20 ms is 2 us, and some 20 ppm are measured.
         reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
         within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
@@ -283,7 +284,7 @@ class HeldSteps:
 
 @functools.lru_cache(maxsize=4096)  # the same, also for a model that is attached again
 def launch_bound(key: object) -> object:
-    """What is timed as `key`, named for what its times are in a launch-bound step. Layers stay as they are."""
+    """Return `key` renamed for a launch-bound step, where its times mean something else. Layers stay as they are."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

@@ -1,10 +1,10 @@
-"""Histograms of durations, one a node: how often each bucket counted.
+"""Histograms of durations, one per node: how often each bucket counted.
 
-A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below
-64 ns, and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in
-it. Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
+A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below 64 ns,
+and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in it.
+Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
 
-The calls of a node lie in few octaves: only an octave that counted anything has a page of counts.
+The calls of a node are in few octaves: only an octave that counted anything has a page of counts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Column = NDArray[np.int64]
 
 SUB_BUCKET_BITS = 6
 SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 62) - 1  # no record that is counted is longer
+MAX_DURATION_NS = (1 << 62) - 1  # no counted record is longer
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB are the most that a hostile source costs.
-# 8,192 nodes of 16 octaves have room.
+# A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB is the most that a hostile source costs. 8,192
+# nodes of 16 octaves have room.
 MAX_PAGES = 1 << 17
-MAX_CELLS = 1 << 20  # told in one message
+MAX_CELLS = 1 << 20  # sent in one message
 _MIN_ROOM = 64  # nodes, or pages
 _WIDER: dict[np.dtype[Any], type] = {np.dtype(np.uint16): np.uint32, np.dtype(np.uint32): np.int64}
 
 
 def bucket_of(duration_ns: Column) -> Column:
-    """The bucket of each duration (ns, >= 0)."""
+    """Return the bucket of each duration (ns, >= 0)."""
     value = np.clip(duration_ns, 0, MAX_DURATION_NS)
     octave = np.maximum(np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1 - SUB_BUCKET_BITS, 0)
     found: Column = octave * SUB_BUCKETS + (value >> octave)
@@ -39,13 +39,13 @@ def bucket_of(duration_ns: Column) -> Column:
 
 
 def bucket_middle_ns(bucket: Column) -> NDArray[np.float64]:
-    """The middle of each bucket, in ns."""
+    """Return the middle of each bucket, in ns."""
     found: NDArray[np.float64] = _MIDDLES_NS[bucket]
     return found
 
 
 def bucket_begin_ns(bucket: Column) -> Column:
-    """The shortest duration that falls into each bucket, in ns."""
+    """Return the shortest duration that falls into each bucket, in ns."""
     octave = np.maximum(bucket // SUB_BUCKETS - 1, 0)
     found: Column = (bucket - octave * SUB_BUCKETS) << octave
     return found
@@ -62,7 +62,7 @@ _MIDDLES_NS = _middles_ns()
 
 
 def distinct(values: Column) -> Column:
-    """The distinct ones of `values` (>= 0), ascending. NumPy's own `unique` hashes: ten times as long as its sort."""
+    """Return the distinct `values` (>= 0), ascending. NumPy's own `unique` hashes, which takes ten times as long."""
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -71,10 +71,10 @@ def distinct(values: Column) -> Column:
 
 
 class Histograms:
-    """Counts by cell, which is node * BUCKETS + bucket. What finds no room in MAX_PAGES is not counted.
+    """Counts by cell, which is node * BUCKETS + bucket. A cell without room in MAX_PAGES is not counted.
 
-    Counts take two bytes until one of them outgrows these, then four, then eight. Room is made by quarters: little
-    more is taken than used.
+    Counts take two bytes until one of them outgrows these, then four, then eight. Room grows by quarters, so that
+    little more is allocated than used.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Histograms:
         return self._pages.nbytes + self._counts.nbytes
 
     def counts(self, cell: Column) -> Column:
-        """The count of each cell."""
+        """Return the count of each cell."""
         page = self._page_of(cell)
         found: Column = self._counts[page, cell % SUB_BUCKETS].astype(np.int64)
         return found
@@ -102,8 +102,10 @@ class Histograms:
         self._put(at, self._counts.ravel()[at] + count)
 
     def set(self, cell: Column, count: Column) -> Column:
-        """Put counts (>= 0) in place of those of distinct cells; gives by how much they are above these, all of each
-        for which there is no room."""
+        """Replace the counts of distinct cells by these (>= 0). Returns the increase.
+
+        If there is no room for a cell, its increase is the whole count.
+        """
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
         more: Column = count - self._counts.ravel()[at]  # page 0 is empty
@@ -118,29 +120,31 @@ class Histograms:
         self._counts.ravel()[at] = count
 
     def cells(self) -> Column:
-        """Every cell that counted anything, ascending."""
+        """Return every cell that counted anything, ascending."""
         slot = np.flatnonzero(self._pages)
         owner, inside, _ = self._cells_in(self._pages.ravel()[slot])
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Of each of `nodes` the cells that counted anything: the place in `nodes`, the bucket and the count, in the
-        order of the first two."""
+        """Return the cells of each of `nodes` that counted anything, ordered by the first two columns.
+
+        The columns are the index in `nodes`, the bucket and the count.
+        """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
-        place, octave = (pages != 0).nonzero()  # of booleans it takes a third of the time
+        place, octave = (pages != 0).nonzero()  # a third of the time if the values are booleans
         owner, inside, count = self._cells_in(pages[place, octave])
         return known[place][owner], (octave * SUB_BUCKETS)[owner] + inside, count
 
     def sum(self, nodes: Iterable[int]) -> Column:
-        """The counts by bucket of `nodes` together."""
+        """Return the counts by bucket of `nodes` together."""
         _, bucket, count = self.cells_of(np.fromiter(nodes, np.int64))
         summed = np.zeros(BUCKETS, np.int64)
         np.add.at(summed, bucket, count)
         return summed
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
-        """Of the cells of these pages those that counted: the place in `page`, that in the octave, and the count."""
+        """Return the cells of these pages that counted: the index in `page`, the place in the octave, the count."""
         counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)
@@ -152,7 +156,7 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """The page of each cell, made where there was none; 0 where there is no room."""
+        """Return the page of each cell, and make it if it is new; 0 if there is no room."""
         page = self._page_of(cell)
         if page.all():
             return page
@@ -170,7 +174,7 @@ class Histograms:
 
 
 def _grown(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """`table` with room for `rows`: a quarter more than it had at least."""
+    """Return `table` with room for `rows`: at least a quarter more than before."""
     grown = np.zeros((max(rows, len(table) + len(table) // 4, _MIN_ROOM), table.shape[1]), table.dtype)
     grown[: len(table)] = table
     return grown

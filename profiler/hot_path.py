@@ -1,11 +1,11 @@
-"""What runs at every brick: find the scope, read the clock, write the record. Nothing else.
+"""The code that runs at every brick: find the scope, read the clock, write the record. Nothing else.
 
 Rules
-- What happens seldom (a new scope, a record that the ring refuses, no ring) is a call out of here.
-- Each step counts: a call costs 25 ns where the clock costs 40. So the `with` form repeats the few lines of start and
-  stop, and a profiler hands out these methods as they are rather than wrap them.
-- Nothing raised in here but a wrong argument and what is no Exception (an interrupt) reaches the host.
-- The same hot path exists once more in C, in _hot_path.c: same names, same tests, same ring. It is optional.
+- Rare cases (a new scope, a record that the ring refuses, no ring) are calls to other modules.
+- Every operation counts: a call costs 25 ns, and the clock 40. So the `with` form repeats the few lines of start and
+  stop, and a profiler exposes these methods directly instead of wrapping them.
+- Only a wrong argument, or an exception that is not an Exception (an interrupt), reaches the host from here.
+- The same hot path exists in C, in _hot_path.c: same names, same tests, same ring. It is optional.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # elements
 BEFORE_ALL_NS = -(1 << 63)
-NOWHERE = -1  # a place that no memory has
-MAX_HELD = 1 << 16  # so many of them; what comes after is recorded against no node, and so counted as rejected
+NOWHERE = -1  # an offset that no memory has
+MAX_HELD = 1 << 16  # at most; further ones are recorded without a node, and so counted as rejected
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
 
 
 class Scope:
-    """A place in the graph: its node, the scope it lies in, and those in it by what was started there.
+    """A place in the graph: its node, the scope it is in, and the scopes in it by their keys.
 
-    `work` gives the FLOP and bytes of a call by its elements, where that is no straight line; else None.
+    `work` computes the FLOP and bytes of a call from its elements, if that is not a straight line; else None.
     """
 
     __slots__ = ("children", "key", "node", "parent", "work")
@@ -48,9 +48,9 @@ class Scope:
 
 
 class Position:
-    """Where in the graph one thread, task or greenlet is, and what its step asks for.
+    """The place in the graph of one thread, task or greenlet, and the settings of its step.
 
-    `lane` is what tells the records of steps that run at the same time apart: flags of every record.
+    `lane` tells the records of steps that run at the same time apart: flags of every record.
     """
 
     __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step", "unit")
@@ -60,11 +60,11 @@ class Position:
         self.recording = True  # False in a step that is not sampled
         self.lane = 0
         self.step: object | None = None
-        self.unit: Any = None  # what else is known of the same thread, task or greenlet: see instrument/steps.py
+        self.unit: Any = None  # other data of the same thread, task or greenlet: see instrument/steps.py
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
-        """Go to the parent of `scope`, if this position is in it; gives whether it was."""
+        """Go to the parent of `scope`, if this position is in it. Returns whether it was."""
         inside: Scope | None = self.scope
         while inside is not None and inside is not scope:
             inside = inside.parent
@@ -74,23 +74,23 @@ class Position:
         return True
 
 
-# Scope, whose, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
+# Scope, its position, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
 BrickTimer = tuple[Scope, Position, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a hot path calls when something seldom happens."""
+    """Called by a hot path in rare cases."""
 
-    define: Callable[[Any, object], Any]  # the scope of a key that nobody has started in the scope given yet
+    define: Callable[[Any, object], Any]  # makes the scope of a key that is new in the given scope
     record: Record  # takes the records while no ring is attached
-    uncounted: Callable[[object], None]  # these elements are no count
+    uncounted: Callable[[object], None]  # these elements are not a count
     amounts: Callable[[Any, object], None]  # a call of a scope with `work` has ended: scope, elements
     give_up: Callable[[Exception], None]  # something of ours, or the clock, raised: nothing is recorded from now on
 
 
 class HotPath:
-    """Times what is started and stopped on `clock_ns`, and writes each as one record."""
+    """Times calls on `clock_ns`, and writes each as one record."""
 
     implementation: ClassVar[str] = "python"
     scope_type: ClassVar[type[Scope]] = Scope
@@ -121,16 +121,16 @@ class HotPath:
 
     @property
     def position(self) -> Position:
-        """Where in the graph the caller is: what it starts next is started there."""
+        """The caller's place in the graph: its next start begins there."""
         return self._position()
 
     @property
     def recording(self) -> bool:
-        """Whether what the caller starts now is timed."""
+        """Whether the caller's next start is timed."""
         return self._recording and self._position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing `brick` where the caller is: a BrickId, a BrickDefinition, or a name of your own."""
+        """Start timing `brick` at the caller's place: a BrickId, a BrickDefinition, or a name of your own."""
         if not self._recording:
             return None
         position = self._position()
@@ -193,29 +193,29 @@ class HotPath:
         return span
 
     def layer(self, index: int, stack: str = "") -> Span:
-        """`with profiler.layer(3):` makes what runs inside part of layer 3; `stack` names one of several stacks."""
+        """`with profiler.layer(3):` makes everything inside part of layer 3; `stack` names one of several stacks."""
         return self.brick((NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index))
 
     def set_recording(self, on: bool, /) -> None:
-        """Record from now on, or do not."""
+        """Turn recording on or off."""
         self._recording = bool(on)
 
     def after_fork(self) -> None:
-        """In a child, where nobody is in what ran until now: the parent records that."""
+        """In a child: calls that began before the fork are the parent's to record."""
         self._forked_ns = self._clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Let `position` go to `scope`, which began at `start_ns` (the compiled one tells readers of the ring)."""
+        """Move `position` to `scope`, which began at `start_ns` (the compiled one publishes that in the ring)."""
         position.scope = scope
 
     def now_ns(self) -> int:
-        """The clock that everything here is timed with."""
+        """Read the clock that everything here is timed with."""
         return self._clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write into `ring` from now on; gives what writes a record of its own beside this hot path."""
+        """Write into `ring` from now on. Returns a function that writes further records into it."""
         if ring is None:
-            # Here it refuses to write; each record then takes the slow way to `record`.
+            # This makes every write fail; each record then takes the slow way to `record`.
             self._memory: bytearray | memoryview = bytearray()
             self._reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -237,7 +237,7 @@ class HotPath:
     def _seldom(
         self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, flags: int
     ) -> None:
-        """Record a call that is loose, has work of its own, or whose record waits for the name of its step."""
+        """Record a call that is loose, has work of its own, or must wait for the name of its step."""
         if scope.node >= 0:
             self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
             if scope.work is not None:
@@ -248,7 +248,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """`elements` as a count, so that an object of the host's is not kept; -1 where they are none."""
+        """Return `elements` as a count, so that an object of the host's is not kept; -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
@@ -257,7 +257,7 @@ class HotPath:
             return -1
 
     def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """A record that could not be written: no ring is attached, a lap is due, or `elements` is no count."""
+        """Handle a record that was not written: no ring is attached, a lap is due, or `elements` is not a count."""
         if at == NOWHERE:
             try:
                 self._callbacks.record(tag, start_ns, end_ns, elements)
@@ -272,7 +272,7 @@ class Span:
 
     __slots__ = ("_hot_path", "_key", "_position", "_scope", "_start_ns", "elements")
 
-    elements: int  # may be set inside the block, where it is known only then
+    elements: int  # may be set inside the block, if it is known only then
     _hot_path: HotPath
     _key: Hashable
     _scope: Scope
@@ -342,12 +342,12 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """The compiled hot path where it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    """Return the compiled hot path if it was built, unless CBTOP_PURE_PYTHON is set to something."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:
         from cbtop.profiler import _hot_path
-    except ImportError:  # no compiler or no headers where it was installed
+    except ImportError:  # no compiler or no headers at installation
         return HotPath
     compiled: type[HotPath] = _hot_path.HotPath
     return compiled

@@ -1,4 +1,4 @@
-"""What times bricks, layers and steps: on the host's clock (hot_path.py), or on a device's (device_path.py)."""
+"""Paths: they time bricks, layers and steps on the host's clock (hot_path.py), or on a device's (device_path.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, R
 if TYPE_CHECKING:
     from cbtop.profiler.held_steps import HeldSteps
 
-MOST = (1 << 31) - 1  # that a step is said to work on
+MOST = (1 << 31) - 1  # the largest recorded number of a step's sequences or positions
 
 
 class TimedBlock(Protocol):
@@ -30,37 +30,37 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
-# Where what was told ran, when each began and ended, and its elements.
+# For calls timed elsewhere: their scopes, starts, ends and elements.
 Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
 
 
 class Path(Protocol):
-    """All that a profiler asks of either."""
+    """The interface of both paths."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # what times here has failed
+    give_up: Callable[[Exception], None]  # called if timing here has failed
 
     @property
     def is_over(self) -> bool:
-        """Whether it times no more."""
+        """Whether it no longer times anything."""
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """Who keeps a step that has ended until its times are known; None where they are."""
+        """Keeps a step that has ended until its times are known; None if they are known at once."""
 
     @property
     def position(self) -> Position:
-        """Where in the graph the caller is: what it starts next is started there."""
+        """The caller's place in the graph: its next start begins there."""
 
     @property
     def recording(self) -> bool:
-        """Whether what the caller starts now is timed."""
+        """Whether the caller's next start is timed."""
 
     def start_brick(self, brick: Hashable, /) -> Any:
-        """Start timing `brick`; gives what `stop_brick` takes."""
+        """Start timing `brick`. Returns the timer for `stop_brick`."""
 
     def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
-        """Record what `timer` timed."""
+        """Record the call that `timer` timed."""
 
     def brick(self, brick: Hashable, elements: int = 1) -> TimedBlock:
         """Time a block."""
@@ -69,40 +69,40 @@ class Path(Protocol):
         """Time a block as a layer."""
 
     def set_recording(self, on: bool, /) -> None:
-        """Record from now on, or do not."""
+        """Turn recording on or off."""
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Let `position` go to `scope`, which began at `start_ns`."""
+        """Move `position` to `scope`, which began at `start_ns`."""
 
     def after_fork(self) -> None:
-        """In a child: what runs now is its parent's to record."""
+        """In a child: leave running calls to the parent to record."""
 
     def now_ns(self) -> int:
-        """The host's monotonic clock."""
+        """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Now, on the clock that bricks are timed with, where something begins."""
+        """Return now, on the clock that times bricks, as a begin."""
 
     def end_mark(self) -> Any:
-        """Now, where something ends."""
+        """Return now, as an end."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
-        """Record what ran in `scope` between two marks, or hold it for the step that `position` is in."""
+        """Record a call in `scope` between two marks, or hold it for the step that `position` is in."""
 
     def emit_step(
         self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Record a step that ran in `scope`, and on how many sequences of how many positions, where known."""
+        """Record a step that ran in `scope`, with its number of sequences and their positions, if known."""
 
     def emit_told(self, told: Told, flags: int) -> None:
-        """Record what is told, by times of the host's clock."""
+        """Record calls that were timed elsewhere, on the host's clock."""
 
     def step_ended(self) -> None:
-        """The outermost step of the caller has been emitted."""
+        """Called after the caller's outermost step has been emitted."""
 
 
 def amount_of(value: object) -> int:
-    """`value` as an amount of a record, where it is one."""
+    """Return `value` as an amount of a record, or UNKNOWN_AMOUNT if it is not one."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
@@ -115,7 +115,7 @@ def emit_at_once(
     elements: int,
     flags: int,
 ) -> None:
-    """Record what ran in `scope` between two times of the host, or hold it for the step that `position` is in."""
+    """Record a call in `scope` between two times of the host, or hold it for the step that `position` is in."""
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:
@@ -127,7 +127,7 @@ def emit_at_once(
 
 
 class HostPath:
-    """Bricks on the host's clock: the hot path's own methods, and what else a Path does."""
+    """Bricks on the host's clock: the hot path's own methods, and the rest of a Path."""
 
     is_over = False
     held_steps = None
@@ -147,18 +147,18 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Without a frame of Python's: a step asks for both, where nothing of them is in the caches.
+    # Without a Python frame: a step reads both, and nothing of them is in the caches then.
     position = property(attrgetter("_hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("_hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write into `ring` from now on; gives what writes a record of its own beside the hot path."""
+        """Write into `ring` from now on. Returns a function that writes further records into it."""
         self._record = self._hot_path.attach(ring)
         return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
-        """Record what ran in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # as almost always, and fewer calls
+        """Record a call in `scope`."""
+        if scope.node > NO_NODE and scope.work is None:  # almost always, and with fewer calls
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -179,7 +179,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_told(self, told: Told, flags: int) -> None:
-        """Record what is told: hundreds of launches, while the next step waits for the host."""
+        """Record calls that were timed elsewhere: hundreds of launches, while the next step waits for the host."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -189,9 +189,9 @@ class HostPath:
                 self.emit(scope, None, start_ns, end_ns, count, flags)
 
     def step_ended(self) -> None:
-        """Nothing waits for a host."""
+        """Do nothing: a host is not waited for."""
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """The compiled hot path, or Python's, on `clock_ns`."""
+    """Return the compiled hot path, or Python's, on `clock_ns`."""
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

@@ -10,11 +10,11 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import let_through
 
-MAX_PENDING = 8192  # without steps nobody says when to wait: then it is after this many
+MAX_PENDING = 8192  # without steps, the device is waited for after this many
 
 
 class HostTime(int):
-    """A time on the host's monotonic clock (ns), where a mark of the device's clock could stand too."""
+    """A time on the host's monotonic clock (ns), in place of a mark of the device's clock."""
 
 
 # Node and flags, start, end (marks of the clock, or a HostTime), elements.
@@ -24,8 +24,8 @@ Timing = tuple[int, Mark, Mark, int]
 class Pending:
     """Timings deferred until the device has reached their marks on `clock`; then they go to `record`.
 
-    `defer(timing)` keeps one in `timings` until `finalize`. Where the clock fails, what waited for it is recorded
-    against no node: it is lost, and counted as that. So is a single timing of which a mark has no time.
+    `defer(timing)` keeps one in `timings` until `finalize`. If the clock fails, the waiting timings are recorded
+    without a node, and so counted as lost. The same happens to a single timing if one of its marks has no time.
     """
 
     defer: Callable[[Timing], None]
@@ -34,15 +34,15 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        self.defer = self.timings.append  # as it is: this runs at every brick
+        self.defer = self.timings.append  # unwrapped, because this runs at every brick
         self.after_fork()
 
     def discard(self) -> None:
-        """Record none of what is waiting."""
+        """Drop all waiting timings."""
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a child: what waits is the parent's to record, and nobody holds the lock."""
+        """In a child: leave waiting timings to the parent, and make a new lock, which the parent may have held."""
         self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False
@@ -51,12 +51,12 @@ class Pending:
         return len(self.timings)
 
     def finalize(self) -> None:
-        """Wait for the device once, and record everything that was waiting, each with its own start and end.
+        """Wait for the device once, and record all waiting timings, each with its own start and end.
 
-        Raises what the clock raises, after what waited has been counted as lost.
+        Raises the clock's exception, after the waiting timings have been counted as lost.
         """
-        # One thread at a time takes timings out, so the first `waiting` are those whose marks were waited for: or
-        # fewer, where they were discarded meanwhile.
+        # One thread at a time takes timings out. So the marks of the first `waiting` have been waited for, or fewer
+        # if some were discarded meanwhile.
         with self._finalizing:
             if self._is_finalizing:  # a signal handler came in between
                 return
@@ -81,8 +81,8 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                let_through(error)  # what a signal cut short is finalized later
-                for _ in range(len(self.timings)):  # of what is left by now, the device tells no time any more
+                let_through(error)  # timings that a signal cut short are finalized later
+                for _ in range(len(self.timings)):  # the device no longer has times for the rest
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)
                 raise

@@ -18,34 +18,34 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """What lies below one step node (or everything, for a process without steps), and its totals.
+    """The nodes below one step node (or all nodes, for a process without steps), and their totals.
 
-    Its steps are the recorded ones: plain steps, of which nothing inside is known, have no part in any of it.
+    Its steps are the recorded ones. Plain steps are not included, because nothing inside them is known.
 
-    `closed_ns` is the part of `total_ns` that lies in steps that have ended. Exclusive is a time less what lies
-    inside a node and is shown for itself. For a brick that is other bricks and steps (its kernels, and layers it
-    holds, are its own work); else everything. What was done elsewhere ran beside it.
+    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time less that of nodes
+    inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels, and layers in
+    it, are its own work); inside other nodes, everything. Adopted work ran in parallel and is not subtracted.
     """
 
     step: Node | None
-    inside: Inside  # the step itself is not among them
+    inside: Inside  # without the step itself
     table: NodeTable
     stats: NodeStats
-    # By node id, of what lies in the phase:
+    # By node id, for the nodes of the phase:
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
-    held: NDArray[np.bool_]  # the bricks with time of their own, and what lies in one: that is the brick's
-    adopted: NDArray[np.bool_]  # what was done elsewhere, beside the time of what it lies in
+    held: NDArray[np.bool_]  # bricks with time of their own, and the nodes inside one, which belong to the brick
+    adopted: NDArray[np.bool_]  # work done elsewhere, outside the time of the node it is in
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
-        """The phase called `phase`; every node there is when it is None."""
+        """Return the phase called `phase`, or all nodes if it is None."""
         roots = table.children[None]
         step = next((n for n in roots if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         return cls.below(step, table, stats)
 
     @classmethod
     def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
-        """The same, of a step node; every node there is when it is None."""
+        """Return the totals below a step node, or of all nodes if it is None."""
         inside = table.inside(step.id if step else None)
         size = len(table) + 1
         stats.grow(size)
@@ -54,7 +54,7 @@ class PhaseTotals:
         columns["loose_ns"] = stats.rare_column("loose_ns")[:size]
         columns["overlap_ns"] = stats.rare_column("overlap_ns")[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
-        # A brick without time of its own was never stopped: what lies in it lies in what that one lies in.
+        # A brick without time of its own was never stopped: its inside belongs to the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
@@ -68,20 +68,20 @@ class PhaseTotals:
 
     @cached_property
     def exclusive_ns(self) -> Column:
-        """By node id, of `total_ns`."""
+        """The exclusive part of `total_ns`, by node id."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
         return exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
-        """By node id, of `closed_ns`."""
+        """The exclusive part of `closed_ns`, by node id."""
         closed_ns = self.columns["closed_ns"]
         return exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """One of the columns by node, the step among them; so are the next three."""
+        """One of the columns by node, including the step; the next three are the same."""
         return self._by_node("count")
 
     @cached_property
@@ -102,7 +102,7 @@ class PhaseTotals:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """A parent before its children, the step itself not among them."""
+        """A parent before its children, without the step itself."""
         return self.inside.nodes
 
     @property
@@ -113,7 +113,7 @@ class PhaseTotals:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of the phase: the elements of its steps. None without steps, or where a step gave no count."""
+        """Tokens of the phase: the elements of its steps. None without steps, or if a step gave no count."""
         if self.step is None:
             return None
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
@@ -127,20 +127,23 @@ class PhaseTotals:
         return int(self.columns["total_ns"][self.step.id]) if self.step else None
 
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
-        """A share of the phase's step wall time, for time in ended steps; None where all of it was `adopted_ns`."""
+        """Return `closed_ns` as a share of the phase's wall time, in percent.
+
+        Both are time in ended steps. None if all of it was `adopted_ns`.
+        """
         if adopted_ns and not closed_ns:
             return None
         return 100 * closed_ns / self.wall_ns if self.wall_ns else None
 
     def us_per_token(self, closed_ns: int) -> float | None:
-        """Time a token, for time that lies in ended steps."""
+        """Return the time per token in µs, for time in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
 
 
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which nodes are bricks that `is_timed` tells of or lie in one, and which were adopted or lie in what was."""
+    """Return masks of the nodes at or below timed bricks (`is_timed`), and at or below adopted work."""
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
     for ids in inside.by_depth:
@@ -152,10 +155,12 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """By id `time_ns` less what lies inside each node and is shown for itself; that takes its `nested_ns` of it, of
-    which it shares `overlap_ns`, so that this counts once."""
+    """Return, by id, `time_ns` less the time of nodes inside that are shown separately.
+
+    They take their `nested_ns`; the `overlap_ns` that they share counts once.
+    """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    in_brick, in_other = -overlap_ns, -overlap_ns  # shown for itself: to a brick, to others
+    in_brick, in_other = -overlap_ns, -overlap_ns  # shown separately: in a brick, in other nodes
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]
         is_brick = kind == NodeKind.BRICK

@@ -1,9 +1,9 @@
-"""Places: work in another thread or task that belongs to the step and layer of whoever it is done for.
+"""Places: work in a different thread or task that belongs to the step and layer of the thread that asked for it.
 
 Rules
-- A place ends with its step: what runs on after that lies outside of steps again.
-- Adopted work takes its time beside the step, in parallel: it is counted under a node of its own, and its times are
-  added up there. It is no part of the step's wall time, in which whoever waits for it has a brick or a gap.
+- A place ends with its step: work that continues after that is outside of steps again.
+- Adopted work runs in parallel with the step. It is counted under a node of its own, and its times are added up
+  there. It is not part of the step's wall time. The thread that waits for it has a brick or a gap there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNDONE_WITHIN_S = 0.1  # it takes microseconds
 
 
 class Place:
-    """Where in the graph a thread, task or greenlet was when it asked: its step, layer and brick."""
+    """The place in the graph of a thread, task or greenlet when it asked: its step, layer and brick."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 
@@ -40,7 +40,7 @@ class Place:
 
 
 class Adopted:
-    """`with profiler.adopt(place):` what runs in this thread or task belongs to `place`."""
+    """`with profiler.adopt(place):` assigns the work of this thread or task to `place`."""
 
     __slots__ = (
         "__weakref__",
@@ -62,12 +62,12 @@ class Adopted:
         self._place = place
         self._lock = threading.RLock()
         self._position: Position | None = None  # while it is at the place
-        self._scope: Any = None  # None where it is not recorded
+        self._scope: Any = None  # None if it is not recorded
 
     def __enter__(self) -> Adopted:
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - trouble of ours, or of a clock, is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours, or of a clock, is not the host's
             self._give_up(error)
         return self
 
@@ -111,9 +111,9 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Back to where this thread or task was; its step ends this too, from the thread it runs in."""
-        # Undone by one of the two threads, and whole before the other goes on. A fork in the middle of it leaves the
-        # lock taken in the child, where nobody is at the place.
+        """Return to the place before; the step's end does this too, from the thread it runs in."""
+        # One of the two threads undoes it completely before the other goes on. A fork in the middle leaves the lock
+        # taken in the child, where no thread is at the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

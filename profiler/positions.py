@@ -1,7 +1,7 @@
-"""Who runs: each thread, asyncio or trio task and greenlet has a position of its own in the graph.
+"""The running unit: each thread, asyncio or trio task and greenlet has a position of its own in the graph.
 
-Tasks that take turns in one thread would otherwise nest into each other: one would be inside what another had begun.
-A task or greenlet that is started inside a step begins outside of it: the step may end before it does.
+Otherwise tasks that take turns in one thread would nest: one would be inside a call that another had begun. A task or
+greenlet that is started inside a step begins outside of it, because the step may end before it does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Position = TypeVar("Position")
 
 
 def running_unit() -> object | None:
-    """The asyncio task, trio task or greenlet that runs now; None where it is the thread itself.
+    """Return the asyncio task, trio task or greenlet that runs now, or None if it is the thread itself.
 
     A greenlet inside a task (as SQLAlchemy makes them) belongs to the task, which waits for it.
     """
@@ -28,7 +28,7 @@ def running_unit() -> object | None:
         if task is not None:
             return task
     trio = modules.get("trio")
-    # That is asked first where it can be (trio 0.23): an exception costs five times as much.
+    # This is checked first if possible (trio 0.23), because an exception costs five times as much.
     if trio is not None and getattr(getattr(trio, "lowlevel", None), "in_trio_run", _is_possible)():
         try:
             running: object = trio.lowlevel.current_task()
@@ -45,16 +45,16 @@ def running_unit() -> object | None:
 
 
 def finder(make: Callable[[], Position]) -> Callable[[], Position]:
-    """What gives the caller its position; `make` makes one for who has none yet.
+    """Return a function that gives the caller its position; `make` makes a new one.
 
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = _thread._local()  # not threading.local, which gevent replaces
-    # No WeakKeyDictionary: what it runs when a task goes is Python, where an exception of a signal handler is lost.
+    # Not a WeakKeyDictionary: it runs Python code when a task goes, and a signal handler's exception is lost there.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
-    # Python's hot path asks at every brick. Whoever loaded nothing new since the last time, and has no running loop,
-    # runs threads alone: 190 ns instead of 450, where a clock read takes 95.
+    # Python's hot path calls this at every brick. If no module was loaded since the last call, and no loop runs,
+    # there are only threads: that takes 190 ns instead of 450, compared with 95 for a clock read.
     modules_seen = 0
     has_others = False
     running_loop: Callable[[], object] = _no_unit
@@ -73,9 +73,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
                     position = of_unit.get(ref(unit))
                     if position is None:
                         position = of_unit[ref(unit, of_unit.pop)] = make()
-                except (
-                    TypeError
-                ):  # a task of somebody's own that cannot be referred to weakly: its thread stands for it
+                except TypeError:  # a custom task without weak references: its thread represents it
                     position = None
                 if position is not None:
                     return position

@@ -1,11 +1,12 @@
 """BrickProfiler: times bricks inside the profiled process and writes each as one record into the ring.
 
 Rules
-- No thread, no socket, no numpy. What can fail or grow (files, nodes) is bounded; its failure is counted or
-  logged once, and never raised into the host: a wrong argument is all that is.
-- A timing is a record against a node. A node is defined once, under the scope it first ran in.
-- Its parts: a path that times (on the host's clock or a device's), the scopes that name, the steps, the graph of what
-  was timed elsewhere, the statistics read back. What runs at every brick is the path's own method, not a wrapper.
+- No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
+  logged once, and never raised into the host, except for a wrong argument.
+- A timing is a record with a node. A node is defined once, under the scope it first ran in.
+- Its parts: a path that times (on the host's clock or a device's), the scopes that name, the steps, the graph of work
+  timed elsewhere, the statistics read back. The code that runs at every brick is the path's own method, not a
+  wrapper.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # names of steps, of each thread, whose turns are counted for `sample_every`
+MAX_TURNS = 4096  # names of steps, per thread, with turns counted for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -64,8 +65,10 @@ def _unless_it_fails(
     [Callable[Concatenate[BrickProfiler, Arguments], Result]],
     Callable[Concatenate[BrickProfiler, Arguments], Result],
 ]:
-    """What a method gives where something of ours fails: that is said once, and recording ends. A UsageError is the
-    caller's own."""
+    """Return `default` from a method if something of ours fails: this is logged once, and recording ends.
+
+    A UsageError is the caller's own.
+    """
 
     def guard(
         method: Callable[Concatenate[BrickProfiler, Arguments], Result],
@@ -86,7 +89,7 @@ def _unless_it_fails(
 
 
 class _Listener(NamedTuple):
-    """What a profiler does as the recorder's ring opens and before it closes."""
+    """The functions that a profiler runs when the recorder's ring opens and before it closes."""
 
     implementation: str
     sample_every: int
@@ -98,11 +101,11 @@ class _Listener(NamedTuple):
 class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
-    `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic
-    clock and this process's ring. With a `device_clock`, bricks are timed on that device. Each thread, asyncio or
-    trio task and greenlet has its own place in the graph.
+    `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic clock
+    and this process's ring. With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task
+    and greenlet has its own place in the graph.
 
-    `graph` records what was timed elsewhere, `stats` reads back what was recorded; the methods below call them.
+    `graph` records work timed elsewhere, `stats` reads back the records; the methods below call them.
     """
 
     #: Whether steps of eager models on a CUDA device are recorded by their kernels: instrument/kernel_steps.py.
@@ -130,12 +133,12 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._ended_why = ""  # recording; empty while it goes on
+        self._ended_why = ""  # why recording ended; "" while it goes on
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
-        self._chance = random.Random()  # of its own: the host's numbers stay the same
+        self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
@@ -149,7 +152,7 @@ class BrickProfiler:
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
         self._callbacks = callbacks
         self._pending = Pending(self._clock, callbacks.record)
-        # Each records what a device has told meanwhile of work that was left to it; waits for it where it may.
+        # Each records work that a device has reported meanwhile, and waits for the device if allowed.
         self._settlers: list[Callable[[bool], None]] = []
         self._model_paths: list[DevicePath] = []
         self._device_path: DevicePath | None = None
@@ -176,10 +179,10 @@ class BrickProfiler:
 
     @property
     def implementation(self) -> str:
-        """`compiled` or `python`: what runs at every brick."""
+        """`compiled` or `python`: the code that runs at every brick."""
         return self._path.implementation
 
-    # Without a frame of Python's: each step asks for both.
+    # Without a Python frame, because each step reads both.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -187,7 +190,7 @@ class BrickProfiler:
     )
 
     def enable(self) -> None:
-        """Record from now on, also where recording has ended because something failed: as a process of its own."""
+        """Record from now on, even if recording has ended because of a failure: then as a new process."""
         if self._ended_why and isinstance(self._recorder, RingRecorder):
             self._recorder.forget()
         self._enabled, self._ended_why = True, ""
@@ -200,11 +203,11 @@ class BrickProfiler:
 
     @property
     def sync_mode(self) -> SyncMode:
-        """When the device is waited for."""
+        """When to wait for the device."""
         return self._sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Wait for the device as `mode` says from now on; what was deferred until now is recorded first."""
+        """Wait for the device as `mode` says from now on; records deferred until now are written first."""
         self.finalize()
         self._sync_mode = mode
         if self._device_path is not None:
@@ -213,12 +216,12 @@ class BrickProfiler:
 
     @property
     def pending_count(self) -> int:
-        """How many timings wait for the device, or for `finalize`."""
+        """Number of timings that wait for the device, or for `finalize`."""
         return len(self._pending)
 
     @_unless_it_fails(None)
     def finalize(self) -> None:
-        """Wait for the device once and record what was deferred, each timing with its own start and end."""
+        """Wait for the device once and record all deferred timings, each with its own start and end."""
         self._settle(True)
         self._pending.finalize()
 
@@ -227,7 +230,7 @@ class BrickProfiler:
             settle(may_wait)
 
     def _path_on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
-        """A path on a device's clock. Of one that tells of marks without waiting, steps are kept until it does."""
+        """Return a path on a device's clock. If the clock reports marks without waiting, steps wait for it."""
         from cbtop.profiler.device_path import DevicePath
         from cbtop.profiler.held_steps import HeldSteps
 
@@ -239,7 +242,7 @@ class BrickProfiler:
         return DevicePath(clock, self._host_path, self._sync_mode, callbacks, self._pending, kept)
 
     def _path_for_models(self, clock: DeviceClock, give_up: Callable[[Exception], None]) -> DevicePath:
-        """A path for models on the device of `clock`, until `_end_path`; `give_up` is told where that fails."""
+        """Return a path for models on the device of `clock`, until `_end_path`. `give_up` is called if that fails."""
         path = self._path_on(clock, replace(self._callbacks, give_up=give_up))
         path.mode = SyncMode.DEFERRED
         self._model_paths.append(path)
@@ -247,7 +250,7 @@ class BrickProfiler:
         return path
 
     def _end_path(self, path: DevicePath) -> None:
-        """Nothing is timed on `path` any more."""
+        """Stop timing on `path`."""
         if path in self._model_paths:
             self._model_paths.remove(path)
         path.is_over = True
@@ -256,7 +259,7 @@ class BrickProfiler:
             self._settlers.remove(path.kept.settle)
 
     def _steps_on(self, path: Path) -> Steps:
-        """The steps of this profiler, timed on `path`."""
+        """Return the steps of this profiler, timed on `path`."""
         return self._steps.on(path)
 
     def timed(
@@ -264,8 +267,8 @@ class BrickProfiler:
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
         """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
-        `elements` is a number, or what the call's arguments give. Raises TypeError for a coroutine or a generator,
-        whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
+        `elements` is a number, or a function of the call's arguments. Raises TypeError for a coroutine or a
+        generator, whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
         """
 
         def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -283,7 +286,7 @@ class BrickProfiler:
                 if callable(elements):
                     try:
                         count = elements(*args, **kwargs)
-                    except Exception as error:  # noqa: BLE001 - what counts must not end what it counts
+                    except Exception as error:  # noqa: BLE001 - a count that fails must not end the call
                         let_through(error)
                         count = error
                 with self.brick(brick, count):
@@ -295,9 +298,9 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def reset(self) -> None:
-        """Begin anew: statistics, the graph, what waits for `finalize`, the epoch, the count of steps.
+        """Begin anew: statistics, the graph, timings that wait for `finalize`, the epoch, the count of steps.
 
-        Settings stay, and so does where each thread is. The daemon's totals stay too: they are those of the process.
+        Settings stay, as does each thread's place. The daemon's totals stay too, because they are the process's.
         """
         self._pending.discard()
         for path in self._device_paths:
@@ -305,14 +308,14 @@ class BrickProfiler:
                 path.kept.discard()
         self._epoch_ns = None
         self._turns = _thread._local()  # not threading.local, which gevent replaces
-        self._chance = random.Random()  # of its own: the host's numbers stay the same
+        self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
 
     @_unless_it_fails(None)
     def announce(self, message: CatalogMessage) -> None:
-        """Say something once about this process: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
+        """Announce a fact about this process once: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
         self._recorder.announce(message)
 
     @_unless_it_fails(None)
@@ -320,7 +323,7 @@ class BrickProfiler:
         self._recorder.announce_nodes(nodes)
 
     def close(self, reason: str = "closed") -> None:
-        """Say goodbye; what was recorded stays readable. Happens by itself when the interpreter exits."""
+        """Send a goodbye; records stay readable. Happens by itself when the interpreter exits."""
         self.finalize()
         self.disable()
         self._close_recorder(reason)
@@ -330,10 +333,11 @@ class BrickProfiler:
         self._recorder.close(reason)
 
     def serve(self, endpoint: str) -> None:
-        """Start a daemon beside this process for viewers at `endpoint` (`tcp://127.0.0.1:5555`): `cbtop --connect`.
+        """Start a daemon for viewers at `endpoint` (`tcp://127.0.0.1:5555`): `cbtop --connect`.
 
-        It is a process of its own and ends with this one. Returns at once; on this machine nobody needs it.
-        Raises EndpointError for what is no address; one that is taken, or not allowed, the daemon names on stderr.
+        It is a separate process and ends with this one. Returns at once. Viewers on this machine do not need it.
+        Raises EndpointError if it is not an address. If it is in use, or not allowed, the daemon reports that on
+        stderr.
         """
         from cbtop.profiler.sidecar import start_sidecar
 
@@ -342,28 +346,28 @@ class BrickProfiler:
     def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> Step:
         """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
 
-        What is known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. Where
-        one process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records
-        what lies in its first step of a name and in every k-th after it; the others are timed as a whole.
+        Values known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. If a
+        process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records the
+        inside of its first step of a name and of every k-th after it; the others are timed as a whole.
         """
         return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> Place:
-        """Where the caller is in the graph, for `adopt` in another thread or task."""
+        """Return the caller's place in the graph, for `adopt` in a different thread or task."""
         return Place(self._path.position)
 
     def adopt(self, place: Place) -> Adopted:
-        """`with profiler.adopt(place):` what runs in this thread or task belongs to the step and layer of `place`.
+        """`with profiler.adopt(place):` assigns the work of this thread or task to the step and layer of `place`.
 
-        Its times are added up under a node of their own, beside the step's wall time and no part of it. A place ends
-        with its step: what runs on after that lies outside of steps.
+        Its times are added up under a node of their own, outside the step's wall time. A place ends with its step:
+        work that continues after that is outside of steps.
         """
         if not isinstance(place, Place):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Count `tokens` more for the step the caller is in: for those that are known only when it has run.
+        """Count `tokens` more for the caller's step, if they are known only after it has run.
 
         Raises RuntimeError outside a step: tokens are counted once a forward pass, and nowhere else.
         """
@@ -372,7 +376,7 @@ class BrickProfiler:
             if self.recording:
                 raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
             return
-        # A NumPy integer of eight bits would count no further than its type reaches.
+        # A NumPy integer of eight bits would overflow its type.
         step.tokens = _whole(step.tokens) + _whole(tokens)
 
     def reset_epoch(self) -> None:
@@ -380,7 +384,7 @@ class BrickProfiler:
         self._epoch_ns = self._host_now_ns()
 
     def elapsed_ns(self) -> int:
-        """Time since `reset_epoch`; the first call begins the count where nobody did."""
+        """Return the time since `reset_epoch`, or since the first call if that was not called."""
         now_ns = self._host_now_ns()
         if self._epoch_ns is None:
             self._epoch_ns = now_ns
@@ -392,8 +396,8 @@ class BrickProfiler:
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
         """Record a brick that has just ended and took `duration_ns`.
 
-        It ran until now: of two told one after the other both did, for as long as the shorter took. One that ended
-        earlier is told by `record_deferred`, with its start and its end.
+        It ran until now: two recorded one after the other overlapped, for as long as the shorter took. Use
+        `record_deferred`, with its start and its end, for one that ended earlier.
         """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
@@ -401,7 +405,7 @@ class BrickProfiler:
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
         """Defer recording a brick until `finalize`, between `start_ns` and `end_ns` on the monotonic clock.
 
-        Without `end_ns` it ends here: when the device has reached this point, or now where there is no device.
+        Without `end_ns` it ends here: when the device has reached this point, or now if there is no device.
         """
         if not self.recording:
             return
@@ -420,12 +424,12 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def graph_push_scope(self, scope: Layer | Function) -> None:
-        """Go inside `scope`, and time it: what is recorded next by the caller belongs there."""
+        """Enter `scope`, and time it: the caller's next records belong there."""
         self.graph.push_scope(scope)
 
     @_unless_it_fails(None)
     def graph_pop_scope(self) -> None:
-        """Go back out, and record how long the scope took. Raises ValueError when there is nothing to leave."""
+        """Leave the scope, and record how long it took. Raises ValueError if there is none to leave."""
         self.graph.pop_scope()
 
     @property
@@ -435,7 +439,7 @@ class BrickProfiler:
 
     @_unless_it_fails(NO_NODE)
     def graph_record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ended now and took `duration_ns`; kernels recorded next are its launches."""
+        """Record a brick that ended now and took `duration_ns`. Kernels recorded next are its launches."""
         return self.graph.record_brick(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(NO_NODE)
@@ -465,8 +469,10 @@ class BrickProfiler:
         duration_ns: int | None = None,
         stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a. On a `stream` it runs beside what
-        lies where we are: who needs it says so, by `graph_add_dependency`."""
+        """Record a copy between memories; without `duration_ns` its time is n/a.
+
+        On a `stream` it runs in parallel with its scope: declare what needs it with `graph_add_dependency`.
+        """
         return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns, stream)
 
     @_unless_it_fails(NO_NODE)
@@ -476,40 +482,40 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def graph_add_dependency(self, first: int, then: int) -> None:
-        """Say that the node `then` cannot start before the node `first` has ended."""
+        """Declare that the node `then` cannot start before the node `first` has ended."""
         self.graph.add_dependency(first, then)
 
     # --- what was recorded: see ReadBack ------------------------------------------------------------------------
 
     def report(self, window_s: float | None = None) -> Report:
-        """What this process has recorded so far, or in the last `window_s` seconds; `print` shows it as text."""
+        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text."""
         return self.stats.report(window_s)
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
-        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
+        """Return the statistics of one brick over all layers, or None if it did not run."""
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """The statistics of the categories that ran."""
+        """Return the statistics of the categories that ran."""
         return self.stats.category_stats()
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks so far, none of it counted twice."""
+        """The time spent in bricks, none of it counted twice."""
         return self.stats.total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps so far."""
+        """The tokens of all steps."""
         return self.stats.total_tokens
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of wall-clock time, from the first step to the end of the last; None without steps."""
+        """Tokens per second of wall-clock time, from the first step to the end of the last; None without steps."""
         return self.stats.tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """What ran so far: each node with the time of its mean call, and who waits for whom."""
+        """Return the graph of this process: each node with the time of its mean call, and its dependencies."""
         return self.stats.execution_graph()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -540,11 +546,9 @@ class BrickProfiler:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
-        if len(turns) >= MAX_TURNS:  # a name for each request: whose turn it was is forgotten
+        if len(turns) >= MAX_TURNS:  # a new name for each request: the turns are forgotten
             turns.clear()
-        if (
-            key is None
-        ):  # of steps whose name is not known yet, by chance: in turns, one name might always be passed over
+        if key is None:  # of steps without a name yet, at random: in turns, one name might always be skipped
             return self._chance.random() * self.sample_every < 1
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every
@@ -561,11 +565,11 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call, which its definition gives by its elements."""
+        """Record the FLOP and bytes of a call, which its definition computes from its elements."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
-        except Exception as error:  # noqa: BLE001 - a function of the host's: these calls did an unknown amount of work
+        except Exception as error:  # noqa: BLE001 - a host's function failed: the work of these calls is unknown
             let_through(error)
             name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
             self._say_once("work", "the work of some calls of %s is unknown: %s", name, why)
@@ -585,9 +589,9 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """Recording ends, and why is said once, here and to whoever watches: the host goes on.
+        """End recording, and log the reason once, here and for viewers. The host goes on.
 
-        What the host's own signal handler raised while code of ours ran goes on to the host.
+        An exception that the host's own signal handler raised while our code ran goes on to the host.
         """
         try:
             let_through(error)
@@ -595,7 +599,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host is at the end of its stack: this brick is left out, and that is all
+            self._set_recording()  # the host is at the end of its stack: only this brick is left out
             return
         if self._ended_why:
             return
@@ -609,7 +613,7 @@ class BrickProfiler:
         self._set_recording()
 
     def _after_fork(self) -> None:
-        """In a child: it records for itself, and nothing of what its parent is in."""
+        """In a child: record for itself, without the bricks and steps its parent is in."""
         self._scopes.after_fork()
         self._pending.after_fork()
         self._ended_why = ""
@@ -623,7 +627,7 @@ class BrickProfiler:
 
 
 def _amount(value: float | None) -> int:
-    """FLOP or bytes of one call, as a record holds them. Raises ValueError for more than it can."""
+    """Return the FLOP or bytes of one call in the form of a record. Raises ValueError if it is too large."""
     if value is None:
         return UNKNOWN_AMOUNT
     if not 0 <= value < 1 << 63:
@@ -632,7 +636,7 @@ def _amount(value: float | None) -> int:
 
 
 def _whole(tokens: Any) -> Any:
-    """`tokens` as an int of Python where it is a whole number; else as it is."""
+    """Return `tokens` as a Python int if it is a whole number; else unchanged."""
     try:
         return operator.index(tokens)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What this process has recorded: statistics and graph, without a daemon."""
+"""The records of this process: statistics and graph, without a daemon."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ReadBack:
-    """Reads the process's own ring: `profiler.stats`. Whoever never asks never loads NumPy.
+    """Reads the process's own ring: `profiler.stats`. NumPy is loaded at the first call only.
 
-    Every method raises TypeError where the recorder cannot be read back.
+    Every method raises TypeError if the recorder cannot be read back.
     """
 
     def __init__(
@@ -46,55 +46,55 @@ class ReadBack:
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
-        """What this process has recorded so far, or in the last `window_s` seconds; `print` shows it as text.
+        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text.
 
-        Ask often enough that the ring does not overwrite what was not read: 260,000 records by default. A window
-        reaches back no further than the ring does; `Report.window_s` says what it covers.
+        Call it often enough that the ring does not overwrite unread records: 260,000 by default. A window reaches
+        back no further than the ring does; `Report.window_s` is what it covers.
         """
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
         return replace(report, ended_why=self._ended_why())
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
-        """The statistics of one brick, whatever layers it ran in; None where it did not run."""
+        """Return the statistics of one brick over all layers, or None if it did not run."""
         name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
         return self._opened().stats_for(str(name))
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """The statistics of the categories that ran."""
+        """Return the statistics of the categories that ran."""
         return self._opened().category_stats()
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks so far, none of it counted twice."""
+        """The time spent in bricks, none of it counted twice."""
         return self.report().total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps so far."""
+        """The tokens of all steps."""
         return self.report().tokens
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of wall-clock time, from the first step to the end of the last; None without steps."""
+        """Tokens per second of wall-clock time, from the first step to the end of the last; None without steps."""
         return self.report().tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """What ran so far: each node with the time of its mean call, and who waits for whom.
+        """Return the graph of this process: each node with the time of its mean call, and its dependencies.
 
-        `dropped` counts what was started or said past the bounds on nodes, depth and dependencies.
+        `dropped` counts calls and dependencies past the bounds on nodes, depth and dependencies.
         """
         graph = self._opened().graph(self._graph.dependencies())
         graph.dropped += self._scopes.dropped
         return graph
 
     def reset(self) -> None:
-        """Forget what was counted so far."""
+        """Forget all counts."""
         if isinstance(self._recorder, RingRecorder):
             self._opened().reset()
 
     def _opened(self) -> Session:
-        # NumPy comes with it, which a process that only records need not load.
+        # This imports NumPy, which a process that only records does not need.
         from cbtop.profiler.session import Session
 
         if self._session is None:

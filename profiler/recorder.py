@@ -1,14 +1,14 @@
 """The recorder: this process's ring and catalog files, opened on first use and again in a forked child.
 
 Rules
-- No public method raises into the host. What fails is logged once and counted; only what is no Exception
-  (KeyboardInterrupt, SystemExit) passes.
-- Whatever a host announces, and for how long: of messages with the same key only the newest is kept, the keys are
-  bounded, and what is beyond the bounds is left out and counted in the ring's header.
-- The catalog is append-only, so a message that replaces another is written behind it. The first FREE_UPDATE_BYTES of
-  such updates are written at once. From then on a pause follows each write, and the newest message of each key waits
-  for its end: it is written at the next announcement, `flush` or `close`. The pause doubles each time the updates
-  have grown by PAUSE_DOUBLES_BYTES, so that those of a host that never stops fill half the catalog in four years.
+- No public method raises into the host. A failure is logged once and counted. Only exceptions that are not an
+  Exception (KeyboardInterrupt, SystemExit) pass.
+- However much a host announces, and for however long: only the newest message of each key is kept, the number of keys
+  is bounded, and messages beyond the bounds are left out and counted in the ring's header.
+- The catalog is append-only, so a message that replaces an older one is written after it. The first FREE_UPDATE_BYTES
+  of such updates are written at once. From then on a pause follows each write, and the newest message of each key
+  waits for its end: it is written at the next announcement, `flush` or `close`. The pause doubles each time the
+  updates have grown by PAUSE_DOUBLES_BYTES. So a host that never stops fills half the catalog in four years.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from cbtop.protocol.ranks import ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
 from cbtop.protocol.signals import let_through, suppressed
 
-CLOCK_READINGS = 256  # to find how far two of them are apart at least
+CLOCK_READINGS = 256  # to find the smallest difference between two of them
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the daemon looks as often
+UPDATE_PAUSE_NS = 100_000_000  # the daemon reads as often
 UPDATE_NS_PER_BYTE = 1_000_000  # and at most a kilobyte a second
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
@@ -62,7 +62,7 @@ _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
 class Recorder(Protocol):
-    """Where records and catalog messages go."""
+    """The destination of records and catalog messages."""
 
     def record(self, tag: int, start_ns: int, end_ns: int, elements: int, /) -> None: ...
 
@@ -76,7 +76,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """What is told of each ring that opens, or that none does, and writes records of its own into it."""
+    """Notified of each ring that opens, or fails to, and writes records of its own into it."""
 
     @property
     def implementation(self) -> str: ...
@@ -94,12 +94,12 @@ class RingListener(Protocol):
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
 
-    What ended processes left is kept within bounds as files are opened, the first time and now and again, see
+    The files of ended processes are kept within bounds when files are opened, the first time and now and again, see
     `cbtop.protocol.ended`.
 
-    Nothing is opened before something is recorded. When the files cannot be made (no room, no safe runtime
-    directory) one warning is logged and nothing is recorded; the host goes on. A forked child never writes its
-    parent's files: it opens its own pair on first use and says again what its parent had said.
+    Nothing is opened before something is recorded. If the files cannot be made (no room, no safe runtime directory)
+    one warning is logged and nothing is recorded; the host goes on. A forked child never writes its parent's files:
+    it opens its own pair on first use and repeats its parent's announcements.
     """
 
     record: Record
@@ -110,23 +110,23 @@ class RingRecorder:
         ring_bytes: int = DEFAULT_RING_BYTES,
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
-        self.failures = 0  # calls that failed; the host was told of none
+        self.failures = 0  # failed calls; the host was not told of them
         self.left_out = 0  # announcements
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
-        self._updates: dict[Key, None] = {}  # whose newest message is not written yet
+        self._updates: dict[Key, None] = {}  # the keys whose newest message is not written yet
         self._update_bytes = 0  # written so far
         self._pause_until_ns = 0
-        self._written_nodes = 0  # of them, into the catalog that is open
+        self._written_nodes = 0  # number written into the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # out of the catalog: those that follow have no place in it either
+        self._lost_a_node = False  # not in the catalog: those that follow have no place in it either
         self._logged: set[str] = set()
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        #: Its one number is what `asked` gives, without a frame of Python's: each step of a model looks at it.
+        # Holds the number of `asked`, and needs no Python frame: each step of a model reads it.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -139,23 +139,23 @@ class RingRecorder:
         _recorders.add(self)
 
     def open(self) -> None:
-        """Open the files, if they are not: a process that only began something is seen to run."""
+        """Open the files, if they are not open, so that a process that only began something is seen to run."""
         if self._catalog is None:
             self._open()
 
     def add_listener(self, listener: RingListener) -> None:
-        """Attach `listener` to each ring as it opens and to None when it is gone; it says how to write beside it."""
+        """Attach `listener` to each ring when it opens, and to None when it is gone."""
         with self._opening, self._kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog; one with the same key replaces it. What cannot be said is logged."""
+        """Write `message` into the catalog, replacing one with the same key. A message that is invalid is logged."""
         with self._opening, self._kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                said = codec.decode(payload)  # as the daemon will: one that it refuses would cost it the source
+                said = codec.decode(payload)  # as the daemon will: it drops the source of a message that it refuses
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
             except (TypeError, ValueError, OverflowError, ProtocolError) as error:
@@ -170,19 +170,19 @@ class RingRecorder:
             self._write_updates()
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
-        """The same of nodes that `codec.encode_node` has encoded, in one piece."""
+        """Announce nodes that `codec.encode_node` has encoded, in one piece."""
         with self._opening, self._kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the announcements that wait, if their pause is over. Costs nothing when none waits."""
+        """Write the waiting announcements, if their pause is over. Costs nothing if none waits."""
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._kept_from_the_host("write what waits"):
                 self._write_updates()
 
     def close(self, reason: str) -> None:
-        """Say goodbye; the files stay for the daemon to read to their end."""
+        """Send a goodbye; the files stay for the daemon to read to their end."""
         for listener in self._listeners:
             with self._kept_from_the_host("record what waits for a device"):
                 listener.finish()
@@ -207,22 +207,22 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """What a command asks of this process, see `cbtop.protocol.requests`; 0: nothing, or there is no ring."""
+        """A command's request to this process, see `cbtop.protocol.requests`; 0: none, or there is no ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Say what became of that, or that this process looks at what it is asked; also in files that open later."""
+        """Publish the answer to a request, or that this process looks at requests; also in files that open later."""
         self._answer = word
         ring = self._ring
         if ring is not None:
             ring.answer(word)
 
     def nodes(self) -> list[Node]:
-        """Every node announced so far, in order."""
+        """Return every announced node, in order."""
         return list(self._nodes)
 
     def read(self) -> Batch | None:
-        """The records since the last read, as the daemon would read them; None before the first record."""
+        """Return the records since the last read, as the daemon would read them; None before the first record."""
         try:
             if self._reader is None and self._path is not None:
                 self._reader = RingReader(self._path)
@@ -233,7 +233,7 @@ class RingRecorder:
             return None
 
     def read_again(self) -> Batch | None:
-        """The records that the ring still holds, read before or not; None before the first record."""
+        """Return the records that the ring still holds, read before or not; None before the first record."""
         if self._path is None:
             return None
         try:
@@ -248,12 +248,12 @@ class RingRecorder:
             return None
 
     def forget(self) -> None:
-        """Back to not having opened anything, without touching the files: they are the parent's."""
+        """Return to the state before opening, without touching the files, which are the parent's."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
             self._let_files_go.detach()
             with self._kept_from_the_host("close its catalog"):
-                self._catalog.close()  # or the parent would seem alive for as long as this child
+                self._catalog.close()  # or the parent would seem to live as long as this child
         self._ring = self._catalog = self._path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -290,7 +290,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # else the disk is full: what waits here does not grow
+        if catalog.flush():  # else the disk is full: the waiting part does not grow
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -303,8 +303,8 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write those that are not in the catalog yet, each once, also what a signal cut short."""
-        if self._is_writing_nodes:  # a signal handler's follow when this goes on
+        """Write the nodes that are not in the catalog yet, each once, including those that a signal cut short."""
+        if self._is_writing_nodes:  # a signal handler's nodes follow when this continues
             return
         payloads = {id(node): payload for node, payload in encoded}
         try:
@@ -314,7 +314,7 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # Nodes are numbered without a gap: behind one that was left out there is no place for another.
+                    # Nodes are numbered without a gap: after one that was left out no other fits.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -370,7 +370,10 @@ class RingRecorder:
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """The catalog if it is open; None where it cannot be, or was opened now with all announcements in it."""
+        """Return the catalog if it was open. Returns None if it cannot be opened, or was just opened.
+
+        A newly opened catalog contains all announcements already.
+        """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
                 self._is_opening = True
@@ -393,7 +396,7 @@ class RingRecorder:
 
     def _open_files(self) -> None:
         directory = self._directory or runtime_dir()
-        # The catalog comes first: whoever sees the ring finds the catalog beside it.
+        # The catalog comes first, so that a reader that sees the ring finds the catalog next to it.
         catalog = _new_catalog(directory)
         try:
             listener = self._listeners[0] if self._listeners else None
@@ -402,7 +405,7 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                with suppressed(OSError):  # what cannot be listed or removed stays: it is not this process's
+                with suppressed(OSError):  # a file that cannot be listed or removed stays: it is not this process's
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
             self._lost_a_node = False
@@ -414,7 +417,7 @@ class RingRecorder:
             ring.set_left_out(self.left_out)
             ring.answer(self._answer)
             _say_goodbye_from_multiprocessing()
-            self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # of a profiler that nobody holds
+            self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # for a profiler without references
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
             self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
             self.asked_word = ring.asked_word
@@ -422,7 +425,7 @@ class RingRecorder:
                 with self._kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # else all is there, but for a listener: what it writes goes the slow way
+            if self._catalog is None:  # else everything exists except for a listener: its records take the slow way
                 with self._kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -441,21 +444,21 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """Where records go when there is no ring."""
+    """Take records while there is no ring, and drop them."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """The children of multiprocessing leave by os._exit, past atexit: they have finalizers of their own."""
+    """Register a finalizer of multiprocessing, whose children leave by os._exit without atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _new_catalog(directory: Path) -> CatalogWriter:
-    """A catalog of a name that was free: pid, start, and a number.
+    """Make a catalog with a free name: pid, start, and a number.
 
-    Two processes in two pid namespaces may have pid and start in common, and begin at once; one that becomes another
-    by exec has both. Raises RingError when it cannot be made.
+    Two processes in two pid namespaces may have the same pid and start, and begin at once; a process that calls exec
+    keeps both. Raises RingError if it cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:
@@ -492,20 +495,22 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 
 
 def _clock_resolution_ns() -> int | None:
-    """The least by which two readings of the host's clock differ: its tick or, where that is finer, what a reading
-    takes. Some tens of µs, once; None where none differ."""
+    """Return the smallest difference between two readings of the host's clock, or None if none differ.
+
+    It is the clock's tick or, if that is finer, the time of a reading. Takes some tens of µs, once.
+    """
     readings = [clock.perf_counter_ns() for _ in range(CLOCK_READINGS)]
     return min((after - before for before, after in itertools.pairwise(readings) if after > before), default=None)
 
 
 def _program() -> str:
-    """What a user would call this process: the script or module it runs."""
+    """Return a name for this process: the script or module it runs."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     script = Path(sys.argv[0]).name if sys.argv else ""
-    if script in ("", "-c", "-"):  # what it runs was typed, given or piped
+    if script in ("", "-c", "-"):  # its code was typed, given or piped
         return f"python {script}".rstrip()
     return script
 

@@ -1,4 +1,4 @@
-"""Which node stands for what was started where: made once, announced, and bounded."""
+"""The node of each call at its place in the graph: made once, announced, and bounded."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import let_through
 from cbtop.protocol.vocabulary import NodeKind
 
-UNNAMED = (NodeKind.STEP,)  # the key of a step whose name is not known yet: what runs in it is held
-MAX_RECURSION = 4  # a brick that runs inside itself more often than this is not recorded: its time is the fourth's
-MAX_LOST = 1000  # and more often than this, which is as deep as Python recurs, it was never stopped
+UNNAMED = (NodeKind.STEP,)  # the key of a step without a name yet: records in it are held
+MAX_RECURSION = 4  # a brick inside itself more often than this is not recorded: its time is the fourth's
+MAX_LOST = 1000  # if more often than this, which is as deep as Python recurs, it was never stopped
 
 _log = logging.getLogger("cbtop")
 
 
 class Scopes:
-    """Makes the scopes of one profiler, and says through `announce` what nodes each stands for.
+    """Makes the scopes of one profiler, and announces their nodes through `announce`.
 
-    Past the bounds on nodes, depth and recursion a scope stands for none: what runs there is counted, not recorded,
-    and its time is that of the brick it lies in.
+    Past the bounds on nodes, depth and recursion a scope has no node: calls there are counted, not recorded, and
+    their time belongs to the brick around them.
     """
 
     def __init__(self, announce: Callable[[Sequence[EncodedNode]], None]) -> None:
         self.dropped = 0
         self._announce = announce
         self._nodes = 0
-        self._unsaid: list[EncodedNode] = []  # that are not announced yet
+        self._unsaid: list[EncodedNode] = []  # not announced yet
         self._held = 0
         self._loses_stops = False
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child, where nobody holds the lock."""
+        """In a child: make a new lock, which the parent may have held."""
         self._defining = threading.RLock()
 
     def define(self, outer: Any, key: object) -> Any:
-        """The scope for `key` in `outer`, which nobody has started there yet. Never raises but for an interrupt."""
+        """Return the scope for `key` in `outer`, and make it if it is new. Never raises, except for an interrupt."""
         with self._defining:
             if key in outer.children:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # Going back to where it began keeps a host that loses exceptions from going deeper for ever.
+                # Going back to its first scope keeps a host that loses exceptions from going deeper for ever.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -65,7 +65,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # not kept: what has no bound must not be remembered
+                return scope  # not kept: an unbounded number must not be remembered
             outer.children[key] = scope
             return scope
 
@@ -74,10 +74,10 @@ class Scopes:
         return HELD if self._held <= MAX_NODES else NO_NODE
 
     def _define_node(self, key: object, outer: Scope) -> int:
-        depth = _depth(outer) + 2  # a brick's kernels lie one deeper than the brick
+        depth = _depth(outer) + 2  # a brick's kernels are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # One that cannot be said would leave a gap in the numbers of all others.
+            # A node that cannot be announced would leave a gap in the numbers of all others.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
@@ -94,16 +94,16 @@ class Scopes:
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # first those that a signal has cut short: numbers have no gaps
+        while self._unsaid:  # first those that a signal has cut short, because numbers have no gaps
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # else a signal handler has said them
+            if self._unsaid[: len(first)] == first:  # else a signal handler has announced them
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
 
 class Places:
-    """Where what ran in a step without a name stands once it has one: `key`. `label` gives the keys in it."""
+    """The places of a step's inside once the step has its name, `key`. `label` gives the keys inside it."""
 
     def __init__(
         self, scopes: Scopes, unnamed: Scope, key: object, label: Callable[[Scope], object] = lambda scope: scope.key
@@ -115,7 +115,7 @@ class Places:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """The scope that `scope`, which lies in the step without a name, has become."""
+        """Return the scope that replaces `scope`, which is inside the step without a name."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -124,13 +124,13 @@ class Places:
 
 
 def _work_of(key: object) -> object:
-    """The FLOP and bytes of a call, where they are no straight line in its elements."""
+    """Return the function for the FLOP and bytes of a call, if they are not a straight line in its elements."""
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Where `key` runs already among the scopes that `outer` lies in, the innermost first."""
+    """Return the scopes of `key` among `outer` and those around it, the innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
@@ -141,7 +141,7 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Whether nothing that runs in `scope` is recorded: a node without the one it lies in would lie elsewhere."""
+    """Whether nothing in `scope` is recorded: a node without its parent node would be in the wrong place."""
     return scope.node == NO_NODE and scope.parent is not None
 
 

@@ -1,4 +1,4 @@
-"""What this process has recorded so far, added up when it is asked for: statistics without a daemon."""
+"""The records of this process, added up on request: statistics without a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# What is in the graph without a time of its own, when what it lies in ran.
+# Nodes without a time of their own: they are in the graph if the node around them ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
@@ -31,40 +31,40 @@ class Readable(Protocol):
     """A recorder that can be read back."""
 
     def nodes(self) -> list[Node]:
-        """Every node announced so far, in order."""
+        """Return every announced node, in order."""
 
     def read(self) -> Batch | None:
-        """The records since the last read; None before the first record."""
+        """Return the records since the last read; None before the first record."""
 
     def read_again(self) -> Batch | None:
-        """The records that are still there, read before or not; None before the first record."""
+        """Return the records that still exist, read before or not; None before the first record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The statistics of everything recorded, or of the last `window_s` seconds of it.
 
-    Steps, tokens and times of whole steps are of all of them; bricks, categories and books of those recorded inside.
-    `overwritten` records were lost before they were read; `rejected` ones named no node, for want of room.
+    Steps, tokens and times of whole steps cover all steps; bricks, categories and books those with a recorded inside.
+    `overwritten` records were lost before they were read; `rejected` ones named no node, because there was no room.
     """
 
     bricks: tuple[BrickStats, ...]
     categories: tuple[CategoryStats, ...]
     steps: int
-    recorded_steps: int  # of them those whose inside was recorded
+    recorded_steps: int  # those with a recorded inside
     tokens: int
-    wall_ns: int  # of the steps, each for itself; 0 without steps
-    recorded_ns: int  # of these those whose inside was recorded
+    wall_ns: int  # sum over the steps; 0 without steps
+    recorded_ns: int  # the same for those with a recorded inside
     union_ns: int  # in which at least one step ran
     elapsed_ns: int  # from the first step's start to the last one's end; of a window, its length
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # that gave no count of tokens: then no rate is known
+    uncounted_steps: int = 0  # steps without a count of tokens: with any, no rate is known
     books: tuple[tuple[str, Books], ...] = ()  # of each phase
-    outside: Beside | None = None  # what ran outside of every step; None where nothing did
-    sample_every: int = 1  # of the steps one in so many is recorded
+    outside: Beside | None = None  # time outside of every step; None if there is none
+    sample_every: int = 1  # one step in this many is recorded
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
-    ended_why: str = ""  # recording, because something failed; what ran since is not here. Empty while it goes on
+    ended_why: str = ""  # why recording ended; later work is not here. Empty while it goes on
 
     @property
     def total_ns(self) -> int:
@@ -79,12 +79,12 @@ class Report:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens a second of wall-clock time, pauses between steps included; None without steps."""
+        """Tokens per second of wall-clock time, including pauses between steps; None without steps."""
         return self._a_second_of(self.elapsed_ns)
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens a second of the time in which steps ran, where several did counted once; None without steps."""
+        """Tokens per second of the time in which steps ran, counted once if several did; None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:
@@ -123,7 +123,7 @@ class Report:
 
 
 def _said_of(books: Books) -> list[str]:
-    """What a reader of shares must know."""
+    """Return the notes that a reader of shares needs."""
     found = []
     if not books.close:
         over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.outdone))
@@ -151,7 +151,7 @@ def _added_up(beside: Beside) -> str:
 
 
 class Session:
-    """Reads back what `recorder` was given. Ask often enough that the ring does not overwrite what was not read."""
+    """Reads back the records of `recorder`. Read often enough that the ring does not overwrite unread records."""
 
     def __init__(self, recorder: Readable, sample_every: int = 1) -> None:
         self._recorder = recorder
@@ -160,15 +160,15 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # two threads may ask at once: a record is counted once
+        self._reading = threading.RLock()  # two threads may read at once: a record is counted once
 
     def report(self) -> Report:
-        """Everything so far."""
+        """Return the statistics of everything."""
         with self._reading:
             return self._report(self._totals(), self._overwritten, self._rejected, None)
 
     def window(self, window_s: float, now_ns: int) -> Report:
-        """The last `window_s` seconds before `now_ns`, from the first step that began in them."""
+        """Return the same for the last `window_s` seconds before `now_ns`, from the first step that began in them."""
         with self._reading:
             return self._window(window_s, now_ns)
 
@@ -180,7 +180,7 @@ class Session:
         stats.grow(len(self._table) + 1)
         rejected = 0
         if batch is not None and len(batch.node):
-            if batch.overwritten:  # it reaches back no further than its oldest record
+            if batch.overwritten:  # the window begins no earlier than the oldest record
                 since_ns = max(since_ns, int(batch.end_ns[0]))
             steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns) & ~batch.are(FLAG_AMOUNTS)
@@ -193,26 +193,26 @@ class Session:
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
-        """Which records began since then, and in no step that began earlier."""
+        """Return a mask of the records that began since then, outside of any step that began earlier."""
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # in neither lies anything
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # neither has parts
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
 
     def stats_for(self, name: str) -> BrickStats | None:
-        """The statistics of the bricks called `name`; None where none ran."""
+        """Return the statistics of the bricks called `name`, or None if none ran."""
         return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """The categories that ran."""
+        """Return the categories that ran."""
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """The nodes that ran, what they lie in, and the kernels of those that ran."""
+        """Return the nodes that ran, the nodes around them, and the kernels of those that ran."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:
@@ -227,7 +227,7 @@ class Session:
         return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)[0]
 
     def reset(self) -> None:
-        """Forget what was counted; the nodes stay."""
+        """Forget the counts; the nodes stay."""
         self._totals()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
@@ -263,7 +263,7 @@ class Session:
 
     def _totals(self) -> PhaseTotals:
         with self._reading:
-            batch = self._recorder.read()  # before the nodes: what a record names was announced before it
+            batch = self._recorder.read()  # before the nodes, because a record's node was announced before it
             self._add_nodes()
             self._stats.grow(len(self._table) + 1)
             if batch is not None:
@@ -285,7 +285,7 @@ class Session:
             self._is_adding = False
 
     def _count(self, batch: Batch, stats: NodeStats) -> int:
-        """Add `batch` to `stats`, and give how many of its records tell nothing."""
+        """Add `batch` to `stats`. Returns how many of its records make no sense."""
         known = batch.only(sane(batch, len(self._table)))
         stats.add(known, *self._table.columns())
         return len(batch.node) - len(known.node)

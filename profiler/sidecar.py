@@ -1,4 +1,4 @@
-"""A daemon beside the profiled process, for viewers elsewhere: a process of its own, never a thread."""
+"""A daemon for viewers elsewhere, started by the profiled process: a process of its own, never a thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import sys
 
 _log = logging.getLogger("cbtop")
-_started: list[object] = []  # held, so that nobody asks at exit what became of them
+_started: list[object] = []  # held, so that nothing reports at exit how they ended
 
 
 def start_sidecar(endpoint: str) -> None:
-    """Start `cbtop daemon` at `endpoint`; it ends when this process does. Where it cannot start, that is logged.
+    """Start `cbtop daemon` at `endpoint`; it ends when this process does. If it cannot start, that is logged.
 
-    What it has to say (that an address is taken, or not allowed without keys) it says on this process's stderr.
+    Its messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """
-    import subprocess  # a process that starts none need not load it
+    import subprocess  # not needed by a process that starts none
 
     command = [sys.executable, "-m", "cbtop", "daemon", "--bind", endpoint, "--parent", str(os.getpid())]
     try:

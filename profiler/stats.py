@@ -1,4 +1,4 @@
-"""Cumulative statistics per node, in columns: what the daemon adds up and the viewer keeps."""
+"""Cumulative statistics per node, in columns: the daemon adds them up and the viewer keeps them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ from cbtop.protocol.ring import (
     Batch,
 )
 
-# So many nodes have a histogram of their own. Those beyond share one with all of the same name in the same phase: the
-# percentiles of such a place are not known, those of the brick are.
+# The number of nodes with a histogram of their own. Further nodes share one with all of the same name in the same
+# phase: percentiles are then known for the brick, and not for each place.
 MAX_HISTOGRAM_NODES = 8_192
 
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
 SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
 _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
-# What few nodes have. `uncounted`: calls whose elements are not known. `amounts`: records of `flops` and `bytes`, of
-# which so many were `_given`. `cancelled`: cancelled steps; `cancelled_ns`: time in such steps. And of steps:
-# `union_ns`, the time in which at least one of them ran; `first_ns` and `last_ns`, when the first began and the last
-# ended. `loose`: calls stopped twice, out of order or late, and `loose_ns` their time, which is in no books. Of steps
-# that what lay in them outdid: `over`, how many, and `over_ns`, by how much. `overlap_ns`: of what holds parts, in
-# steps that ended, the time in which two of them ran, once for each beyond the first. `crowded`: steps in the shared
-# lane. Of steps that say it: the `sequences` each worked on and the positions each of these had `kept` before, added
-# up, of how many steps they were `_given`, the `_least` and the `_most`. `plain`: of the steps those whose inside was
-# not recorded, `plain_ns` their time, `plain_tokens` their tokens, and how many gave no count of them. Of steps
-# the `squared_tokens`, each one's times itself, added up: with count and tokens they tell whether all had as many.
+# Columns that few nodes have. `uncounted`: calls with an unknown number of elements. `amounts`: records of `flops`
+# and `bytes`; `_given` counts those that had the figure. `cancelled`: cancelled steps; `cancelled_ns`: time in such
+# steps. `loose`: calls stopped twice, out of order or late; `loose_ns`: their time, which is in no sum. `overlap_ns`:
+# of a node with parts, in steps that ended, the time in which two of the parts ran at once, counted for each beyond
+# the first. The rest is about steps:
+# - `union_ns`: the time in which at least one ran; `first_ns`, `last_ns`: when the first began and the last ended.
+# - `over`: steps with parts that took longer than the step; `over_ns`: by how much.
+# - `crowded`: steps in the shared lane.
+# - `sequences`: the sequences each worked on; `kept`: the positions each sequence had before. Both are sums over the
+#   steps that give them; `_given` is the number of those steps, `_least` and `_most` the extremes.
+# - `plain`: steps without a recorded inside; `plain_ns`: their time; `plain_tokens`: their tokens; `plain_uncounted`:
+#   those with an unknown number of tokens.
+# - `squared_tokens`: sum of each step's squared tokens, which tells with count and tokens if all had the same number.
 RARE = (
     "uncounted",
     "amounts",
@@ -75,31 +78,33 @@ RARE = (
     "squared_tokens",
 )
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
-MOST_SQUARED = 1 << 32  # tokens of a step: what has more is as if it had so many, so that sums of squares stay sane
+MOST_SQUARED = 1 << 32  # tokens of a step; larger numbers are cut to it, so that sums of squares do not overflow
 SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
-# Stands for all step nodes together in `union_ns`, for two phases may run at the same time, and in `first_ns` for all
-# nodes. On the wire these two have fields of their own.
+# Stands for all step nodes together in `union_ns`, because two phases may run at the same time, and for all nodes in
+# `first_ns`. On the wire these two have fields of their own.
 ANY_STEP = 0
 _MOMENTS = ("first_ns", "last_ns")
 _EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))
 _NO_TOTALS = frozenset(_MOMENTS + _EXTREMES)
-MAX_KEPT_INTERVALS = 1 << 12  # of a step node: time before these that a step covers counts twice
+MAX_KEPT_INTERVALS = 1 << 12  # per step node: a step that covers time before these counts it twice
 MAX_SAID_INTERVALS = 1 << 10  # in one message
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
-MAX_OPEN_PARTS = 64  # of one of these, before they are added up
-SPARSE = 8  # so many cells that counted nothing are passed over in the time that it takes to sort one
-PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that many of the calls do not exceed
+MAX_OPEN_PARTS = 64  # per group, before they are added up
+SPARSE = 8  # this many empty cells can be skipped in the time it takes to sort one
+PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that this share of the calls does not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
 RARE_BYTES = 200  # about: an entry of a dict, its key and its number
 _ENDS = ("min_ns", "max_ns")
-_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # each outdoes what it is compared with
+_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # beyond any value they are compared with
 
 
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
-    """Which records tell something: they name one of `nodes` nodes and run forward from a time that is not
-    negative, or give amounts of work."""
+    """Return a mask of the records that make sense.
+
+    They name one of `nodes` nodes, and run forward from a time that is not negative or give amounts of work.
+    """
     duration = batch.end_ns - batch.start_ns
-    amounts = batch.are(FLAG_AMOUNTS)  # of these, start and end are FLOP and bytes
+    amounts = batch.are(FLAG_AMOUNTS)  # their start and end are FLOP and bytes
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
     good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (batch.start_ns <= batch.end_ns) & (duration < SANE))
@@ -109,10 +114,10 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What is known of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
+    """The statistics of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
 
-    They are None where the histograms hold more or fewer calls than these: of a node beyond MAX_HISTOGRAM_NODES, or
-    where there was no room. What NodeStats.since gives has no minimum and maximum of these nodes either.
+    They are None if the histograms hold more or fewer calls than these: for a node beyond MAX_HISTOGRAM_NODES, or if
+    there was no room. A result of NodeStats.since has no minimum and maximum for these nodes either.
     """
 
     count: int
@@ -134,13 +139,13 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What was counted between two moments: by how much sums, histogram cells and rare columns have grown."""
+    """The calls counted between two moments: the increase of sums, histogram cells and rare columns."""
 
     node: NDArray[np.int32]  # each once
     sums: NDArray[np.int64]  # (SUMS, nodes)
     cell: NDArray[np.int32]  # each once
     count: NDArray[np.uint32] | Column
-    rare: dict[tuple[int, int], int]  # by the number of the column in RARE and the node; moments are left out
+    rare: dict[tuple[int, int], int]  # by the number of the column in RARE and the node; without moments
 
     @property
     def is_empty(self) -> bool:
@@ -153,7 +158,7 @@ class Growth:
         return arrays + RARE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """One of SUMS, an entry a node."""
+        """Return one of SUMS, one entry per node."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -161,7 +166,7 @@ class Growth:
     def made(
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Of these increases (`sums`: a row for each of SUMS) those above zero, in as few bytes as they need."""
+        """Return these increases without zeros (`sums`: a row for each of SUMS), in as few bytes as they need."""
         grew = (sums > 0).any(axis=0)
         counted = count > 0
         count = count[counted]
@@ -175,7 +180,7 @@ class Growth:
 
     @classmethod
     def of(cls, parts: Sequence[Growth]) -> Growth:
-        """That of all `parts` together: what they add up to, to the last one."""
+        """Return the sum of all `parts`."""
         node, add_up = _each_once([part.node for part in parts])
         sums = add_up([np.zeros((len(SUMS), 0), np.int64), *(part.sums for part in parts)])
         cell, add_up = _each_once([part.cell for part in parts])
@@ -187,29 +192,31 @@ class Growth:
 
 
 class NodeStats:
-    """One row a node id; rows appear as ids do. Columns are named as in `StatsUpdate`."""
+    """One row per node id; rows appear as ids do. Columns are named as in `StatsUpdate`."""
 
     def __init__(self) -> None:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: whose histogram counts for all beyond
+        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
         self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
-        self._whole: NodeStats | None = None  # of `lately`, until min_ns and max_ns of all are asked for
+        self._whole: NodeStats | None = None  # of `lately`, until min_ns and max_ns of all are needed
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
-        # By step and lane: when the last one ended, if cancelled, and what of its time lay in none of its parts.
+        # By step and lane: when the last one ended, whether it was cancelled, and how much of its time was in none of
+        # its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
-        # By step and lane, of a running step: nodes, and their times in two rows, all and what ran beside others.
+        # By step and lane, of a running step: nodes, and their times in two rows: all of it, and the overlap with
+        # others.
         self._open: dict[int, list[tuple[Column, Column]]] = {}
-        # Likewise, of each node there, from when to when that of its parts ran that ended last.
+        # The same for each node there: start and end of the part that ended last.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def __len__(self) -> int:
-        """One more than the highest node id there is a row for."""
+        """One more than the highest node id that has a row."""
         return self._size
 
     def column(self, name: str) -> Column:
-        """A view of one column, one entry a node id; ids without records hold 0 (min_ns: NO_MINIMUM)."""
+        """Return a view of one column, one entry per node id. Ids without records hold 0 (min_ns: NO_MINIMUM)."""
         if self._whole is not None and name in _ENDS:
             node = np.arange(self._size)
             found = self._ends(node, self._histograms.cells_of(node))
@@ -223,12 +230,12 @@ class NodeStats:
         return found
 
     def rare(self, name: str, nodes: Iterable[int]) -> int:
-        """The sum of a rare column over `nodes`."""
+        """Return the sum of a rare column over `nodes`."""
         values = self._rare[name]
         return sum(values.get(node, 0) for node in nodes) if values else 0
 
     def rare_column(self, name: str) -> Column:
-        """A rare column as the others are: one entry a node id."""
+        """Return a rare column in the form of the others: one entry per node id."""
         found = np.zeros(self._size, np.int64)
         for node, value in self._rare[name].items():
             if node < self._size:
@@ -236,7 +243,7 @@ class NodeStats:
         return found
 
     def of_recorded(self, name: str) -> Column:
-        """A copy of the column `count`, `total_ns` or `elements` without plain steps: of what has its inside here."""
+        """Return a copy of `count`, `total_ns` or `elements` without plain steps, which have no recorded inside."""
         found = self.column(name).copy()
         for node, value in self._rare[_OF_PLAIN[name]].items():
             if node < self._size:
@@ -244,8 +251,11 @@ class NodeStats:
         return found
 
     def intervals(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
-        """When steps ran, as node, begin and length: of the disjoint intervals that `union_ns` adds up those that end
-        at `from_ns` or later, of each node ascending and up to its last one; of all nodes together `most`."""
+        """Return when steps ran, as node, begin and length.
+
+        These are the disjoint intervals of `union_ns` that end at `from_ns` or later, ascending for each node and up
+        to its last one; at most `most` over all nodes.
+        """
         found = [(_NONE, _NONE, _NONE)]
         for step, parts in sorted(self._intervals.items()):
             columns = zip(*(part for part in parts if part[1][-1] >= from_ns), strict=True)
@@ -258,40 +268,40 @@ class NodeStats:
         return node, begin, length
 
     def nodes_with(self, name: str) -> Set[int]:
-        """The nodes that have something in a rare column."""
+        """Return the nodes with a value in a rare column."""
         return self._rare[name].keys()
 
     def nodes_with_records(self) -> Column:
-        """The nodes of which anything is counted, ascending."""
+        """Return the nodes that have any count, ascending."""
         rare = {node for values in self._rare.values() for node in values if node != ANY_STEP}
         known = np.flatnonzero(self.column("count"))
         return distinct(np.concatenate((known, np.array(sorted(rare), np.int64)))) if rare else known
 
     @property
     def received(self) -> int:
-        """How many records are counted here, whatever they tell of."""
+        """Number of records counted here, of any kind."""
         others = sum(self._rare["amounts"].values()) + sum(self._rare["cancelled"].values())
         return int(self.column("count").sum()) + others
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Whether something has ended in a step that has not, of that node and in that lane."""
+        """Whether any part has ended in a running step of that node and lane."""
         return step * LANES + lane in self._open
 
     def histogram(self, nodes: Iterable[int]) -> Column:
-        """The histograms of `nodes`, summed."""
+        """Return the sum of the histograms of `nodes`."""
         return self._histograms.sum(nodes)
 
     @property
     def size_bytes(self) -> int:
-        """About what the table takes."""
+        """The approximate size of the table."""
         return self._table.nbytes + self._histograms.size_bytes + RARE_BYTES * sum(map(len, self._rare.values()))
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
-        """The calls of `nodes` taken together; None where there were none."""
+        """Return the calls of `nodes` taken together, or None if there were none."""
         return self.calls_of([nodes])[0]
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
-        """The calls of each group of nodes taken together, all groups in one go."""
+        """Return the calls of each group of nodes taken together, all groups in one go."""
         node = np.concatenate([_NONE, *(np.asarray(group, np.int64) for group in groups)])
         group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         there = node < self._size
@@ -301,7 +311,7 @@ class NodeStats:
             return [None] * len(groups)
         starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
         present = group[starts].tolist()
-        which = np.zeros(len(group), np.int64)  # of `present` that each lies in
+        which = np.zeros(len(group), np.int64)  # the index into `present` of each node's group
         which[starts[1:]] = 1
         which = which.cumsum()
 
@@ -324,9 +334,9 @@ class NodeStats:
         return found
 
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
-        """The p50 of each node's calls, or what another `fraction` of them does not exceed.
+        """Return the p50 of each node's calls, or the percentile at `fraction`.
 
-        Not a number if it has none, or if calls of other nodes are counted in.
+        NaN if it has none, or if its histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -338,7 +348,7 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
+        """Return min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
         place, bucket, counts = cells
@@ -349,7 +359,7 @@ class NodeStats:
         at = np.flatnonzero(np.diff(begins))
         if len(at):
             first, last = begins[at], begins[at + 1] - 1
-            # Where its histogram is of others' calls too, nothing follows of its own.
+            # A histogram that includes other nodes' calls tells nothing about its own.
             own = np.add.reduceat(counts, first) == count[at]
             at, first, last = at[own], first[own], last[own]
             least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
@@ -373,12 +383,11 @@ class NodeStats:
     def add(
         self, batch: Batch, step_of: Column, part_of: Column, first_of: Column | None = None
     ) -> tuple[Column, Column]:
-        """Count the records of `batch`; gives the nodes that changed and the histogram cells that did.
+        """Count the records of `batch`. Returns the nodes and the histogram cells that changed.
 
-        `step_of[node]` is the step node above `node` (itself for a step, -1 where there is none): when a step ends,
-        what its bricks took so far is closed. `part_of[node]` is the node that it lies in and takes time of (-1:
-        none). `first_of[node]` is the first node of its name and category in its phase (None: no node
-        shares its histogram).
+        `step_of[node]` is the step node above `node` (itself for a step, -1 if there is none): when a step ends, the
+        time of its bricks so far is closed. `part_of[node]` is the node that it is in and takes time of (-1: none).
+        `first_of[node]` is the first node of its name and category in its phase (None: no node shares its histogram).
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -406,7 +415,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Whose histogram counts the calls of each node: its own, or that of the first beyond the bound."""
+        """Return the node whose histogram counts the calls of each node: itself, or the first beyond the bound."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -418,15 +427,15 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """All columns of `node`: (COLUMNS, nodes). Of what `lately` gives the extremes are not among them."""
+        """Return all columns of `node`: (COLUMNS, nodes). A result of `lately` lacks the extremes."""
         return self._table[:, node]
 
     def rare_value(self, name: str, node: int) -> int | None:
-        """A value of a rare column; None where there is none."""
+        """Return a value of a rare column, or None if there is none."""
         return self._rare[name].get(node)
 
     def add_rare(self, other: NodeStats, place: Column) -> None:
-        """Add the rare totals of `other`, whose node n is `place[n]` here. Moments are left out: clocks differ."""
+        """Add the rare totals of `other`, whose node n is `place[n]` here. Skips moments because clocks differ."""
         for name in RARE:
             if name in _EXTREMES:
                 for node, value in list(other._rare[name].items()):
@@ -439,9 +448,10 @@ class NodeStats:
                     self._rare[name][here] = self._rare[name].get(here, 0) + other._rare[name][node]
 
     def rare_values(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
-        """What there is in rare columns of `nodes`: node, number of the column in RARE, value.
+        """Return the values in rare columns of `nodes`: node, number of the column in RARE, value.
 
-        Values are float64: FLOP outgrow 64 bits, times are exact for a hundred days and then to two nanoseconds.
+        Values are float64, because FLOP outgrow 64 bits. Times are exact for a hundred days and then to two
+        nanoseconds.
         """
         wanted = set(nodes)
         found = [
@@ -454,11 +464,11 @@ class NodeStats:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def buckets(self, cell: Column) -> Column:
-        """The histogram counts of cells."""
+        """Return the histogram counts of cells."""
         return self._histograms.counts(cell)
 
     def all_buckets(self) -> Column:
-        """Every cell that counted anything, as node * BUCKETS + bucket, ascending."""
+        """Return every cell that counted anything, as node * BUCKETS + bucket, ascending."""
         return self._histograms.cells()
 
     def take_over(
@@ -469,8 +479,7 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Put these totals (COLUMNS, nodes), each node and cell once, in place of those that are here; gives by how
-        much they are above them."""
+        """Replace the totals here by these (COLUMNS, nodes), each node and cell once. Returns the increase."""
         self.grow(int(node.max(initial=-1)) + 1)
         sums = totals[_SUM_ROWS[:, 0]] - self._table[_SUM_ROWS, node]
         self._table[:, node] = totals
@@ -483,24 +492,24 @@ class NodeStats:
         return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
 
     def everything(self) -> Growth:
-        """All that is counted here, as what it has grown by since nothing was."""
+        """Return all counts as an increase over nothing."""
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.rare_values(sorted({one for values in self._rare.values() for one in values}))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """A table of what was counted in `growth`, the last of what this one has counted.
+        """Return a table of the counts in `growth`, the latest part of this one's.
 
         min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent, and
-        within those of all calls.
+        limited to those of all calls.
         """
         counted = NodeStats()
         counted.count(growth)
         return self.lately(counted)
 
     def count(self, growth: Growth, times: int = 1) -> None:
-        """Add `growth`; with -1 times it is taken off again."""
+        """Add `growth`, or subtract it with `times` of -1."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
         self._table[_SUM_ROWS, growth.node] += times * growth.sums
         for (at, node), value in growth.rare.items():
@@ -511,8 +520,10 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def lately(self, counted: NodeStats) -> NodeStats:
-        """A table of what was `counted`, the last of what this one has counted; see `since`. It shares the histograms
-        of `counted`."""
+        """Return a table of `counted`, the latest part of this one's counts; see `since`.
+
+        It shares the histograms of `counted`.
+        """
         found = NodeStats()
         found.grow(self._size)
         size = min(self._size, counted._size)
@@ -525,8 +536,10 @@ class NodeStats:
         return found
 
     def _take_amounts(self, batch: Batch, step_of: Column) -> Batch:
-        """Add up the FLOP and bytes given for single calls, what steps say of their sequences, and the calls without
-        a count; gives what is left."""
+        """Add up the FLOP and bytes of single calls, the sequences of steps, and the calls without a count.
+
+        Returns the remaining records.
+        """
         amounts = batch.are(FLAG_AMOUNTS)
         if amounts.any():
             part, batch = batch.only(amounts), batch.only(~amounts)
@@ -571,13 +584,12 @@ class NodeStats:
             values[one] = values.get(one, 0) + number
 
     def _reach(self, name: str, node: int, value: int) -> None:
-        """Let an extreme of `node` be `value`, where that is beyond it."""
+        """Update an extreme of `node` by `value`."""
         known = self._rare[name].get(node, value)
         self._rare[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def _cover(self, batch: Batch, step_of: Column) -> None:
-        """Take note of when steps ran, where the time of those that ran at the same time counts once, and of how
-        their tokens differ."""
+        """Update when steps ran, counting time once if several ran, and the sums of their squared tokens."""
         if len(batch.node):
             first_ns = int(batch.start_ns.min())
             self._rare["first_ns"][ANY_STEP] = min(self._rare["first_ns"].get(ANY_STEP, first_ns), first_ns)
@@ -619,15 +631,15 @@ class NodeStats:
             parts.pop(0)
 
     def _close_steps(self, batch: Batch, step_of: Column, part_of: Column) -> Column:
-        """Close what lies in the steps that ended; gives the nodes concerned, which need not be in the batch.
+        """Close the time of the parts of steps that ended. Returns the nodes concerned, even some not in the batch.
 
-        Where the parts of a step took more time than the step, which no nesting can, that is noted; and how long
-        parts of the same node ran at the same time, as those on two streams of a device do.
+        Also notes if the parts of a step took more time than the step, which no nesting can, and how long parts of
+        the same node ran at the same time, as those on two streams of a device do.
 
-        Of steps that run at the same time, each has a lane, and its records are in order: what came in a lane since
-        the last end of a step there is the next one's, also where that one ran earlier and waited for a device.
-        What was deferred until after its step had ended is known by its time. In the last lane, which many steps may
-        share, a step that ends closes what came so far, and one that was cancelled nothing.
+        Steps that run at the same time have a lane each, and a lane's records are in order. Records since the last
+        end of a step in that lane belong to the next one, even if that one ran earlier and waited for a device. A
+        record deferred until after its step's end is recognised by its time. In the last lane, which many steps may
+        share, a step that ends closes everything so far, and a cancelled step closes nothing.
         """
         lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
         is_cancelled = batch.are(FLAG_CANCELLED)
@@ -661,7 +673,7 @@ class NodeStats:
         dropped = np.where(late, was_cancelled, dropped)
         closing = (within | late) & ~dropped
         counted = closing & ~is_end & (part_of[node] == owner)
-        room_ns = duration[ends]  # of each step that ended: what its parts leave of it
+        room_ns = duration[ends]  # of each step that ended: its time outside its parts
         ended_in = np.where(late, found - 1, found) if len(ends) else np.zeros(len(inside), np.int64)
         in_batch = counted & (follows | ~late)
         shared_ns = self._shared_ns(group, part_of[node], end_ns - duration, end_ns)
@@ -701,9 +713,9 @@ class NodeStats:
         return np.concatenate(concerned)
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Of each record, in which `outer` node it lies, for how long one ran there that had begun before it.
+        """Return for each record how long others ran in its `outer` node that had begun before it.
 
-        In the shared lane it is not known which lay in the same step.
+        Records in the shared lane are left out, because it is not known which are of the same step.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -731,7 +743,7 @@ class NodeStats:
         return found
 
     def _keep_last(self, group: int, outer: Column, start_ns: Column, end_ns: Column) -> None:
-        """Note the last part of each node in a running step: those of a later batch may have run beside it."""
+        """Note the last part of each node in a running step: parts in a later batch may overlap it."""
         known = self._last.setdefault(group, {})
         order = np.lexsort((end_ns, outer))
         for at in order[np.flatnonzero(np.append(outer[order][1:] != outer[order][:-1], True))].tolist():
@@ -741,7 +753,7 @@ class NodeStats:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column) -> None:
-        """Take what was deferred until after its step off what that step had left."""
+        """Subtract time that was deferred until after a step from that step's remaining time."""
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -750,7 +762,7 @@ class NodeStats:
             self._ended[group] = end_ns, is_cancelled, now_ns
 
     def _note_over(self, step: int, before_ns: int, left_ns: int) -> None:
-        """Note that what lay in one step took more than it, where it did not `before_ns`."""
+        """Note that the parts of a step took more than the step, if they had not already by `before_ns`."""
         more_ns = max(0, -left_ns) - max(0, -before_ns)
         if more_ns:
             over, over_ns = self._rare["over"], self._rare["over_ns"]
@@ -768,14 +780,14 @@ class NodeStats:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            del self._open[next(iter(self._open))]  # stays open for ever: no host has so many
+            del self._open[next(iter(self._open))]  # stays open for ever: no host has this many
 
 
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Of each start and end, by their start, how much lies in those before it, or in the time from `begun_ns` on."""
+    """Yield how much of each interval, by start, is in the ones before it, or in `begun_ns` to `ended_ns`."""
     reached_ns = 0
     for start_ns, end_ns in times_ns:
         in_these_ns = max(0, min(end_ns, reached_ns) - start_ns)
@@ -793,15 +805,17 @@ def _spread(
     *,
     with_cv: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """The cv (unless without) and the percentiles of each group, whose nodes have these `cells`; NaN where
-    others are counted in."""
+    """Return the cv (if `with_cv`) and the percentiles of each group, whose nodes have these `cells`.
+
+    NaN if the histogram includes other calls.
+    """
     groups = len(low)
     place, bucket, counts = cells
-    # Each cell by its group, then by its bucket: the running count of a group begins where the last's ended.
+    # Each cell by its group, then by its bucket: the running count of a group begins where the previous group's ends.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # Nodes of a group have the same buckets: to add these up is worth an empty cell or two, and needs no sorting.
+    # Nodes of a group have the same buckets: adding these up is worth an empty cell or two, and needs no sorting.
     if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # exact: below 2 ** 53
         key = (together != 0).nonzero()[0]
@@ -824,7 +838,7 @@ def _spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # a percentile of some, or of more, would pass for that of all
+    others = calls != count  # percentiles of a part of the calls, or of more, would look like those of all calls
     if others.any():
         for column in columns:
             column[others] = np.nan
@@ -832,8 +846,7 @@ def _spread(
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
-    """The distinct ones of all values, ascending, and what adds up the amounts (on the last axis) that belong to
-    each."""
+    """Return the distinct values, ascending, and a function that adds up the amounts (on the last axis) of each."""
     values = np.concatenate([_NONE, *parts])
     order = np.argsort(values, kind="stable")  # each part is in order: they are merged
     values = values[order]
@@ -851,7 +864,7 @@ def _narrow(count: Column) -> NDArray[np.uint32] | Column:
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
-    """over / under, NaN where `under` is zero."""
+    """Return over / under, NaN if `under` is zero."""
     found = np.full(len(over), np.nan)
     np.divide(over, under, out=found, where=under != 0)
     return found

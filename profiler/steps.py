@@ -1,17 +1,16 @@
-"""Steps: one forward pass each, whose name, tokens and start may be known only when it has run.
+"""Steps: one forward pass each. Its name, tokens and start may be known only after it has run.
 
 Rules
-- A step lies in nothing: whatever runs around it (a function, another step), it is a step of its own phase. Where it
-  began inside something, a node there says how much of that one's time the step took.
-- A step decides for the thread, task or greenlet that it runs in, and for nobody else, whether it is sampled.
-- One that is not sampled is plain: it is timed as a whole, and leaves one record at its end. What lies in it leaves
-  none: neither bricks nor steps. It needs no lane, for nothing has to be told to be its own.
-- Steps that are sampled and run at the same time have a lane each, which their records carry: so the time in each is
-  known apart.
-- What runs in a step without a name is held until the step has one: its nodes lie under that name.
-- A step is its process's own: a forked child completes none of its parent's, and begins outside of them.
-- No __del__, and no generator that is left half-way: an exception of the host's signal handler is lost in either.
-  Whose lane is whose, weak references tell.
+- A step is always a step of its own phase, whatever it runs in (a function, a step). If it began inside something, a
+  node there records how much of that time the step took.
+- Whether a step is sampled applies only to the thread, task or greenlet that it runs in.
+- A step that is not sampled is plain: it is timed as a whole, and leaves one record at its end. Bricks and steps in
+  it leave none. It needs no lane, because nothing in it must be told apart.
+- Sampled steps that run at the same time have a lane each, which their records carry. So the time in each is known.
+- Records in a step without a name are held until the step has one: their nodes are then under that name.
+- A step belongs to its process: a forked child completes none of its parent's steps, and begins outside of them.
+- There is no __del__, and no generator that is left half-way, because either would lose an exception of the host's
+  signal handler. Weak references tell which step has which lane.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
-STEP = NodeKind.STEP  # to look it up in its class takes as long as all else in a key
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # of all steps beyond the others: of these, which time is whose is not known
+STEP = NodeKind.STEP  # looking it up in its class takes as long as the rest of a key
+SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps: their times are not told apart
 
 _log = logging.getLogger("cbtop")
 
 
 class Steps:
-    """The steps of one profiler: which of them are sampled, and in which lanes they run."""
+    """The steps of one profiler: whether each is sampled, and the lane it runs in."""
 
     __slots__ = (
         "__weakref__",
@@ -89,42 +88,42 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # that this process runs
-        self.forks = 0  # that led to this process
+        self.show = show  # publishes that this process runs
+        self.forks = 0  # forks that led to this process
         self.is_on = True  # the profiler records
-        self.governor: Any = None  # who is told of each step, where somebody is: see instrument/governor.py
+        self.governor: Any = None  # notified of each step, if set: see instrument/governor.py
         self.warm_ups: Any = None  # names the first steps of each kind, see instrument/warm_up.py; None: not done
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
-        # Who took each lane last. The shared one is nobody's: it is for all steps beyond the others.
+        # The step that took each lane last. The shared lane has none: it is for all further steps.
         self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
         self._warned: set[str] = set()  # shared by the same steps on other paths
 
     def warn_once(self, line: str, *arguments: object) -> None:
-        """Log `line`, which a host may cause at every step, the first time."""
+        """Log `line` the first time only, because a host may cause it at every step."""
         if line not in self._warned:
             self._warned.add(line)
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """The same steps, timed on `path`: lanes are shared."""
+        """Return the same steps, timed on `path`. Lanes are shared."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
         return steps
 
     def turn(self, on: bool) -> None:
-        """Record from now on, or do not."""
+        """Turn recording on or off."""
         for steps in (self, *self._others):
             steps.is_on = on
 
     @property
     def free_lanes(self) -> list[int]:
-        """The lanes that no step is in: their last one has ended, or has gone with its thread, task or generator."""
+        """The lanes without a step: their last one has ended, or has gone with its thread, task or generator."""
         return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
 
     def take_lane(self, step: Step) -> int:
-        """Give `step` a lane: the shared one where the others are taken."""
+        """Give `step` a lane. It is the shared one if all others are taken."""
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()
@@ -147,9 +146,9 @@ class Steps:
         model: str = "",
         sequences: int | None = None,
     ) -> None:
-        """Record a step that was timed elsewhere, with what ran in it, on the host's clock; None: as a whole.
+        """Record a step that was timed elsewhere, with its `parts`, on the host's clock. None: as a whole.
 
-        `lost` is how many were not kept since the last one.
+        `lost` is the number of steps that were not kept since the last one.
         """
         step = Step(self, name, tokens, model)
         try:
@@ -170,7 +169,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """So many that were timed elsewhere were not kept: each is recorded against no node, and so counted."""
+        """Count `count` steps that were timed elsewhere and not kept, as one record each without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -187,12 +186,12 @@ class Steps:
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
-        """Record what ran in `root` at `keys`, defined where it is new."""
+        """Record a call at `keys` below `root`, and define its place if it is new."""
         scope = _scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a child: the steps that run are its parent's, and nobody holds the lock."""
+        """In a child: leave running steps to the parent, and make a new lock, which the parent may have held."""
         self._taking = threading.RLock()
         for steps in (self, *self._others):
             steps._taking = self._taking
@@ -212,8 +211,10 @@ class Steps:
 
 
 class AlikeParts:
-    """What runs in every step of some that are alike: of each part its keys from the step down. Its places are looked
-    up once in a step of each name."""
+    """The parts of a group of similar steps: for each part its keys from the step down.
+
+    Their places are looked up once for a step of each name.
+    """
 
     __slots__ = ("_known", "keys")
 
@@ -222,12 +223,12 @@ class AlikeParts:
         self._known: dict[int, tuple[Scope, list[Scope]]] = {}
 
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Where each part stands in that step, defined where it is new."""
+        """Return the scope of each part in that step, and define it if it is new."""
         known = self._known.get(id(step))
         if known is not None and known[0] is step:
             return known[1]
         found = [_scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # else each step has another, and what has no bound must not be remembered
+        if step.node != NO_NODE:  # else each step has a new scope, and their number has no bound
             self._known[id(step)] = step, found
         return found
 
@@ -238,17 +239,17 @@ def _scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope
     return scope
 
 
-Inside = tuple[Any, Any, int]  # the scope that a step lay in, its position, and the lane of that
+Inside = tuple[Any, Any, int]  # the scope around a step, its position, and that position's lane
 
 
 class Ended:
-    """What is to be recorded of a step that has ended."""
+    """The data to record of a step that has ended."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 
     def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         self.scope = scope
-        self.outside: Any = scope.parent  # of all steps
+        self.outside: Any = scope.parent  # outside all steps
         self.start = start
         self.end = end
         self.flags = flags
@@ -268,9 +269,10 @@ def _is_free(lane: int, holder: ref[Step] | None) -> bool:
 class Step:
     """`with profiler.step("decode", tokens=1) as step:` is one forward pass; tokens are counted here, and only here.
 
-    What is known only inside may be set inside: `name`, `model`, `tokens`, and `start_ns` (on the monotonic clock, of
-    `time.perf_counter_ns`) for a step that began before this block did. `cancel()` lets it not count. So may
-    `sequences`, how many it works on, and `cached`, the positions that each of them held before (None: not known).
+    Values known only inside may be set inside: `name`, `model`, `tokens`, and `start_ns` (on the monotonic clock, of
+    `time.perf_counter_ns`) for a step that began before this block did. So may `sequences`, the number it works on,
+    and `cached`, the positions that each of them held before (None: not known). `cancel()` excludes it from all
+    counts.
     """
 
     __slots__ = (
@@ -307,20 +309,20 @@ class Step:
         self._steps = steps
         self._lane: int | None = None  # while it has one
         self._position: Position | None = None  # while it runs
-        self._scope: Any = None  # None where what lies in it is not recorded
+        self._scope: Any = None  # None if its inside is not recorded
         self._cancelled = False
-        self._adopted: dict[Adopted, None] = {}  # what others do for it now
-        self._waits = 0  # how often it was said to `wait`
-        self._ended: Ended | HeldStep | None = None  # once it has, and waits
-        self._mark: Any = None  # of who is told of each step, while it runs
+        self._adopted: dict[Adopted, None] = {}  # work that other threads do for it now
+        self._waits = 0  # number of calls of `wait` not answered yet
+        self._ended: Ended | HeldStep | None = None  # set once it has ended and waits
+        self._mark: Any = None  # the governor's mark, while it runs
         self._name = name
         self._model = model
         self._key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
         if model:
             self._key += (model,)
         self._start_ns: int | None = None
-        self.own_ns = 0  # what its host has paid to begin it, and for calls in it that are none
-        self.returned_ns: int | None = None  # when what it times had returned, where that is all of it
+        self.own_ns = 0  # overhead of beginning it, and of calls in it that are not the model's
+        self.returned_ns: int | None = None  # when the timed call had returned, if that is all of it
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
@@ -329,7 +331,7 @@ class Step:
     def name(self) -> str | None:
         """`decode`, `prefill`, or a name of your own; None until one is set.
 
-        Of a step that began with a name, what ran before it was set anew keeps its time and does not count as a step.
+        If a step is renamed, the part that ran under the old name keeps its time there and does not count as a step.
         """
         return self._name
 
@@ -341,7 +343,7 @@ class Step:
 
     @property
     def model(self) -> str:
-        """Which model of this process ran (`draft`, `target`); empty where there is one."""
+        """The model of this process that ran (`draft`, `target`); "" if there is only one."""
         return self._model
 
     @model.setter
@@ -369,25 +371,28 @@ class Step:
             self._steps.give_up(error)
 
     def cancel(self) -> None:
-        """Let this step, its tokens and the time in it not count; bricks that ran in it keep their own statistics."""
+        """Exclude this step, its tokens and its time from all counts. Its bricks keep their own statistics."""
         self._cancelled = True
 
     def take_lane(self) -> int:
-        """Have a lane, in which nobody else writes until `leave_lane`; the shared one where the others are taken."""
+        """Reserve a lane for this step until `leave_lane`. Returns the shared lane if all are taken."""
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Whoever takes it next writes behind what was written there."""
+        """Release the lane: records of the next step in it come after those of this one."""
         self._lane = None
 
     def wait(self) -> None:
-        """Let it, once it has ended, be recorded behind what a device is yet to tell of it (`told`)."""
+        """Delay recording this step, once it has ended, until a device's times arrive (`told`)."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Record `parts`, for which it waited, once it has ended, and it behind the last; None: they are lost."""
+        """Record `parts`, which the step waited for, once it has ended, and the step after the last.
+
+        None: the parts are lost.
+        """
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # it was not recorded, runs still, or is a parent's
+        if ended is None:  # it was not recorded, still runs, or belongs to the parent process
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -405,16 +410,16 @@ class Step:
     def told_alike(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """As `told`, of parts whose places were looked up before: when each began and ended, and its elements."""
+        """Do the same as `told` for parts with known places: the start, end and elements of each."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # the places are those of a step that has its name
+        if not isinstance(ended, Ended):  # the places belong to a step that has its name
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """What ran in it, and behind the last of what it waited for the step itself."""
+        """Record its parts and, after the last it waited for, the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -435,7 +440,7 @@ class Step:
         """Whether it has begun, and not ended."""
         return self._position is not None
 
-    # Both are in one piece: where a model has run, the lines of each function of Python have to be fetched anew.
+    # Both are in one piece, because after a model has run the code of each Python function must be fetched anew.
 
     def __enter__(self) -> Step:
         try:
@@ -458,9 +463,9 @@ class Step:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                self._inside = root  # a signal cut a step's end short: nothing is inside of that one any more
+                self._inside = root  # a signal cut a step's end short: nothing is inside of that one any longer
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
-                # No clock that waits for a device; of steps that are stamped where they are recorded, the host's.
+                # Not a clock that waits for a device; if steps are stamped where they are recorded, the host's.
                 self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
@@ -470,7 +475,7 @@ class Step:
                 position.recording = False  # until it ends
                 return self
             if self._name is None:
-                steps.show()  # for what runs in it has to wait for its name
+                steps.show()  # because its records wait for its name
             key = UNNAMED if self._name is None or path.held_steps is not None else self._key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -482,14 +487,14 @@ class Step:
             self._outer_held = position.held
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # One that is there and has no position has ended: a handler that runs steps here must not see that.
+            # A step without a position counts as ended: a handler that runs steps here must not see that.
             self._scope, self._position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
         except BaseException as error:
-            self._position = self._mark = None  # nobody ends what has not begun
+            self._position = self._mark = None  # what has not begun will not be ended
             if not isinstance(error, Exception):
                 raise
-            self._steps.give_up(error)  # trouble of ours, or of a clock, is not the host's
+            self._steps.give_up(error)  # an error of ours, or of a clock, is not the host's
         return self
 
     def __exit__(
@@ -512,7 +517,7 @@ class Step:
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # it is recorded as a whole, under the name it has by now
+            if self._is_plain:  # it is recorded as a whole, under its current name
                 self._is_plain = False
                 steps, root = self._steps, self._inside
                 if not steps.is_on or self._forks != steps.forks:
@@ -540,7 +545,7 @@ class Step:
                 end = path.end_mark()
             finally:
                 held, position.held = position.held, self._outer_held
-                position.leave(scope)  # to where it began; to the root where the step around it has ended meanwhile
+                position.leave(scope)  # to where it began, or to the root if the step around it has ended meanwhile
                 if position.scope.parent is None and (self._outer is None or self._outer._position is not None):
                     path.enter(position, self._inside, 0)
                 position.lane = 0 if outer is None else outer._lane or 0
@@ -552,7 +557,7 @@ class Step:
                 else:
                     if scope.key == UNNAMED:
                         scope = self._give_name(scope, held or [], lane)
-                    elif scope.key != self._key:  # it was renamed where a brick ran in it
+                    elif scope.key != self._key:  # it was renamed while a brick ran in it
                         path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                         scope = self._named(scope.parent)
                     inside = None
@@ -563,7 +568,7 @@ class Step:
                     else:
                         self._emit(scope, start, end, lane | flags, inside)
             if not isinstance(self._ended, Ended):
-                self._lane = None  # only now: whoever takes it next writes behind this step's end
+                self._lane = None  # only now, so that the next step's records come after this step's end
             if self._is_outermost:
                 path.step_ended()
                 self._steps.flush()
@@ -588,11 +593,11 @@ class Step:
                 except Exception as trouble:  # noqa: BLE001 - as above
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # where somebody is told of it
-    _outer: Any  # the step this one lies in, if any
-    _is_outermost: bool  # of this process
+    _begun_ns: int  # if a governor is notified
+    _outer: Any  # the step around this one, if any
+    _is_outermost: bool  # within this process
     _is_plain: bool  # not sampled: timed as a whole
-    _forks: int  # that had led to the process it began in: with more of them, this is a child of that one
+    _forks: int  # forks of the process it began in: a process with more of them is a child
 
     def _hold(
         self,
@@ -604,7 +609,7 @@ class Step:
         end: Any,
         flags: int,
     ) -> None:
-        """Let it be recorded once its times are known."""
+        """Queue the step to be recorded once its times are known."""
         kept = HeldStep(
             self,
             self._key,
@@ -625,7 +630,7 @@ class Step:
             path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """The records of this step: its own, of how much it worked on, and of what it took of where it began."""
+        """Record this step, its amounts of work, and the time it took of the place where it began."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -634,13 +639,13 @@ class Step:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the parent records this step, and what is done for it."""
+        """In a forked child: leave this step, and the work done for it, to the parent to record."""
         for adopted in list(self._adopted):
             adopted.let_go()
         self._scope = self._lane = self._ended = None
 
     def _rename(self) -> None:
-        """Go on under the name that was set, where this step began under another."""
+        """Continue under the newly set name, if this step began under a different one."""
         position, scope = self._position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self._key) or position.scope is not scope:
             return
@@ -658,7 +663,7 @@ class Step:
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
-        """The scope of this step under its name, once what ran in it stands there too."""
+        """Record the held calls under this step's name, and return the step's scope there."""
         path = self._steps.path
         places = Places(self._steps.scopes, unnamed, self._key)
         for scope, start, end, elements, flags in held:

@@ -1,1 +1,1 @@
-"""What is said between a profiled process, the daemon and its viewers."""
+"""The protocol between a profiled process, the daemon and its viewers."""

@@ -1,4 +1,4 @@
-"""What a process has announced: of messages that replace each other the newest, and no more than a bound of them."""
+"""The announcements of a process: the newest of those that replace each other, up to a bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_COMPILATIONS = 64  # the newest
 MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
 MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
 
-# What a host may say.
+# The messages that a host may announce.
 Announcement = (
     Node
     | Dependency
@@ -48,7 +48,7 @@ Key = tuple[type, Hashable]
 
 
 def key_of(message: CatalogMessage) -> Key:
-    """What `message` is about: a later one with the same key replaces it."""
+    """Return the key of `message`: a later message with the same key replaces it."""
     match message:
         case Node():
             about: Hashable = message.id
@@ -70,17 +70,19 @@ def key_of(message: CatalogMessage) -> Key:
 
 
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
-    """Whether it is a check that held `before`. It then goes behind all that failed until then: what fails later may
-    do so for what it is given."""
+    """Whether it is a check that passed `before` and fails now. It then goes after all earlier failures, because a
+    later
+    failure may be caused by wrong input.
+    """
     if not isinstance(message, CheckResult) or message.passed:
         return False
     return isinstance(before, CheckResult) and before.passed
 
 
 class Announcements(Generic[Kept]):
-    """Keeps something for the newest message of each key, in the order the keys came.
+    """Keeps one value for the newest message of each key, in the order the keys came.
 
-    The profiled process keeps the message as it is encoded, the daemon the message itself: both under these bounds.
+    The profiled process keeps the encoded message, the daemon the message itself: both within these bounds.
     """
 
     def __init__(self) -> None:
@@ -89,16 +91,16 @@ class Announcements(Generic[Kept]):
         self._size_bytes = 0
 
     def __iter__(self) -> Iterator[Kept]:
-        """What is kept, the oldest key first."""
+        """Yield the kept values, the oldest key first."""
         return (kept for kept, _ in self._kept.values())
 
     def get(self, key: Key) -> Kept | None:
-        """What is kept under `key`."""
+        """Return the value under `key`."""
         found = self._kept.get(key)
         return None if found is None else found[0]
 
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
-        """Keep `kept` under `key`, in place of what was there or `last`; whether there was room for it."""
+        """Keep `kept` under `key`, in place of the old value or at the end (`last`). Returns if there is room."""
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
         if self._size_bytes + grown_bytes > MAX_ANNOUNCED_BYTES:
@@ -115,14 +117,14 @@ class Announcements(Generic[Kept]):
 
 
 class AnnouncedTotal:
-    """How much is kept of what all sources announced, together: at most MAX_KEPT."""
+    """The number of kept announcements of all sources together: at most MAX_KEPT."""
 
     def __init__(self) -> None:
         self._of_source: dict[str, int] = {}
         self._kept = 0
 
     def set(self, source: str, kept: int) -> None:
-        """Take note that so much is kept of `source` now. Raises LimitError where that is too much."""
+        """Set the number that is kept of `source`. Raises LimitError if the total is too large."""
         self._kept += kept - self._of_source.get(source, 0)
         self._of_source[source] = kept
         if self._kept > MAX_KEPT:
@@ -131,5 +133,5 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Nothing is kept of `source` any more."""
+        """Drop the count of `source`, because nothing of it is kept any longer."""
         self._kept -= self._of_source.pop(source, 0)

@@ -1,7 +1,8 @@
-"""What is static about a node beyond its name: one class for each kind of thing, each attribute written down once.
+"""The static attributes of a node beyond its name: one class for each kind of thing, each attribute once.
 
-An attribute added here is carried by the definition, the message, the graph's node and every JSON without another
-line: definitions and graph nodes inherit these classes, `Node` holds them, and the codec lays them flat into its map.
+An attribute added here is carried by the definition, the message, the graph's node and every JSON without further
+code: definitions and graph nodes inherit these classes, `Node` holds them, and the codec puts their fields into its
+map.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from cbtop.protocol.vocabulary import TransferDirection
 
 UNKNOWN_TYPE = "unknown type"  # as `Work.dtype`
-MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: beyond it sums could overflow
+MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: sums of larger ones could overflow
 
 Grid = tuple[int, int, int]
 
@@ -23,16 +24,15 @@ Grid = tuple[int, int, int]
 class Work:
     """Floating-point operations and bytes moved, as a straight line in the record's `elements`.
 
-    A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches
-    `bytes_per_call + n * bytes_per_element` bytes. Every operation of a decoder fits this line exactly:
-    a matrix product's weights cost bytes per call, attention grows with its elements (heads x positions).
-    Bytes count once a call, however often the call touches them: what must come from memory at least.
-    Where neither of the two numbers of FLOP is given they are unknown, which 0 is not; the same holds for bytes.
-    A collective's elements are those of all it is about, `size_bytes_per_element` the bytes of one of them; its bytes
-    are bus bytes: what each link must carry at least.
-    `dtype` is that of the numbers that are multiplied (`float32`, `bfloat16`, `int8`), whose roof it stands under; ""
-    says floats of a kind that is not told, and `UNKNOWN_TYPE` that it cannot be known: no roof is above that. An
-    operation of integers counts as one FLOP.
+    A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches `bytes_per_call + n
+    * bytes_per_element` bytes. Every operation of a decoder fits this line exactly: a matrix product's weights cost
+    bytes per call, attention grows with its elements (heads x positions). Bytes count once a call, however often the
+    call touches them: the least that must come from memory. If neither of the two numbers of FLOP is given they are
+    unknown, which differs from 0; the same holds for bytes. A collective's elements are all the elements it works on,
+    and `size_bytes_per_element` is the bytes of one of them. Its bytes are bus bytes: the least that each link must
+    carry. `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects their roof. ""
+    means floats of an unknown type. `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation
+    of integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None
@@ -53,15 +53,15 @@ class Work:
             object.__setattr__(self, "size_bytes_per_element", size_bytes)
 
     def flops(self, calls: float, elements: float) -> float | None:
-        """The FLOP of `calls` calls with `elements` elements together; None where they are unknown."""
+        """Return the FLOP of `calls` calls with `elements` elements together, or None if they are unknown."""
         return _line(self.flops_per_call, self.flops_per_element, calls, elements)
 
     def bytes(self, calls: float, elements: float) -> float | None:
-        """The bytes of `calls` calls with `elements` elements together; None where they are unknown."""
+        """Return the bytes of `calls` calls with `elements` elements together, or None if they are unknown."""
         return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
 
     def size_bytes(self, calls: float, elements: float) -> float | None:
-        """The bytes that `calls` collectives with `elements` elements together are about; None of anything else."""
+        """Return the data size in bytes of `calls` collectives with `elements` elements together; else None."""
         return _line(0.0, self.size_bytes_per_element, calls, elements)
 
 
@@ -71,9 +71,9 @@ BYTES = ("bytes_per_call", "bytes_per_element")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAttributes:
-    """How a kernel is launched: a GPU's own; a CPU's kernel has none of them. Each is None where it is not known.
+    """The launch of a kernel on a GPU; a CPU's kernel has none of these. Each is None if it is not known.
 
-    `shared_memory_bytes` are those that the launch asks for (dynamic), the static ones are in the kernel itself.
+    `shared_memory_bytes` is what the launch asks for (dynamic); static shared memory is in the kernel itself.
     """
 
     grid: Grid | None = None
@@ -81,9 +81,9 @@ class KernelAttributes:
     shared_memory_bytes: int | None = None
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
-    registers: int | None = None  # of a thread
-    local_memory_bytes: int | None = None  # of a thread: what no register holds
-    occupancy_percent: int | None = None  # of the threads that a multiprocessor has, how many may run at a time
+    registers: int | None = None  # per thread
+    local_memory_bytes: int | None = None  # per thread: spilled from registers
+    occupancy_percent: int | None = None  # of a multiprocessor's threads, the most that may run at a time
 
     def __post_init__(self) -> None:
         for name in [one.name for one in fields(KernelAttributes)]:
@@ -99,8 +99,10 @@ class KernelAttributes:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttributes:
-    """A copy of `size_bytes` bytes between two memories. `stream`: the one it ran on, beside what it lies among;
-    None: it ran in its turn."""
+    """A copy of `size_bytes` bytes between two memories. `stream`: the one it ran on, in parallel with its
+    neighbours;
+    None: it ran in its turn.
+    """
 
     source: str
     destination: str
@@ -111,25 +113,25 @@ class TransferAttributes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAttributes:
-    """Where a function is written."""
+    """The source location of a function."""
 
     file: str | None = None
     line: int | None = None
 
 
-# What a node of another kind has.
+# The values of nodes of other kinds.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()
 
 
 def carried(kind: type, source: object) -> Mapping[str, Any]:
-    """The attributes of `kind` that `source` holds, to make another holder of them."""
+    """Return the attributes of `kind` that `source` holds, to make another holder of them."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 
 def quantity(name: str, value: float) -> float:
-    """`value` as a float (NumPy's numbers come here too). Raises ValueError unless it is finite and not below 0."""
+    """Return `value` as a float (it may be NumPy's). Raises ValueError unless it is finite and not below 0."""
     number = float(value)
     if not 0 <= number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number from zero on is wanted")

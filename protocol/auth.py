@@ -1,9 +1,9 @@
-"""Who may listen: the daemon's authenticator, and the reason why a viewer was not let in.
+"""Access to the daemon's socket: its authenticator, and the reason why a viewer was not let in.
 
-CURVE proves that a viewer holds the key it shows. It does not choose among keys: by itself it lets in every one. For
-the choice libzmq asks a question over ZAP (ZeroMQ RFC 27), at an inproc address of the context, and the authenticator
-answers it there. Of a handshake that failed libzmq says nothing; a socket's monitor tells that one failed, and not
-whose it was.
+CURVE proves that a viewer holds the key it shows. It does not choose among keys: by itself it lets in every one. To
+choose, libzmq sends a question over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator
+answers it there. libzmq does not report a failed handshake itself. A socket's monitor reports that one failed, but
+not whose it was.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # whose last mention is remembered
+MAX_PEERS = 256  # peers with a remembered last log line
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version it makes the other side say its all
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version it gets the whole greeting
 _log = logging.getLogger("cbtop.daemon")
 
 
 class ZapAuthenticator:
-    """Lets the viewers whose keys are on the allow-list into a daemon's socket, and nobody else; all without `keys`.
+    """Lets only the viewers with keys on the allow-list into a daemon's socket; without `keys`, all.
 
-    Where all are let in, libzmq asks all the same: that keeps out ZMTP before version 3, of whose messages it does
-    not say who sent them. The list is read again for each viewer. pyzmq's own Authenticator will not do: it reads its
-    list only when told to, and does not remember whom it has let in: a revoked key could not be shown out.
+    Even if all are let in, libzmq asks, because that keeps out ZMTP before version 3, whose messages have no known
+    sender. The list is read again for each viewer. pyzmq's own Authenticator is not enough: it reads its list only on
+    request, and does not remember the keys that it has let in, so a revoked key could not be shut out.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class ZapAuthenticator:
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:
-        """Decide who may connect to the socket `door`; call it before `door` binds. Until `answer` nobody gets in."""
+        """Control who may connect to the socket `door`. Call it before `door` binds. Before `answer` none enters."""
         self._inside.clear()
         self.questions = door.context.socket(zmq.REP)  # to poll: `answer` what comes
         self.questions.bind(ZAP_ENDPOINT)
@@ -64,12 +64,12 @@ class ZapAuthenticator:
             self._answer(self.questions.recv_multipart())
 
     def failed(self, reason: int) -> None:
-        """Count a handshake that failed before anybody was asked; the monitor of the socket gives the reason."""
+        """Count a handshake that failed before a question came. The monitor of the socket gives the reason."""
         if not self._keys:
             return
         if reason == _WRONG_SERVER_KEY:
             self._refuse("who took us for another", "a viewer that expects another key of this daemon")
-        else:  # libzmq does not say from where
+        else:  # libzmq does not give the address
             self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
@@ -77,7 +77,7 @@ class ZapAuthenticator:
         return not self._inside <= self._allowed()
 
     def leave(self) -> None:
-        """Answer no more; call it before the socket's context ends."""
+        """Stop answering. Call it before the socket's context ends."""
         self.questions.close(linger=0)
 
     def _answer(self, question: list[bytes]) -> None:
@@ -118,14 +118,14 @@ class ZapAuthenticator:
 
 
 def monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """The next event of a socket's monitor, and its value."""
+    """Return the next event of a socket's monitor, and its value."""
     head, _endpoint = monitor.recv_multipart()
     event, value = struct.unpack("=Hi", head)
     return event, value
 
 
 def not_allowed(keys: ViewerKeys) -> str:
-    """What a viewer is told whose key the daemon's authenticator turned away."""
+    """Return the message for a viewer whose key the daemon's authenticator refused."""
     return (
         "the daemon does not allow this viewer's key, or no longer does; its owner can: "
         f"cbtop keys allow NAME {keys.own.public.hex()}"
@@ -133,10 +133,10 @@ def not_allowed(keys: ViewerKeys) -> str:
 
 
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
-    """Why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
+    """Return why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
 
-    Waiting is useless where somebody has to change something first. (The exception is a daemon that is just starting
-    again: for a moment it looks the same.)
+    Waiting is useless if somebody must change something first. (A daemon that is just starting again looks the same
+    for a moment.)
     """
     try:
         mechanism = _mechanism(endpoint)
@@ -166,10 +166,10 @@ def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
 
 
 def _mechanism(endpoint: str) -> bytes | None:
-    """The security mechanism that the listener at `endpoint` asks for: CURVE or NULL.
+    """Return the security mechanism of the listener at `endpoint`: CURVE or NULL.
 
-    It is b"" where the listener does not speak ZeroMQ's protocol, and None where it closed the connection without a
-    byte. Raises OSError.
+    Returns b"" if the listener does not speak ZeroMQ's protocol, and None if it closed the connection without a byte.
+    Raises OSError.
     """
     deadline_s = time.monotonic() + PROBE_S
     said = b""

@@ -1,4 +1,4 @@
-"""Where files that can be made again are kept: the demo model, compiled kernels, measured roofs, tuned settings."""
+"""The cache of files that can be made again: the demo model, compiled kernels, measured roofs, tuned settings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def cache_dir() -> Path:
 
 
 def bytes_of(path: Path, max_bytes: int) -> bytes | None:
-    """What is in the file; None where there is none. What is no plain file is not waited for.
+    """Return the content of a file, or None if it does not exist. Does not wait for a pipe or a device.
 
-    OSError where it cannot be read, ValueError where it is no file or larger than `max_bytes`.
+    Raises OSError if it cannot be read, ValueError if it is not a regular file or is larger than `max_bytes`.
     """
     if not os.access(path, os.F_OK):
         return None
@@ -33,7 +33,7 @@ def bytes_of(path: Path, max_bytes: int) -> bytes | None:
 
 
 def replace_whole(path: Path, text: bytes) -> None:
-    """Write beside it and rename: whoever reads finds the old or the new, whole. OSError where it cannot be."""
+    """Write a temporary file and rename it: a reader finds the old or the new content, complete. Raises OSError."""
     descriptor, beside = file_beside(path)
     try:
         with io.open(descriptor, "wb") as file:
@@ -47,5 +47,5 @@ def replace_whole(path: Path, text: bytes) -> None:
 
 
 def file_beside(path: Path) -> tuple[int, str]:
-    """A new, empty file of mode 0600 in the same directory: its descriptor and its path."""
+    """Make a new, empty file of mode 0600 in the same directory, and return its descriptor and path."""
     return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -1,12 +1,12 @@
-"""The catalog file beside a ring: append-only frames of what a process has to say once.
+"""The catalog file next to a ring: append-only frames of messages that a process sends once.
 
-A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A torn tail
-is what a killed process or a full disk leaves; it is ignored until the rest follows. Past MAX_CATALOG_BYTES the
-writer takes nothing but the goodbye.
+A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A killed process or
+a full disk leaves a torn tail, which is ignored until the rest follows. Past MAX_CATALOG_BYTES the writer accepts
+only the goodbye.
 
-The writer locks the file (flock(2)). The kernel lets go of the lock when the process has ended or become another
-program, whoever looks, and from whatever pid namespace. A forked child shares the lock until it closes its copy.
-Where the system has no such lock, the hello says so (`locked`).
+The writer locks the file (flock(2)). The kernel releases the lock when the process has ended or has become another
+program, whatever process looks, from whatever pid namespace. A forked child shares the lock until it closes its copy.
+The hello tells whether there is a lock (`locked`), because some systems have none.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ else:
 MAX_CATALOG_BYTES = 64 << 20
 _GOODBYE_BYTES = 4096  # kept free for it: a name of MAX_NAME_CHARS takes a quarter
 MAX_CATALOG_FRAME_BYTES = 1 << 20
-PIECE_BYTES = 1 << 18  # what a reader takes at a time: some thousand nodes, so that a vast catalog holds up nobody
+PIECE_BYTES = 1 << 18  # read at a time: some thousand nodes, so that a vast catalog does not hold up the reader
 _HEAD = struct.Struct("<II")
 _MAX_READ_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
 _KINDS = get_args(CatalogMessage)
 
 
 class CatalogWriter:
-    """Appends messages to a new catalog file at `path` (mode 0600). Raises RingError when it cannot be made."""
+    """Appends messages to a new catalog file at `path` (mode 0600). Raises RingError if it cannot be made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # of all that was taken, written or not
-        self.trouble: OSError | None = None  # why the last write was refused; None when it was not
-        self._waiting = bytearray()  # what is not written yet
+        self.size_bytes = 0  # of all accepted frames, written or not
+        self.trouble: OSError | None = None  # why the last write was refused; None if it was not
+        self._waiting = bytearray()  # not written yet
         self._written_bytes = 0
-        self.is_behind = False  # something was taken that is not written yet
+        self.is_behind = False  # some accepted frames are not written yet
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -68,16 +68,16 @@ class CatalogWriter:
                 self.locked = True
 
     def write(self, message: CatalogMessage) -> bool:
-        """Append one message; whether there was room for it below the bound."""
+        """Append one message. Returns whether there was room for it below the bound."""
         room_bytes = MAX_CATALOG_BYTES if isinstance(message, Goodbye) else MAX_CATALOG_BYTES - _GOODBYE_BYTES
         return self._append(codec.encode(message), room_bytes)
 
     def write_encoded(self, payload: bytes) -> bool:
-        """The same of a message that is encoded already, and is no goodbye."""
+        """Do the same for a message that is encoded already, and is not a goodbye."""
         return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
 
     def _append(self, payload: bytes, room_bytes: int) -> bool:
-        """Write a frame, if it ends within `room_bytes`. What a full disk refuses is tried again with the next."""
+        """Write a frame, if it ends within `room_bytes`. One that a full disk refuses is tried again later."""
         size_bytes = _HEAD.size + len(payload)
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
@@ -89,10 +89,10 @@ class CatalogWriter:
         return True
 
     def flush(self) -> bool:
-        """Write what a full disk refused before; whether everything is written now.
+        """Write the frames that a full disk refused before. Returns whether everything is written now.
 
-        It is written to a place that is named: what a signal handler of the host's writes meanwhile, too, or raises
-        before we noted it, is then written to the same place again, and stands there once.
+        It writes at a given offset. A signal handler of the host's may write meanwhile, or raise before we noted our
+        write: then the same bytes go to the same offset again, and are in the file once.
         """
         self.trouble = None
         if self._waiting:
@@ -111,13 +111,13 @@ class CatalogWriter:
         return not self.is_behind
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._is_open():
-            with suppressed(OSError):  # the last of a file on a network, perhaps: it is closed all the same
+            with suppressed(OSError):  # perhaps the last write to a network file: it is closed nevertheless
                 os.close(self._descriptor)
 
     def _reopen(self) -> None:
-        """Open the file again where the descriptor is lost. Raises OSError."""
+        """Open the file again if the descriptor is lost. Raises OSError."""
         if self._is_open():
             return
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -139,9 +139,9 @@ class CatalogWriter:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the writer of the catalog at `path` still holds its lock. Only a file that is not new may be asked.
+    """Whether the writer of the catalog at `path` still holds its lock. Do not call it for a new file.
 
-    Where the system has no locks, nobody holds one.
+    False if the system has no locks.
     """
     if not HAS_LOCKS:
         return False
@@ -159,9 +159,9 @@ def is_locked(path: Path) -> bool:
 
 
 class CatalogReader:
-    """Reads the catalog at `path` from its beginning, a piece at a time; remembers where it was.
+    """Reads the catalog at `path` from its beginning, a piece at a time, and remembers its position.
 
-    Raises DecodeError when there is none.
+    Raises DecodeError if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,9 +174,9 @@ class CatalogReader:
             raise DecodeError(f"catalog {path}: {error.strerror}") from error
 
     def read(self) -> list[CatalogMessage]:
-        """The complete messages since the last read.
+        """Return the complete messages since the last read.
 
-        Raises DecodeError when a frame is broken: nothing behind it can be trusted.
+        Raises DecodeError if a frame is broken: nothing after it can be trusted.
         """
         found = self.read_piece()
         while self.is_behind:
@@ -184,15 +184,15 @@ class CatalogReader:
         return found
 
     def read_piece(self) -> list[CatalogMessage]:
-        """The same, of the next PIECE_BYTES; then `is_behind` where there is more. Raises DecodeError as `read`."""
+        """Return the same for the next PIECE_BYTES; `is_behind` tells if there is more. Raises as `read`."""
         return self._read(PIECE_BYTES)
 
     def read_first(self) -> list[CatalogMessage]:
-        """The same, of the next frame alone, which at first is the hello."""
+        """Return the same for the next frame alone, which at first is the hello."""
         return self._read(1)
 
     def _read(self, size_bytes: int) -> list[CatalogMessage]:
-        """Of the frames that begin within the next `size_bytes`."""
+        """Return the messages of the frames that begin within the next `size_bytes`."""
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
@@ -222,5 +222,5 @@ class CatalogReader:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()

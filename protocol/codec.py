@@ -1,15 +1,15 @@
 """Bytes to messages and back. No sockets here.
 
 Rules
-- A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of
-  the same major version are ignored (`decode` gives None for an unknown kind). A field that holds its default is
-  left out: most of a node's do. A node's attributes (`cbtop.protocol.attributes`) lie flat in its map; of a group
-  that lacks one it cannot be without, none is taken.
-- What comes in is hostile: every length is bounded before anything is allocated, every field is checked
-  against its declared type, every number against its range.
-- Every string is sanitised here and nowhere else: control, bidi and unseen characters become U+FFFD and their number,
-  so that names that differ in these alone stay apart, and so do spaces at either end, a plain one as ␣;
-  length is cut, and an empty name is `""`.
+- A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of the same
+  major version are ignored (`decode` returns None for an unknown kind). A field that holds its default is left out:
+  most of a node's do. A node's attributes (`cbtop.protocol.attributes`) are keys of its map like the others. A group
+  of attributes that lacks a required one is ignored.
+- Input is hostile: every length is bounded before anything is allocated, every field is checked against its declared
+  type, every number against its range.
+- Every string is sanitised here and nowhere else. Control, bidi and invisible characters become U+FFFD and their
+  number, so that names that differ only in these stay apart. So do spaces at either end, a plain one as ␣. Long
+  strings are cut, and an empty name is `""`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from cbtop.protocol import messages
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
-MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms stays below
+MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms is smaller
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
-MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each costs memory many times its one byte
+MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each takes memory many times its one byte
 I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
-# Unicode's categories Cc, Cf, Cs, Zl and Zp, and what else no font draws: fillers, variation selectors, tags, and
-# what is set aside for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
+# Unicode's categories Cc, Cf, Cs, Zl and Zp, and everything else that no font draws: fillers, variation selectors,
+# tags, and code points reserved for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -54,12 +54,12 @@ EncodedNode = tuple[messages.Node, bytes]
 
 
 def sanitise(text: str) -> str:
-    """`text` made safe to show: at most MAX_NAME_CHARS characters, each seen, none moving a cursor or reordering."""
+    """Make `text` safe to show: at most MAX_NAME_CHARS characters, all visible, none moving a cursor or the order."""
     text = text[:MAX_NAME_CHARS]
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # as most names are
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    return _with_edges(_with_edges(text))  # where the first makes it too long, another space may be its last
+    return _with_edges(_with_edges(text))  # if the first makes it too long, a new space may be its last
 
 
 def _with_edges(text: str) -> str:
@@ -74,13 +74,13 @@ def _numbered(character: str) -> str:
 
 
 def encode(message: messages.Message) -> bytes:
-    """One message as one msgpack map."""
+    """Encode one message as one msgpack map."""
     packed: bytes = msgpack.packb(_plain(message), use_bin_type=True, unicode_errors="backslashreplace")
     return packed
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """It, and the same of it: `decode` takes that, which is seen without decoding most. Raises what either does."""
+    """Return the node and its encoding. Checks, mostly without decoding, that it decodes. Raises as either does."""
     payload = encode(node)
     if not _is_sure(node):
         decode(payload)
@@ -88,7 +88,7 @@ def encode_node(node: messages.Node) -> EncodedNode:
 
 
 def decode(frame: bytes | memoryview) -> messages.Message | None:
-    """The message in `frame`; None when its kind is unknown to this minor version.
+    """Return the message in `frame`, or None if its kind is unknown to this minor version.
 
     Raises DecodeError for anything else that is not a message.
     """
@@ -160,7 +160,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # JSON's may have any number of digits
+    if type(value) is int:  # in JSON it may have any number of digits
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")
@@ -261,7 +261,10 @@ def _check_for(annotation: Any) -> Check:
 
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
-    """What makes a message (or what is kept like one) of its map, every field checked. Raises DecodeError."""
+    """Return a function that makes a message (or a kept map like one) from a map, checking every field.
+
+    The function raises DecodeError.
+    """
     hints = get_type_hints(kind, include_extras=True)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
     required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
@@ -285,20 +288,20 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
 
 
 def _group_of(annotation: Any) -> type | None:
-    """The class of a group of attributes, which lie flat in their message's map; None for a field of its own."""
+    """Return the class of a group of attributes, which are keys of the message's map; None for an ordinary field."""
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """The names of a group, those it cannot be without, and what makes one of a message's map."""
+    """Return the names of a group, the required ones, and a function that makes the group from a message's map."""
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
     return frozenset(member.name for member in members), needed, reader_for(group)
 
 
 def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
-    """What makes the map of a message, of plain values alone."""
+    """Return a function that makes the map of a message, of plain values alone."""
     fill = _filler_for(kind)
 
     def plain(message: Any) -> dict[str, object]:
@@ -310,7 +313,7 @@ def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
 
 
 def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
-    """What puts the fields of a message, and of the groups in it, into its map."""
+    """Return a function that puts the fields of a message, and of its groups, into its map."""
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
     getters = [operator.attrgetter(field.name) for field in members]
@@ -320,7 +323,7 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            if value is default:  # an equal one that is another object is said, which does no harm
+            if value is default:  # an equal value that is a different object is sent, which does no harm
                 continue
             if group is not None:
                 group(value, packed)
@@ -331,10 +334,10 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """What tells of a node, or a group in it, whether each field is of the very type that it is declared as.
+    """Return a function that tells if each field of a node or its groups has exactly its declared type.
 
-    Then what it encodes to decodes: every word is made safe, a whole number of too many bits does not encode, and
-    one that is not finite no node takes.
+    Then its encoding decodes: every string is sanitised, an integer of too many bits does not encode, and a node does
+    not accept a number that is not finite.
     """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
@@ -360,7 +363,7 @@ def _sure_for(kind: type) -> Callable[[Any], bool]:
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
 _PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
-# As `_plain` says it anyway, found sooner: names and words are most of what is said.
+# As `_plain` does anyway, but faster: most values are names and strings.
 _PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
 _PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

@@ -1,6 +1,6 @@
 """Columns of integers packed for the wire.
 
-Packed (little-endian, signed): one width in bytes (1, 2, 4 or 8) for each column, then the columns, all of one
+Packed (little-endian, signed): one width in bytes (1, 2, 4 or 8) for each column, then the columns, all of the same
 length. Each is as wide as its widest value.
 """
 
@@ -17,7 +17,7 @@ _WIDTHS = (1, 2, 4, 8)
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
-    """`columns`, all of one length; empty where that is 0."""
+    """Pack `columns`, all of the same length. Returns b"" if that is 0."""
     if not len(columns[0]):
         return b""
     narrow = [_narrowest(column) for column in columns]
@@ -25,7 +25,10 @@ def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
 
 
 def unpack_columns(data: bytes | memoryview, number: int, max_length: int) -> list[NDArray[np.int64]]:
-    """The `number` columns in `data`. Raises DecodeError where there are others, or longer than `max_length`."""
+    """Return the `number` columns in `data`.
+
+    Raises DecodeError if there are more or fewer of them, or if they are longer than `max_length`.
+    """
     if not len(data):
         return [np.zeros(0, np.int64)] * number
     widths = list(data[:number])

@@ -1,8 +1,8 @@
-"""From how much work on kernels use threads, or bfloat16: what `cbtop calibrate` found, kept beside its roofs.
+"""The work from which kernels use threads, or bfloat16: measured by `cbtop calibrate`, kept next to its roofs.
 
 Rules
-- What was found of another machine, with another number of processors or by another version, whose kernels may be
-  others, is not used: it is refused in words.
+- Figures of a different machine, a different number of processors or a different version (whose kernels may differ)
+  are not used: they are refused with an error.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cbtop.version import __version__
 
 SCHEMA = "cbtop.crossovers/1"
 MAX_MACHINES = 32  # the newest are kept
-MAX_CROSSOVERS = 8  # of one machine
-MAX_VALUE = NEVER = 1 << 40  # no work is so large
+MAX_CROSSOVERS = 8  # per machine
+MAX_VALUE = NEVER = 1 << 40  # more than any work
 MAX_US = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """From `value` on work is done the other way: measured, or static with a `note` why nothing was found.
+    """Work of `value` or more is done the other way: measured, or static with a `note` why nothing was found.
 
-    Of one that was measured: the medians of a call at that size, one way and the other, and the larger spread of both
-    (the middle half of the rounds, of the median). ValueError for what cannot be meant.
+    If it was measured: the medians of a call of that size, one way and the other, and the larger spread of both (the
+    middle half of the rounds, relative to the median). Raises ValueError for a figure that makes no sense.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrossovers:
-    """What was found on a machine: with its `threads`, which are all that the process might use, by a version."""
+    """The crossovers of one machine, measured with `threads` (all that the process might use), by one version."""
 
     device: str
     threads: int
@@ -73,7 +73,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The same without its list, as the codec reads it."""
+    """The same without the list, as the codec reads it."""
 
     device: str
     threads: int
@@ -85,29 +85,32 @@ _read_machine, _read = reader_for(_Machine), reader_for(Crossover)
 
 
 def crossovers_file() -> Path:
-    """Where they are kept."""
+    """Return the path of their file."""
     return roofs_file().with_name("crossovers.json")
 
 
 def known_crossovers() -> tuple[MachineCrossovers, ...]:
-    """All that are kept, the newest last; none where there is no file. Raises RoofsError where it cannot be read."""
+    """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
     found = kept(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
     return () if found is None else found
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Keep these beside those of other machines, in place of older ones of this. Raises RoofsError."""
+    """Add these to the kept ones of other machines, and replace older ones of this machine. Raises RoofsError."""
     try:
         known = known_crossovers()
     except RoofsError:
-        known = ()  # what nobody can read is no loss
+        known = ()  # losing an unreadable file does not matter
     of_others = [one for one in known if one.title != measured.title]
     machines = [*of_others, measured][-MAX_MACHINES:]
     keep(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])
 
 
 def crossovers_of(device: str, threads: int) -> MachineCrossovers | None:
-    """Those of a machine; None where nothing is kept. RoofsError for what is another's, or another version's."""
+    """Return the crossovers of a machine, or None if nothing is kept.
+
+    Raises RoofsError if what is kept is of other machines, or of a different version.
+    """
     known = known_crossovers()
     here = [one for one in known if (one.device, one.threads) == (device, threads)]
     if known and not here:

@@ -1,15 +1,14 @@
-"""What ended processes leave in a runtime directory: whose it is, how old, and how much of it is kept.
+"""The files that ended processes leave in a runtime directory: their owner, age and size, and how many are kept.
 
 Rules
-- A process runs while it holds the lock on its catalog. One that has none (no locks here, or it closed every file it
-  found) runs while a process of its pid and start has the ring in its memory, whatever the start is in another time
-  namespace. A ring that is closed is nobody's, even where its process runs on.
-- How old: by the newest record. What is written through a mapping moves no time of the file on tmpfs. A file's own
-  times count where they are younger (the catalog's is written otherwise); what lies in the future is nonsense, and
-  counts for nothing.
-- All that ended processes leave is at most MAX_ENDED processes and MAX_ENDED_BYTES, and at most a quarter of the file
-  system: else the oldest goes, but never the newest of them. A host that starts sees to that (`sweep`), and a daemon.
-- Only regular files of this user are removed, and only those of these names.
+- A process runs while it holds the lock on its catalog. If it has no lock (the system has none, or it closed every
+  file it found), it runs while a process of its pid and start has the ring in its memory. A start in a different time
+  namespace is not compared. A closed ring belongs to no process, even if its process still runs.
+- Age counts from the newest record, because writing through a mapping does not update a file's times on tmpfs. A
+  file's own times count if they are younger (the catalog is written otherwise). Times in the future are ignored.
+- Ended processes leave at most MAX_ENDED processes and MAX_ENDED_BYTES, and at most a quarter of the file system.
+  Beyond that the oldest goes, but never the newest. A starting host enforces this (`sweep`), and so does a daemon.
+- Only regular files of this user are removed, and only files with these names.
 """
 
 from __future__ import annotations
@@ -31,47 +30,47 @@ from cbtop.protocol.signals import let_through, suppressed
 
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
-LARGEST_SHARE = 4  # one part in so many of the file system
-SPARE = 4  # what is beyond a bound goes until one part in so many is free: not at every start again
-BEGINS_WITHIN_S = 600.0  # a ring that is not there after so long will never be
-SWEPT_NAMES = 1024  # a host that starts looks at so many names at most,
-SWEPT_AT_ONCE = 16  # and removes what so many processes left: it adds no more until it sweeps again
+LARGEST_SHARE = 4  # at most one part in this many of the file system
+SPARE = 4  # beyond a bound, files go until one part in this many is free: not at every start again
+BEGINS_WITHIN_S = 600.0  # a ring that is not there by then will never be
+SWEPT_NAMES = 1024  # a starting host looks at this many names at most,
+SWEPT_AT_ONCE = 16  # and removes the files of this many processes: it adds none until it sweeps again
 SUFFIXES = (".ring", ".catalog", ".new")
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")  # pid, process start, serial
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What one ended process left: its ring (or where it would be), its last sign of life, its room on disk."""
+    """The files of one ended process: its ring's path (even without a ring), last sign of life and size on disk."""
 
     ring_path: Path
     last_sign_s: float  # Unix time
     size_bytes: int
-    has_ring: bool = True  # else it never came to record anything, and counts as no process
+    has_ring: bool = True  # else it never recorded anything, and counts as no process
 
     def remove(self) -> None:
-        """Delete it. Raises OSError."""
+        """Delete the files. Raises OSError."""
         for suffix in SUFFIXES:
             self.ring_path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """The names of the rings to which these files of a runtime directory belong, whether or not they are there."""
+    """Return the names of the rings that these files of a runtime directory belong to, existing or not."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
 def ring_of(key: str) -> str:
-    """The name of the ring of the source with this key, host:pid:start:serial, however its host is called."""
+    """Return the ring's name of the source with this key, host:pid:start:serial, whatever its host's name."""
     return f"{'-'.join(key.rsplit(':', 3)[1:])}.ring"
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring writes it still, or is about to make it. True where nobody can tell."""
+    """Whether the process of this ring still writes it, or is about to make it. True if that cannot be found out."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # its catalog is not asked for the lock: it may be about to take it
+            return True  # not asked for the lock: the process may be about to take it
         if not is_running(pid, start):
             return is_locked(catalog)  # in another pid namespace it may well be alive
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
@@ -81,7 +80,7 @@ def runs(ring_path: Path) -> bool:
 
 
 def left_by(ring_path: Path) -> Left | None:
-    """What the process of this ring left; None where that are no files of this user."""
+    """Return the files of the process of this ring, or None if they are not files of this user."""
     now_s, size_bytes, signs_s = clock.time(), 0, []
     for suffix in SUFFIXES:
         try:
@@ -92,14 +91,14 @@ def left_by(ring_path: Path) -> Left | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    with suppressed(RingError):  # what is no ring has its times as a file
+    with suppressed(RingError):  # if it is not a ring, its file times count
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
     return Left(ring_path, last_sign_s, size_bytes, ring_path.exists())
 
 
 def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
-    """Those that have to go, the oldest first; none while they are within the bounds."""
+    """Return those that exceed the bounds, the oldest first; none if they are within the bounds."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
@@ -114,9 +113,9 @@ def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
 
 
 def sweep(directory: Path) -> int:
-    """Keep what ended processes left in `directory` within the bounds, as far as few looks can; how many are gone.
+    """Remove files of ended processes beyond the bounds, within a few looks. Returns the number of processes removed.
 
-    For a host that starts: while few files are there it lists names and asks for sizes, no more. Raises OSError.
+    For a host that starts: while there are few files it only lists names and asks for sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -144,7 +143,7 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether what comes before this ring was made a short while ago."""
+    """Whether the first file of this ring's process, catalog or unfinished ring, was made a short while ago."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
@@ -154,7 +153,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         let_through(error)
-        return False  # of another version, or no ring: who knows
+        return False  # of a different version, or not a ring: not known
     try:
         return reader.is_closed
     finally:
@@ -162,13 +161,13 @@ def _is_closed(ring_path: Path) -> bool:
 
 
 def _newest_record_s(ring_path: Path, now_s: float) -> float:
-    """When its newest record ended, Unix time; 0 without one. Raises RingError when it is no ring."""
+    """Return when its newest record ended, Unix time; 0 without one. Raises RingError if it is not a ring."""
     reader = RingReader(ring_path)
     try:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        if reader.boot_id == boot_id():  # by the clock that nobody sets
+        if reader.boot_id == boot_id():  # by the clock that cannot be set
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:

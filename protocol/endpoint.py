@@ -1,4 +1,4 @@
-"""Where things are: the runtime directory, the default address, and what an address may look like."""
+"""The runtime directory, the default address, and the valid forms of an address."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 
 def runtime_dir() -> Path:
-    """The directory of this user's rings, catalogs and socket, see `cbtop.protocol.runtime_directory`."""
+    """Return the directory of this user's rings, catalogs and socket, see `cbtop.protocol.runtime_directory`."""
     return Path(runtime_directory())
 
 
 def check_descriptors() -> None:
-    """Raises EndpointError where too few files can be opened still: libzmq would end the process over it."""
+    """Raise EndpointError if too few files can still be opened: libzmq would end the process over it."""
     opened: list[int] = []
     try:
         for _ in range(WANTED_DESCRIPTORS):
@@ -38,14 +38,14 @@ def check_descriptors() -> None:
 
 
 def default_endpoint() -> str:
-    """The address of this user's daemon: an ipc socket in the runtime directory."""
+    """Return the address of this user's daemon: an ipc socket in the runtime directory."""
     return f"ipc://{runtime_dir() / 'daemon.sock'}"
 
 
 def parse_endpoint(text: str) -> str:
-    """`text` when it is an address: ipc, or tcp with a host and a port.
+    """Return `text` if it is an address: ipc, or tcp with a host and a port.
 
-    Raises EndpointError, saying what was met and what is wanted.
+    Raises EndpointError, which gives the text and the expected form.
     """
     if text.startswith("ipc://"):
         path = text.removeprefix("ipc://")
@@ -72,13 +72,13 @@ def parse_endpoint(text: str) -> str:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """The two halves of a tcp address that `parse_endpoint` took."""
+    """Return the two halves of a tcp address that `parse_endpoint` accepted."""
     parts = urlsplit(endpoint)
     return parts.hostname or "", parts.port or 0
 
 
 def from_here(endpoint: str) -> str:
-    """The address by which this machine itself reaches what is bound at `endpoint`."""
+    """Return the address by which this machine itself reaches a socket bound at `endpoint`."""
     for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
         if endpoint.startswith(everywhere):
             return here + endpoint.removeprefix(everywhere)
@@ -86,7 +86,7 @@ def from_here(endpoint: str) -> str:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether a tcp address cannot be reached from another host."""
+    """Whether a tcp address cannot be reached from other hosts."""
     host = host_and_port(endpoint)[0]
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -95,12 +95,12 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def lock_of(endpoint: str) -> Path:
-    """The file beside an ipc socket whose lock is the right to serve there."""
+    """Return the file next to an ipc socket whose lock is the right to serve there."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
 
 
 def stopped_holder(endpoint: str) -> str:
-    """Which stopped process serves an ipc address of this machine, and the way out; empty where that is not so."""
+    """Describe the stopped process that serves an ipc address of this machine and what to do; "" if there is none."""
     if not endpoint.startswith("ipc://"):
         return ""
     try:

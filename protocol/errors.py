@@ -1,4 +1,4 @@
-"""What can go wrong on the wire, and whose fault it is."""
+"""The errors of the wire, and which side caused them."""
 
 
 class ProtocolError(Exception):
@@ -10,11 +10,11 @@ class DecodeError(ProtocolError):
 
 
 class VersionError(DecodeError):
-    """The other side speaks another major version; the message names both."""
+    """The other side speaks a different major version; the message names both."""
 
 
 class LimitError(DecodeError):
-    """The other side's fault: more than is kept of all it says. What follows is not taken either."""
+    """The other side's fault: it sent more than is kept. Everything after that is refused too."""
 
 
 class RingError(ProtocolError):
@@ -34,8 +34,8 @@ class RecordingError(ProtocolError):
 
 
 class RoofsError(ProtocolError):
-    """What was measured of this machine, roofs or crossovers, that cannot be read or kept."""
+    """Measurements of this machine, roofs or crossovers, that cannot be read or kept."""
 
 
 class RequestError(ProtocolError):
-    """A process that cannot be asked, or whose answer makes no sense."""
+    """A request that cannot reach its process, or an answer that makes no sense."""

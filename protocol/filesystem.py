@@ -1,4 +1,4 @@
-"""What a file system does that a mapped file depends on, and what to do where it does not let us."""
+"""Properties of a file system that a mapped file depends on, and how to fix a failed file operation."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 
 from cbtop.protocol.signals import let_through
 
-# linux/fs.h, as x86-64, aarch64 and riscv64 number them; elsewhere the kernel knows no such call.
+# linux/fs.h, as x86-64, aarch64 and riscv64 number them; on other machines the kernel knows no such call.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
-_COMPRESSION = 0x00000404  # "compress" and "do not": while one is set, btrfs lets the other flag not be set
-_FLAGS = struct.Struct("@ixxxx")  # the kernel says a long, and moves an int
+_COMPRESSION = 0x00000404  # "compress" and "do not": while one is set, btrfs refuses the other flag
+_FLAGS = struct.Struct("@ixxxx")  # the kernel declares a long, and moves an int
 
 
 def copies_on_write(descriptor: int) -> bool:
     """Whether the file system of this empty file or directory (of ours) is btrfs, also below an overlay.
 
-    It is the one that lets the flag "no copy-on-write" be set: the others refuse, or do not know it. Where the flag
-    can be set it stays set, which is why the file should be empty, and our own.
+    Only btrfs accepts the flag "no copy-on-write": the others refuse, or do not know it. The flag stays set, which is
+    why the file should be empty, and our own.
     """
     if sys.platform != "linux":
         return False
@@ -38,12 +38,12 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         let_through(error)
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to note it
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to store it
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 
 
 def in_words(error: OSError) -> str:
-    """What happened to a file of the runtime directory, and the way out."""
+    """Explain a failed file operation in the runtime directory and how to fix it."""
     what = error.strerror or type(error).__name__
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{what}; raise the limit (ulimit -n)"

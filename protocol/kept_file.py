@@ -1,10 +1,10 @@
-"""What was measured of this machine, as a list in a JSON file under the user's cache directory.
+"""Measurements of this machine, as a list in a JSON file under the user's cache directory.
 
 Rules
-- What is in it is hostile until read: its size, its list and every field are checked as those of a message are.
-- What may be missing is asked for first: an exception that is caught in a host keeps its frames, and the model in
-  them, until the garbage is collected.
-- It is replaced whole or not at all, with mode 0600.
+- Its content is hostile until read: its size, its list and every field are checked like those of a message.
+- A file that may be missing is tested first, because an exception that is caught in a host keeps its frames, and the
+  model in them, until the garbage is collected.
+- It is replaced completely or not at all, with mode 0600.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...] | None:
-    """What `read` makes of each of at most `most` maps in the list `name`; None where there is no file.
+    """Return `read` of each of at most `most` maps in the list `name`, or None if there is no file.
 
-    `read` may raise ValueError and DecodeError. RoofsError where the file cannot be read.
+    `read` may raise ValueError and DecodeError. Raises RoofsError if the file cannot be read.
     """
     try:
         text = bytes_of(path, MAX_FILE_BYTES)
@@ -39,14 +39,14 @@ def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str
 
 
 def keep(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
-    """Write the list `name` of these, in place of what was there. Raises RoofsError."""
+    """Write these as the list `name`, replacing the old file. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
         replace_whole(path, json.dumps(document, indent=1).encode())
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError where `keep` could not write beside its file; nothing is left there."""
+    """Raise RoofsError if `keep` could not write its temporary file. Leaves no file."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)
@@ -55,7 +55,7 @@ def try_to_write(path: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Its directory is there. Raises RoofsError."""
+    """Make the directory, and turn an OSError of the block into a RoofsError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -2,9 +2,9 @@
 
 Rules
 - A secret is written once, with mode 0600 from its first byte, and read by `load_pair` alone. No error, log line,
-  repr or listing holds one.
-- A public key is 32 bytes. People see its 64 hexadecimal digits, which no shell, mail or option parser changes;
-  Z85, its form inside the files, is full of `$`, `&` and `<` and may begin with `-`.
+  repr or listing contains one.
+- A public key is 32 bytes. People see its 64 hexadecimal digits, which no shell, mail or option parser changes. Z85,
+  its form inside the files, is full of `$`, `&` and `<` and may begin with `-`.
 - The files have the form of pyzmq's certificates, so that other ZeroMQ tools read them.
 """
 
@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ViewerKeys:
-    """What a viewer proves itself with, and the public key the daemon must have."""
+    """The pair that identifies a viewer, and the public key the daemon must have."""
 
     own: KeyPair
     server: bytes
@@ -52,7 +52,7 @@ class ViewerKeys:
 
 @dataclass(frozen=True, slots=True)
 class DaemonKeys:
-    """What a daemon proves itself with, and where the keys of the viewers it lets in lie."""
+    """The pair that identifies a daemon, and the directory with the keys of its allowed viewers."""
 
     own: KeyPair
     directory: Path
@@ -63,14 +63,14 @@ class DaemonKeys:
         return ViewerKeys(self.own, self.own.public)
 
     def allowed(self) -> dict[bytes, str]:
-        """The viewers that may listen, as the files say now. Raises KeysError when they cannot be read."""
+        """Return the allowed viewers, as the files are now. Raises KeysError if they cannot be read."""
         return allowed(self.directory)
 
 
 def keys_dir() -> Path:
-    """The directory of this user's keys: $CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys.
+    """Return the directory of this user's keys: $CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys.
 
-    Made with mode 0700 when it is not there. Raises EndpointError when others may enter it.
+    Makes it with mode 0700 if it does not exist. Raises EndpointError if other users may enter it.
     """
     return _private_directory(_keys_path(), "keys directory")
 
@@ -82,7 +82,7 @@ def _keys_path() -> Path:
 
 
 def make_pair(directory: Path, name: str) -> KeyPair:
-    """A new pair in NAME.key and NAME.key_secret. Raises KeysError when there is one, or the name cannot be one."""
+    """Make a new pair in NAME.key and NAME.key_secret. Raises KeysError if it exists, or the name is invalid."""
     _check_name(name)
     _require_curve()
     if (taken := directory / f"{name}.key").exists():
@@ -95,7 +95,7 @@ def make_pair(directory: Path, name: str) -> KeyPair:
 
 
 def load_pair(directory: Path, name: str) -> KeyPair:
-    """The pair `name`. Raises KeysError when there is none, or others may read its secret."""
+    """Return the pair `name`. Raises KeysError if it does not exist, or other users may read its secret."""
     _check_name(name)
     _require_curve()
     path = _secret_path(directory, name)
@@ -114,19 +114,19 @@ def load_pair(directory: Path, name: str) -> KeyPair:
     try:
         encoded = zmq.curve_public(secret)
     except (zmq.ZMQError, ValueError):
-        # Not chained: what libzmq was given is in the other's traceback.
+        # Not chained: the other's traceback contains the value given to libzmq.
         raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
     return KeyPair(name, _decoded(encoded), secret)
 
 
 def pairs(directory: Path) -> dict[str, bytes]:
-    """The public key of each pair, by name. No secret is read. Raises KeysError."""
+    """Return the public key of each pair, by name. No secret is read. Raises KeysError."""
     names = sorted(path.stem for path in directory.glob("*.key_secret"))
     return {name: read_public_key(directory / f"{name}.key") for name in names}
 
 
 def allow(directory: Path, name: str, public: bytes) -> None:
-    """Put a viewer on the allow-list. Raises KeysError when the name or the key is on it already."""
+    """Put a viewer on the allow-list. Raises KeysError if the name or the key is on it already."""
     _check_name(name)
     known = allowed(directory)
     if public in known:
@@ -135,7 +135,7 @@ def allow(directory: Path, name: str, public: bytes) -> None:
 
 
 def revoke(directory: Path, name: str) -> None:
-    """Take a viewer off the allow-list. Raises KeysError when it is not on it."""
+    """Take a viewer off the allow-list. Raises KeysError if it is not on it."""
     _check_name(name)
     path = _allowed_dir(directory) / f"{name}.key"
     try:
@@ -148,12 +148,12 @@ def revoke(directory: Path, name: str) -> None:
 
 
 def allowed(directory: Path) -> dict[bytes, str]:
-    """The names of the viewers that may listen, by public key. Raises KeysError when a file is no certificate."""
+    """Return the names of the allowed viewers, by public key. Raises KeysError if a file is not a certificate."""
     return {read_public_key(path): path.stem for path in sorted(_allowed_dir(directory).glob("[!.]*.key"))}
 
 
 def parse_public_key(text: str) -> bytes:
-    """A public key from its 64 hexadecimal digits, or from a file. Raises KeysError, which does not repeat `text`."""
+    """Return a public key from its 64 hexadecimal digits, or from a file. Raises KeysError, without `text` in it."""
     if _HEX_KEY.fullmatch(text):
         return bytes.fromhex(text)
     path = Path(text)
@@ -165,22 +165,22 @@ def parse_public_key(text: str) -> bytes:
 
 
 def read_public_key(path: Path) -> bytes:
-    """The public key in a certificate file. Raises KeysError when it is none."""
+    """Return the public key in a certificate file. Raises KeysError if it is not one."""
     return _decoded(_read(path)[0], path)
 
 
 def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
-    """The keys a daemon at `endpoint` serves with; None where it may serve without: on ipc and, as long as there
-    is no pair `name` (default: "daemon"), on loopback.
+    """Return the keys that a daemon at `endpoint` serves with, or None if it may serve without.
 
-    Raises KeysError, naming the commands that mend it, where it must not serve.
+    It may on ipc, and on loopback while there is no pair `name` (default: "daemon"). Raises KeysError, with the
+    commands that help, if it must not serve.
     """
     if not endpoint.startswith("tcp://"):
         if name is not None:
             raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
         return None
     if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
-        return None  # where nothing is asked of it, no directory is made
+        return None  # no directory is made if it is not needed
     directory, name = keys_dir(), name or DAEMON_KEY
     if not os.path.lexists(_secret_path(directory, name)):
         raise KeysError(
@@ -195,7 +195,7 @@ def _certificate(public: str) -> str:
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
-    """The public and the secret key in a certificate, both Z85."""
+    """Return the public and the secret key in a certificate, both Z85."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CERTIFICATE_BYTES:
@@ -218,7 +218,7 @@ def _decoded(encoded: bytes, path: Path | str = "the key") -> bytes:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file of mode 0600: whole or not at all, and never over another."""
+    """Write a file of mode 0600: complete or not at all, and never over an existing one."""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # O_EXCL, and 0600 from the start
     except OSError as error:

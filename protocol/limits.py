@@ -1,4 +1,4 @@
-"""The limits that `ulimit` sets for this process, in words for an error that one of them may have caused."""
+"""The limits that `ulimit` sets for this process, as text for an error that one of them may have caused."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import resource
 
 
 def memory_limit() -> str:
-    """The limit of `ulimit -v` in brackets, or "" if there is none."""
+    """Return the limit of `ulimit -v` in brackets, or "" if there is none."""
     return _in_words(resource.RLIMIT_AS, "-v", "of addresses")
 
 
 def file_limit() -> str:
-    """The limit of `ulimit -f` in brackets, or "" if there is none."""
+    """Return the limit of `ulimit -f` in brackets, or "" if there is none."""
     return _in_words(resource.RLIMIT_FSIZE, "-f", "a file")
 
 
 def reason(error: OSError) -> str:
-    """The reason of `error`, with the limit of this process that may have been reached."""
+    """Return the reason of `error`, with the limit of this process that may have been reached."""
     said = str(error.strerror or error)
     if error.errno == errno.EFBIG:
         return said + file_limit()

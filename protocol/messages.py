@@ -33,15 +33,14 @@ Name = Annotated[str, "shown where it is empty"]
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """The first message of a catalog: who measures, on which clock.
+    """The first message of a catalog: the process that measures, and its clock.
 
-    `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time.
-    `process_start` is /proc's start time in clock ticks since boot: pid and start name a process for ever.
-    `pid` is the process's own in the pid namespace with the inode `pid_namespace` (None: not known).
-    `sample_every`: of its steps it records one in so many.
-    `locked`: the process holds a lock (flock(2)) on its catalog for as long as it lives.
-    `clock_resolution_ns`: the least by which two readings of its clock differed, measured once (None: not told).
-    `job`: what its launcher set for all ranks of its job alike; to compare, not to show.
+    `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time. `process_start` is /proc's
+    start time in clock ticks since boot: pid and start together never name a second process. `pid` is the process's
+    own in the pid namespace with the inode `pid_namespace` (None: not known). `sample_every`: it records one step in
+    this many. `locked`: the process holds a lock (flock(2))on its catalog until it ends.
+    `clock_resolution_ns`: the smallest difference between two readings of its clock, measured once (None: not known).
+    `job`: an identifier its launcher gave all ranks of its job alike; to compare, not to show.
     """
 
     protocol_major: int
@@ -67,13 +66,13 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the execution graph, said once, before the first record that names it.
+    """One node of the execution graph, announced once, before the first record that names it.
 
-    `label` tells places with one name apart: a brick's own word for its place (`q_proj`), the named stack that a
-    layer belongs to (`encoder`), the model that a step is a step of (`draft`). What is static about a kernel, a
-    transfer and a function is in `cbtop.protocol.attributes`; in the map of the message it lies flat. A budget is
-    the time a token may take, or the rate at which bytes must move. Records of an async task are its polls; their
-    elements are 1 where it was not done yet.
+    `label` tells places with the same name apart: a brick's own word for its place (`q_proj`), the named stack that a
+    layer belongs to (`encoder`), the model that a step is a step of (`draft`). The static facts of a kernel, a
+    transfer and a function are in `cbtop.protocol.attributes`; in the message's map they are keys like the others. A
+    budget is the time a token may take, or the rate at which bytes must move. Records of an async task are its polls;
+    their elements are 1 if it was not done yet.
     """
 
     id: int
@@ -108,11 +107,11 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What model is being run, read from its file (static).
+    """The model that is run, read from its file (static).
 
-    `roofs`: why roofs over it are not known, and the way out; "": nothing to say. `steps_of`: what its steps are
-    labelled, where a process runs several models. `ranks`: how many processes compute each token together, a part of
-    the model each, so that a merge counts it once; 0: not said.
+    `roofs`: why roofs over it are not known, and what to do; "": nothing to report. `steps_of`: the label of its
+    steps, if a process runs several models. `ranks`: how many processes compute each token together, a part of the
+    model each, so that a merge counts it once; 0: not known.
     """
 
     model: str
@@ -134,14 +133,14 @@ class Manifest:
 class Ceiling:
     """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
 
-    A level of cache is no roof that a share is of: whether data lies there nobody knows. It says where what is faster
-    than memory came from.
+    A cache level is not a roof to take a share of, because it is not known whether data is in it. It explains a rate
+    faster than memory.
 
-    Of one that was measured in `rounds` (None: how many is not said) `value` is the best of them, `median` and
-    `lowest` say how the others were, and `load_percent` how much of the processors or the GPU others used meanwhile.
-    `measured_on` is the moment (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of the GPU
-    that it is of; "": of the processors. `withdrawn`: it is no roof over what runs now. `dtype`: of a compute roof
-    what is multiplied under it, as in `Work`; "": floats of a kind that is not told.
+    If the roof was measured in `rounds` (None: not known), `value` is the best, `median` and `lowest` describe the
+    others, and `load_percent` is how much of the processors or the GPU others used meanwhile. `measured_on` is the
+    moment (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of its GPU; "": the processors'.
+    `withdrawn`: it no longer applies to what runs now. `dtype`: of a compute roof, the type that is multiplied, as in
+    `Work`; "": floats of an unknown type.
     """
 
     name: str
@@ -165,32 +164,32 @@ class Ceiling:
 
     @property
     def measured_s(self) -> float | None:
-        """The moment it was measured, in Unix time; None where no more than the day is known."""
+        """The moment it was measured, in Unix time; None if only the day is known."""
         if len(self.measured_on) <= len("2026-11-22"):
             return None
         try:
             return datetime.fromisoformat(self.measured_on).timestamp()
-        except (ValueError, OverflowError):  # whoever announces it may say anything
+        except (ValueError, OverflowError):  # the announcing process may send anything
             return None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One assertion of one brick, really evaluated; or why it was not, which is neither a pass nor a fail."""
+    """One evaluated assertion of one brick; or why it was not evaluated, which is neither a pass nor a fail."""
 
     brick: Name
     assertion: str
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity": what was met, in place of an error
+    not_finite: str = ""  # "NaN" or "infinity": the value found, in place of an error
     skipped: str = ""  # why it was not evaluated; `passed` then means nothing
     note: str = ""  # where in the model, and how often
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNumber:
-    """A named number of a TraceSummary, of the row `row` (`layer 3`) or, where that is empty, of the whole trace."""
+    """A named number of a TraceSummary: of the row `row` (`layer 3`), or of the whole trace if that is empty."""
 
     row: str
     name: str
@@ -199,14 +198,14 @@ class TraceNumber:
 
 @dataclass(frozen=True, slots=True)
 class TraceAnomaly:
-    """One thing that a trace found wrong, in a sentence."""
+    """One problem that a trace found, as a sentence."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What one trace (`MLT-01` … `MLT-05`) has found so far; it replaces the one before it.
+    """The findings of one trace (`MLT-01` … `MLT-05`); it replaces the previous summary.
 
     `forwards` counts the traced passes since the process began; the numbers are about the latest of them.
     """
@@ -221,7 +220,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the process is busy with before (or instead of) its main loop; an empty name: the main loop."""
+    """The work of the process before (or instead of) its main loop; an empty name: the main loop."""
 
     name: str
     done: float | None = None  # 0..1
@@ -229,10 +228,10 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How many of its steps a process records from now on, and what that costs it, where it measures that itself.
+    """The sampling rate of a process from now on, and its overhead if the process measures it.
 
-    One step in `every`. The overhead, in percent of the time in steps, lies between `low_percent` and `high_percent`
-    (95 %), all None while too little is known; `allowed_percent` is what it may be.
+    It records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent` and
+    `high_percent` (95 %); all are None while too little is known. `allowed_percent` is the most it may be.
     """
 
     every: int
@@ -244,9 +243,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """That a process compiled code of its model from `begun_ns` to `ended_ns`, by the clock of its records.
+    """A compilation of code of the model, from `begun_ns` to `ended_ns` by the clock of the records.
 
-    `number` counts them from 0. `is_again`: there was code for it, which did not fit what it was called with.
+    `number` counts them from 0. `is_again`: code existed already, and did not fit the arguments of the call.
     """
 
     number: int
@@ -257,12 +256,12 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """That a process computes gradients between its steps: a call of its model found new weights, or gradients."""
+    """The process computes gradients between its steps: a call of its model found new weights, or gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """What a burst measured of the kernel that is `node`: its launches in the `steps` steps of its phase, in ns.
+    """The launches of the kernel `node` that a burst measured in the `steps` steps of its phase, in ns.
 
     `deviation_ns` is the standard deviation of their durations.
     """
@@ -287,10 +286,10 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelBurst:
-    """The kernels that ran in the `steps` steps in which CUPTI recorded them last; it replaces what was before.
+    """The kernels of the latest `steps` steps that CUPTI recorded; it replaces the previous burst.
 
-    `number` is that of the request. Those steps are in no statistics. Of their kernels, `unplaced` launches ran in no
-    call of a module that is known, `lost` were recorded and not read, `left_out` had no place in the graph.
+    `number` is the request's. Those steps are in no statistics. `unplaced` launches of their kernels ran in no
+    known call of a module, `lost` were recorded and not read, `left_out` had no place in the graph.
     """
 
     number: int
@@ -318,11 +317,11 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device. On a GPU `memory_bytes` are the GPU's, on the host's processors they are resident.
+    """A process on a device. `memory_bytes` is memory of the GPU, or on the host's processors resident memory.
 
-    `utilization_percent` is of a GPU's SMs the share of the time in which it ran; on the host, 100 is one processor.
-    `process_start` is as in HostHello, 0 where it is not known. `waiting_percent` is the share of the time in
-    which its busiest thread could run and had no processor, as the kernel counts it.
+    `utilization_percent` is, on a GPU, the share of time in which its SMs ran the process; on the host, 100 is one
+    processor. `process_start` is as in HostHello, 0 if not known. `waiting_percent` is the share of time in which its
+    busiest thread could run and had no processor, as the kernel counts it.
     """
 
     pid: int
@@ -340,11 +339,11 @@ class DeviceProcess:
 class Device:
     """A GPU, a MIG device in one (`part_of`, its uuid) or the processors of a host, with its latest figures.
 
-    A figure that is None is n/a, and `unknown` says why; where the whole device does not answer, `trouble` does.
-    `utilization_percent` is the share of the time in which any kernel ran on the device, or of all processors' time
-    in which they did anything. What NVLink carried and the utilisation of processors are means since the sample
-    before, `power_watts` is one of three seconds; `power_reading_watts` and PCIe are as the driver says them at the
-    moment. `slowed_by` names what holds the clocks down.
+    A figure that is None is n/a, and `unknown` tells why; if the whole device does not answer, `trouble` does.
+    `utilization_percent` is the share of time in which any kernel ran on the device, or the busy share of all
+    processors' time. NVLink rates and the utilisation of processors are means since the previous sample,
+    `power_watts` is a mean of three seconds; `power_reading_watts` and PCIe are the driver's momentary readings.
+    `slowed_by` names the reason for reduced clocks.
     """
 
     uuid: str
@@ -420,7 +419,7 @@ class DaemonHello:
 
 @dataclass(frozen=True, slots=True)
 class SourceCatalog:
-    """What a source has said: all of it (`complete`, replacing what the viewer had) or what came since."""
+    """The messages of a source: all of them (`complete`, replacing what the viewer had) or those since the last."""
 
     source: str
     complete: bool
@@ -429,13 +428,14 @@ class SourceCatalog:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """That a process has not gone on for `quiet_ns`: nothing was recorded and nothing began. It lies flat in a state.
+    """A process has recorded and begun nothing for `quiet_ns`. In the map of a state its fields are keys like the
+    others.
 
     `in_flight` is the innermost node that was begun last and has not ended, of those in steps if there are any (0:
-    none is known, -1: a step that has no name yet), `in_flight_ns` for how long it has run (None: not known),
-    `threads` how many threads, tasks or greenlets are in one. Where `is_watched`, all that were ever in one say so:
-    with none in flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none).
-    `is_suspended`: stopped by a signal or a debugger.
+    none is known, -1: a step that has no name yet). It has run for `in_flight_ns` (None: not known). `threads` is the
+    number of threads, tasks or greenlets in a node. If `is_watched`, every one of them reports its node: with none in
+    flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`:
+    stopped by a signal or a debugger.
     """
 
     quiet_ns: int
@@ -449,13 +449,13 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """How a source is, and its counters.
+    """The state of a source, and its counters.
 
-    `produced == received + overwritten + rejected`: records read so far; those in the statistics; those overwritten
+    `produced == received + overwritten + rejected`: records read; those in the statistics; those overwritten
     in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
-    node the catalog knows, or ran backwards. `unread` more are written, and not read. `left_out` announcements of
-    the process are not in its catalog, or in no place here: there were more than the bounds allow. While it goes on,
-    and once it has ended, `quiet` is None.
+    node of the catalog, or ran backwards. `unread` more are written, and not read. `left_out` announcements of the
+    process are not in its catalog, or have no place here, because they exceeded the bounds. `quiet` is None while it
+    goes on, and once it has ended.
     """
 
     source: str
@@ -475,17 +475,17 @@ class SourceState:
 class StatsUpdate:
     """Cumulative statistics of the nodes that changed (all of them in a keyframe), in columns.
 
-    Every value is a total since the source began, so a lost update costs freshness, never truth. The byte
-    fields are little-endian i64 columns: one entry a node for `node` … `closed_ns`, one entry a value for `rare_*`
-    (the columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64). `cells` are
-    the histogram cells that changed, ascending (the step from one to the next), and their counts: see
-    `cbtop.profiler.histograms`. Cells that are more than one message takes follow in another.
-    They are of what had ended at `monotonic_ns`, when the ring was read, however much later that is said.
-    `closed_ns` is the part of `total_ns` that lies in steps that have ended. `steps_ns` is the time in which at least
-    one step ran, of whatever phase; `first_ns`, when the first record that was seen began (None: not said).
-    `ran` is when: of the disjoint intervals in which steps of a node (0: any step) ran, the newest, each as node,
-    begin and length, all up to the node's last one. They go back to the first that changed since the update before,
-    in a keyframe farther, where that is not more than `cbtop.profiler.stats.MAX_SAID_INTERVALS` of all nodes.
+    Every value is a total since the source began, so a lost update costs freshness, never truth. The byte fields are
+    little-endian i64 columns: one entry per node for `node` … `closed_ns`, one entry per value for `rare_*` (the
+    columns that few nodes have, numbered as in `cbtop.profiler.stats.RARE`; its values are float64). `cells` are the
+    histogram cells that changed, ascending (each as the difference from the one before), and their counts: see
+    `cbtop.profiler.histograms`. Cells that do not fit into one message follow in the next. The update covers records
+    that had ended at `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part
+    of `total_ns` inside steps that have ended. `steps_ns` is the time in which at least one step of any phase ran;
+    `first_ns` is when the first record that was seen began (None: not sent). `ran` lists the newest of the disjoint
+    intervals in which steps of a node (0: any step) ran, each as node, begin and length, all up to the node's last
+    one. They go back to the first that changed since the previous update. In a keyframe they go back farther, to at
+    most `cbtop.profiler.stats.MAX_SAID_INTERVALS` of all nodes.
     """
 
     source: str
@@ -513,8 +513,8 @@ class StatsUpdate:
 class RecordBatch:
     """The records themselves, for recorders.
 
-    They are what is left of the ring's numbers from `first` to `produced`; `produced - first - count` of these were
-    overwritten or rejected. A batch that was lost shows as a step from one's `produced` to the next's `first`.
+    They are the remaining records of the ring's numbers from `first` to `produced`; `produced - first - count` were
+    overwritten or rejected. A lost batch shows as a gap between one's `produced` and the next's `first`.
     """
 
     source: str
@@ -530,7 +530,7 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPiece:
-    """What a piece of the daemon's history begins with; frames as in a recording follow it, numbered from `first`.
+    """The head of a piece of the daemon's history; frames as in a recording follow it, numbered from `first`.
 
     `end` is one more than the number of the newest frame, `host` and the clock pair are the daemon's.
     """
@@ -544,7 +544,7 @@ class HistoryPiece:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Said every second, so that silence means something: what ended before `monotonic_ns` was read by now."""
+    """Sent every second, so that silence means something: what ended before `monotonic_ns` was read by now."""
 
     monotonic_ns: int
     sources: tuple[SourceState, ...]
@@ -552,9 +552,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """What one of the daemon's samplers found at `monotonic_ns`, in place of all that it found before.
+    """The devices that one of the daemon's samplers found at `monotonic_ns`; it replaces its previous sample.
 
-    Where it found nothing `trouble` says why. `pid_namespace` is that of the pids in it (None: not known).
+    If it found nothing `trouble` tells why. `pid_namespace` is the namespace of its pids (None: not known).
     """
 
     sampler: str
@@ -575,14 +575,14 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """The daemon has let go of a source that ended long ago."""
+    """The daemon has dropped a source that ended long ago."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonGoodbye:
-    """The daemon's last word: who else can should take its place."""
+    """The daemon's last message: another daemon may take its place."""
 
 
 WireMessage = (

@@ -1,4 +1,4 @@
-"""A file that is open for reading, and is closed when nobody holds it any more."""
+"""A file that is open for reading, and is closed when nothing refers to it any longer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NONE = -1
 
 
 class OpenFile:
-    """The file at `path`. Raises OSError where it cannot be opened.
+    """The file at `path`. Raises OSError if it cannot be opened.
 
-    Its descriptor is given back by `close`, or else when this object goes: a reader that is dropped, in a test or by
-    an exception, in a host or its forked child, takes none along. It is left alone where it is another file's by
-    then: a process that becomes a daemon closes every one it finds.
+    Its descriptor is closed by `close`, or when this object is deleted. So a reader that is dropped by a test or an
+    exception, in a host or its forked child, leaks none. The descriptor is left alone if it belongs to a different
+    file by then: a process that becomes a daemon closes every one it finds.
     """
 
     _descriptor = _NONE  # also if a signal handler raises before the first line of `__init__`
@@ -35,32 +35,32 @@ class OpenFile:
             raise
 
     def read_no_further(self) -> None:
-        """Have no more read than is asked for. Raises OSError, of a pipe for instance.
+        """Turn off read-ahead. Raises OSError, for instance for a pipe.
 
-        What was never written of a sparse file takes memory when it is read ahead: a record of it took 0.4 ms.
+        Reading ahead in the unwritten part of a sparse file takes memory: it made a record cost 0.4 ms.
         """
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """At most `size_bytes` from there on; fewer at the end of the file. Raises OSError."""
+        """Return at most `size_bytes` from `offset` on; fewer at the end of the file. Raises OSError."""
         return os.pread(self._descriptor, size_bytes, offset)
 
     def status_now(self) -> os.stat_result:
-        """What the descriptor is of, and how large that is now. Raises OSError."""
+        """Return the current status of the descriptor's file, with its size. Raises OSError."""
         return os.fstat(self._descriptor)
 
     def duplicate(self) -> OpenFile:
-        """The same file once more, also where it has no name any more. Raises OSError."""
+        """Return the same file opened again, even if it no longer has a name. Raises OSError."""
         other = copy(self)
-        other._descriptor = _NONE  # until it has its own: what is collected closes no other's
+        other._descriptor = _NONE  # until it has its own: garbage collection must not close the first one's
         other._descriptor = os.dup(self._descriptor)
         return other
 
     def close(self) -> None:
-        """Let go of it; again has no effect."""
+        """Close it; a second call has no effect."""
         descriptor, self._descriptor = self._descriptor, _NONE
         if descriptor != _NONE:
-            with suppressed(OSError):  # it was closed already, or its end was not heard: it is gone all the same
+            with suppressed(OSError):  # it was closed already, or closing failed: it is gone in both cases
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)
 

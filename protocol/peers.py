@@ -1,17 +1,18 @@
-"""Who is connected to a daemon's socket, and what each of them may take of it.
+"""The connections to a daemon's socket, and the limits of each.
 
-Whoever can reach the address can connect, and on a loopback port without keys that is every user of the machine. So
-everything is bounded, for each connection and for all of them:
+Every process that can reach the address can connect: on a loopback port without keys, that is every user of the
+machine. So everything is bounded, for each connection and for all of them:
 
-- MAX_CONNECTIONS at once of the daemon's own user (and of root, of other hosts, of whom the system does not say), and
-  MAX_STRANGERS beside them of the machine's other users, who thus cannot keep the owner out. Where there is no room,
-  the one that has said nothing for the longest goes; where all have, the newcomer.
-- A connection has at most MAX_SUBSCRIPTIONS, says at most MAX_WORDS a second, and only what a viewer says. One that
+- MAX_CONNECTIONS at once for the daemon's own user (and root, other hosts, and users that the system does not name).
+  MAX_STRANGERS more for the machine's other users, who thus cannot keep the owner out. If there is no room, the
+  connection that has been silent the longest goes; if all have spoken, the newcomer.
+- A connection has at most MAX_SUBSCRIPTIONS, sends at most MAX_WORDS a second, and only what a viewer sends. One that
   does more is cut off.
-- Of its questions the newest of a kind counts, and it is answered when the answer before has left our memory: for
-  who does not read one answer waits, and SEND_HIGH_WATER_MARK of the messages that go to all, which all share.
+- Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So at
+  most one answer waits for a viewer that does not read, and SEND_HIGH_WATER_MARK of the messages to all, which are
+  shared.
 
-What belonged to a connection is forgotten with it.
+The data of a connection is forgotten when it ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import zmq
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
 MAX_SUBSCRIPTIONS = 8  # a viewer has five: live, records, a question, the time and what ended
-MAX_WORDS = 300  # a second; a history of 64 MiB is asked for in 130
+MAX_WORDS = 300  # a second; asking for a history of 64 MiB takes 130
 
 _NETLINK_SOCK_DIAG = 4  # sock_diag(7), from here on
 _SOCK_DIAG_BY_FAMILY = 20
@@ -52,7 +53,7 @@ class _Peer:
 class Peers:
     """The connections of one socket, by their descriptors.
 
-    They may subscribe to what matches `topics`; `say` is told why one was cut off.
+    They may subscribe to topics that match `topics`. `say` gets the reason why one was cut off.
     """
 
     def __init__(self, topics: re.Pattern[bytes], say: Callable[[str], None]) -> None:
@@ -61,7 +62,7 @@ class Peers:
         self._peers: dict[int, _Peer] = {}
 
     def came(self, descriptor: int) -> None:
-        """There is a new connection."""
+        """Add a new connection."""
         try:
             peer = _look_at(descriptor)
         except OSError:  # it has left
@@ -75,11 +76,11 @@ class Peers:
             self._cut_off(silent, f"{whose} more than {most} connections")
 
     def left(self, descriptor: int) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self._peers.pop(descriptor, None)
 
     def said(self, descriptor: int, word: bytes) -> None:
-        """A connection has subscribed to a topic, or given one up."""
+        """Note that a connection has subscribed to a topic, or given one up."""
         peer = self._peers.get(descriptor)
         if peer is None:
             return
@@ -103,12 +104,12 @@ class Peers:
             self._cut_off(descriptor, f"it said more than {MAX_WORDS} words in a second")
 
     def begin_second(self) -> None:
-        """Everybody may speak again."""
+        """Reset every connection's count of messages."""
         for peer in self._peers.values():
             peer.words = 0
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """The topics of the questions of a kind that can be answered now."""
+        """Return the topics of the questions of a kind that can be answered now."""
         return [peer.asked[kind] for peer in self._peers.values() if kind in peer.asked and not _is_busy(peer)]
 
     def follow(self, topics: Collection[bytes]) -> bool:
@@ -121,17 +122,17 @@ class Peers:
         return any(peer.asked and _is_busy(peer) for peer in self._peers.values())
 
     def answered(self, topic: bytes, answer: zmq.MessageTracker) -> None:
-        """The question `topic` has an answer, which is on its way."""
+        """Note that the question `topic` has an answer, which is on its way."""
         for peer in self._peers.values():
             for kind in [kind for kind, asked in peer.asked.items() if asked == topic]:
                 del peer.asked[kind]
                 peer.answer = answer
 
     def _cut_off(self, descriptor: int, why: str) -> None:
-        """End a connection. libzmq cannot, but it sees that the system has."""
+        """End a connection. libzmq cannot do this, but it notices that the system has."""
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name
-        with suppress(OSError):  # it has left, and its number may be another's already
+        with suppress(OSError):  # it has left, and its descriptor may be a different connection's already
             connection = socket.socket(fileno=descriptor)
             try:
                 if _name(connection) == name:
@@ -157,7 +158,7 @@ def _look_at(descriptor: int) -> _Peer:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """The user at the other end of a TCP connection from this machine; None for others, and where nobody says."""
+    """Return the user at the other end of a TCP connection from this machine, or None if it is not known."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "AF_NETLINK"):
         return None
     here, there = connection.getsockname(), connection.getpeername()

@@ -1,7 +1,7 @@
-"""Which process is which: a pid alone is reused, a pid with its start time and boot id is not.
+"""The identity of a process: a pid alone is reused, a pid with its start time and boot id is not.
 
-A pid means something in its own pid namespace only: a process in a container goes by another one outside. And a start
-in its own time namespace: clocks that count from boot may be set apart there (time_namespaces(7)).
+A pid is valid in its own pid namespace only: a process in a container has a different one outside. A start is valid
+in its own time namespace: clocks that count from boot may be offset there (time_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PROC = "/proc"  # Linux has it; elsewhere, and in some sandboxes, there is none
+_PROC = "/proc"  # Linux has it; other systems, and some sandboxes, do not
 MAX_THREADS = 256
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22  # proc_pid_stat(5), counted from 1; the latter in clock ticks since boot
 
 
 def pid_namespace() -> int | None:
-    """The inode number of this process's pid namespace; None where the kernel does not say."""
+    """Return the inode number of this process's pid namespace, or None if the kernel does not give it."""
     try:
         return os.stat(f"{_PROC}/self/ns/pid").st_ino
     except OSError as error:
@@ -31,7 +31,7 @@ def pid_namespace() -> int | None:
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; empty where there is no /proc."""
+    """Return the kernel's id of this boot, or "" if there is no /proc."""
     try:
         with io.open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def has_mapped(pid: int, path: Path) -> bool:
-    """Whether the process `pid` has the file at `path` in its memory; True where the kernel does not say."""
+    """Whether the process `pid` has the file at `path` in its memory. True if the kernel does not tell."""
     try:
         with io.open(f"{_PROC}/{pid}/maps", "rb") as file:
             return os.fsencode(path) in file.read()
@@ -51,7 +51,7 @@ def has_mapped(pid: int, path: Path) -> bool:
 
 
 def running_pids() -> set[int]:
-    """The pids of all processes that run; empty where the kernel does not list them."""
+    """Return the pids of all running processes; empty if the kernel does not list them."""
     try:
         return {int(name) for name in os.listdir(_PROC) if name.isdecimal()}
     except OSError:
@@ -59,9 +59,9 @@ def running_pids() -> set[int]:
 
 
 def processor_times(pid: int) -> dict[str, tuple[int, int]]:
-    """Of each thread of process `pid`, how many ns it ran, and how many it could run and had no processor.
+    """Return, for each thread of process `pid`, how many ns it ran and how many ns it waited for a processor.
 
-    Empty if the kernel does not count them. Of very many threads the first MAX_THREADS are read.
+    Empty if the kernel does not count them. At most MAX_THREADS threads are read.
     """
     found = {}
     try:
@@ -74,22 +74,25 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
             with io.open(f"{_PROC}/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
                 ran_ns, waited_ns, _ = file.read().split()
             found[thread] = int(ran_ns), int(waited_ns)
-        except (OSError, ValueError) as error:  # it has ended, or another kernel says it in another way
+        except (OSError, ValueError) as error:  # it has ended, or this kernel has a different format
             let_through(error)
     return found
 
 
 def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
-    """How long the thread that could run the longest waited for a processor between two `processor_times`."""
+    """Return how long the busiest thread waited for a processor between two `processor_times`, in ns.
+
+    The busiest is the one that ran or could run the longest.
+    """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
 
 
 def process_start(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when no such process runs.
+    """Return when `pid` started, in clock ticks since boot, or None if no such process runs.
 
-    Where there is no /proc the start is not known and every living process has start 0. A zombie has ended.
-    Raises OSError when there is no descriptor left to look with.
+    If there is no /proc the start is not known and every living process has start 0. A zombie has ended. Raises
+    OSError if there is no descriptor left to look with.
     """
     try:
         fields = _stat_from_state(pid)
@@ -99,15 +102,15 @@ def process_start(pid: int) -> int | None:
         let_through(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return None  # the process ended between open and read (ESRCH), or is not ours to see
+        return None  # the process ended between open and read (ESRCH), or is hidden from us
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 
 def is_running(pid: int, start: int) -> bool:
     """Whether a process `pid` runs that may be the one whose own `process_start` was `start`.
 
-    In another time namespace the same moment is another number: of a process there only its pid is known.
-    Raises OSError when there is no descriptor left to look with.
+    A different time namespace has different numbers for the same moment, so only the pid of a process there is known.
+    Raises OSError if there is no descriptor left to look with.
     """
     found = process_start(pid)
     if found is None or found == start:
@@ -117,7 +120,7 @@ def is_running(pid: int, start: int) -> bool:
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether `pid` is stopped by a signal (SIGSTOP) or a debugger; False where the kernel does not say."""
+    """Whether `pid` is stopped by a signal (SIGSTOP) or a debugger. False if the kernel does not tell."""
     try:
         return _stat_from_state(pid)[0] in (b"T", b"t")
     except OSError as error:
@@ -126,7 +129,7 @@ def is_suspended(pid: int) -> bool:
 
 
 def _time_namespace(process: str) -> int | None:
-    """The inode number of its time namespace; None where the kernel does not say (before Linux 5.6), or not to us."""
+    """Return its time namespace's inode number, or None if the kernel hides it, or has none (before Linux 5.6)."""
     try:
         return os.stat(f"{_PROC}/{process}/ns/time").st_ino
     except OSError as error:
@@ -137,7 +140,7 @@ def _time_namespace(process: str) -> int | None:
 def _stat_from_state(pid: int) -> list[bytes]:
     with io.open(f"{_PROC}/{pid}/stat", "rb") as file:
         text = file.read()
-    # The command name may hold spaces and parentheses: fields are counted from the last one.
+    # The command name may contain spaces and parentheses, so fields are counted from the last one.
     return text[text.rindex(b")") + 2 :].split()
 
 

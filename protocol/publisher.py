@@ -1,9 +1,10 @@
 """The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
 
-A message goes out under a topic: LIVE reaches every viewer, RECORDS every recorder, a topic of its own (join,
-history, clock, ended) only the viewer that subscribed to it: that is how a viewer asks. What belongs together travels
-as one multipart message, which ZeroMQ counts once against the high-water mark and delivers whole or not at all. A
-viewer that does not read loses messages, each viewer its own. What a viewer may take is in `cbtop.protocol.peers`.
+A message goes out under a topic. LIVE reaches every viewer and RECORDS every recorder. A topic of a viewer's own
+(join, history, clock, ended) reaches only the viewer that subscribed to it: this is how a viewer asks. Messages that
+belong together travel as one multipart message, which ZeroMQ counts once against the high-water mark and delivers
+whole or not at all. A viewer that does not read loses its own messages, and only its own. The limits of a viewer are
+in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-MAX_MESSAGE_BYTES = 512  # a viewer says topics, of at most 85 bytes; a handshake takes the most
-MAX_HEARD = 1000  # words of viewers a turn, so that a flood of them cannot hold up the daemon
-MAX_LET_IN = 8  # viewers a turn, of whom each may say much before he is cut off
+MAX_MESSAGE_BYTES = 512  # a viewer sends topics of at most 85 bytes; a handshake is the largest
+MAX_HEARD = 1000  # subscriptions taken a turn, so that a flood of them cannot hold up the daemon
+MAX_LET_IN = 8  # viewers a turn, each of whom may send much before it is cut off
 SOON_MS = 10
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
-RECEIVE_HIGH_WATER_MARK = 16  # words of a viewer that libzmq holds before it takes them in, unasked and unbounded
-RECEIVE_BUFFER_BYTES = 4096  # and the system: what it holds is still taken in of a connection that is cut off
+RECEIVE_HIGH_WATER_MARK = 16  # subscriptions of a viewer that libzmq queues before it takes them in without a bound
+RECEIVE_BUFFER_BYTES = 4096  # the same for the system, whose buffer is still taken in after a connection is cut off
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
-SILENT_MS = 30_000  # who has not answered a heartbeat, or taken a byte, for so long is gone: it may come again
+SILENT_MS = 30_000  # a viewer that answers no heartbeat, or takes no byte, for this long is gone: it may come again
 MONITORED = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
@@ -54,10 +55,10 @@ MONITORED = (
 
 
 class Publisher:
-    """Binds `endpoint`. Raises EndpointError when it is in use or cannot be bound. One thread owns it.
+    """Binds `endpoint`. Raises EndpointError if it is in use or cannot be bound. One thread owns it.
 
-    With `keys`, a tcp socket lets in only the viewers they allow. Raises KeysError where the address could be
-    reached from other hosts and there are none, or where they let in nobody.
+    With `keys`, a tcp socket lets in only the viewers they allow. Raises KeysError if other hosts could reach the
+    address and there are no keys, or if the keys allow no viewer.
     """
 
     def __init__(self, endpoint: str, keys: DaemonKeys | None = None) -> None:
@@ -68,7 +69,7 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        _tracked(b"")  # pyzmq's thread for these opens files: not later, when there may be none left
+        _tracked(b"")  # starts pyzmq's thread for these, which opens files: later none may be left
 
     def _open(self) -> None:
         self._context = zmq.Context()
@@ -88,7 +89,7 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.say(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it as we close
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it during close
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
         for listened in (self._socket, self._monitor, self._authenticator.questions):
@@ -104,7 +105,7 @@ class Publisher:
             self._socket.bind(self.endpoint)
             self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)  # port 0 is a free one
             return
-        umask = os.umask(0o177)  # who may write to a socket's file may connect, from the moment it is there
+        umask = os.umask(0o177)  # write permission to a socket's file allows connecting, from the moment it exists
         try:
             self._socket.bind(self.endpoint)
         finally:
@@ -112,25 +113,25 @@ class Publisher:
 
     @property
     def refused(self) -> int:
-        """How many handshakes failed, of those that keys were asked for."""
+        """Number of failed handshakes, of those that needed keys."""
         return self._authenticator.refused
 
     def hear(self, timeout_ms: int) -> None:
-        """Take in who came, what they ask and who left; waits up to `timeout_ms` for the first."""
+        """Process new connections, questions and disconnections. Waits up to `timeout_ms` for the first."""
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
         if not self._poller.poll(timeout_ms):
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let in only now, they come to be heard when all that was said before is heard.
+        # They are let in only now, so that they are heard after everything that was sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
-                self._watch()  # who asks has been announced by now
+                self._watch()  # this connection has been announced by now
                 self._authenticator.answer()
 
     def _hear_words(self) -> bool:
-        """Take in what viewers say, and whether that was all."""
+        """Process the viewers' subscriptions, and return whether all were processed."""
         for _ in range(MAX_HEARD):
             try:
                 said = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -140,7 +141,7 @@ class Publisher:
         return False
 
     def _watch(self) -> None:
-        """Learn from the monitor who came and who left."""
+        """Process the monitor's new and ended connections."""
         while self._monitor.poll(0):
             event, value = monitor_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
@@ -157,19 +158,19 @@ class Publisher:
 
     @property
     def has_recorder(self) -> bool:
-        """Whether anybody wants each record."""
+        """Whether any recorder wants each record."""
         return self._peers.follow((RECORDS,))
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """The topics that begin with `kind`, by which viewers ask, and wait for an `answer`."""
+        """Return the topics that begin with `kind`: viewers ask by them, and wait for an `answer`."""
         return self._peers.questions(kind)
 
     def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:
-        """Answer each of `topics` with `messages`, which are kept once however many ask."""
+        """Answer each of `topics` with `messages`, which are held once however many viewers ask."""
         self.answer_frames(topics, [codec.encode(message) for message in messages])
 
     def answer_frames(self, topics: Iterable[bytes], frames: Sequence[bytes]) -> None:
-        """The same, with messages that are encoded already."""
+        """Do the same with messages that are encoded already."""
         shared = [zmq.Frame(frame) for frame in frames[:-1]]
         for topic in topics:
             last = _tracked(frames[-1])
@@ -177,25 +178,25 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """A second has passed: its bounds hold anew."""
+        """Reset the limits that count per second."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:
-        """End the links of viewers that are not allowed any more.
+        """End the links of viewers that are no longer allowed.
 
-        Who has which key is not known of every link, so all end; who is still allowed is back within a second and
-        hears everything anew. Raises EndpointError when somebody took the address in between.
+        The key of a link is not always known, so all links end. A viewer that is still allowed is back within a
+        second and gets everything anew. Raises EndpointError if the address was taken in between.
         """
         if self._authenticator.has_revoked():
             self._close_socket()
             self._open()
 
     def send(self, topic: bytes, messages: Iterable[WireMessage]) -> None:
-        """Send `messages` together under `topic`; never waits, never fails for a viewer's sake."""
+        """Send `messages` together under `topic`. Never waits, and never fails because of a viewer."""
         self.send_frames(topic, [codec.encode(message) for message in messages])
 
     def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:
-        """The same, of messages that are encoded already."""
+        """Do the same with messages that are encoded already."""
         if frames:
             self._socket.send_multipart([topic, *frames], zmq.NOBLOCK, copy=False)
 
@@ -215,12 +216,12 @@ class Publisher:
 
 
 def _tracked(data: bytes) -> zmq.Frame:
-    """A frame that tells when libzmq needs it no more."""
+    """Return a frame that tells when libzmq no longer needs it."""
     return zmq.Frame(data, track=True, copy=False, copy_threshold=0)
 
 
 def _sender(said: zmq.Frame) -> int:
-    """The descriptor of the connection that said something; -1 where it has left, and libzmq gives up its topics."""
+    """Return the descriptor of the sending connection, or -1 if it has left and libzmq gives up its topics."""
     try:
         return int(said.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -237,7 +238,7 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 
 def _lock_ipc(endpoint: str) -> int:
-    """The right to bind an ipc path: libzmq itself would let a second daemon steal it."""
+    """Take the right to bind an ipc path, because libzmq itself would let a second daemon steal it."""
     lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

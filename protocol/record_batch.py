@@ -1,4 +1,4 @@
-"""Records packed into columns for the wire, and the books of whoever receives them.
+"""Records packed into columns for the wire, and a receiver's count of them.
 
 A batch's columns: the end of the first record (i64, little-endian), then node, flags, step from end to end, duration
 and elements as `cbtop.protocol.columns` packs them: records of a decode take 12 to 18 bytes instead of the ring's 32.
@@ -18,13 +18,13 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, SourceState
 from cbtop.protocol.ring import NODE_BITS, Batch
 
-MAX_TALLIES = 1 << 14  # sources that one receiver hears of: its daemon has 256 at a time
-MAX_BATCH_RECORDS = 1 << 16  # of one message: a reader that comes late finds millions in a ring
+MAX_TALLIES = 1 << 14  # sources of one receiver: its daemon has 256 at a time
+MAX_BATCH_RECORDS = 1 << 16  # per message: a late reader finds millions in a ring
 _FIRST_END = struct.Struct("<q")
 
 
 def pack(batch: Batch) -> Packed:
-    """The records of `batch`, in the order they ended."""
+    """Pack the records of `batch`, in the order they ended."""
     if not len(batch.node):
         return Packed(b"")
     step = np.diff(batch.end_ns, prepend=batch.end_ns[:1])
@@ -33,7 +33,7 @@ def pack(batch: Batch) -> Packed:
 
 
 def unpack(message: RecordBatch) -> Batch:
-    """The records of `message`. Raises DecodeError for columns that are not as long as it says, or too long."""
+    """Return the records of `message`. Raises DecodeError if its columns are too long, or not as long as declared."""
     count, data = message.count, message.columns
     if count > MAX_BATCH_RECORDS:
         raise DecodeError(f"{count} records in one batch; at most {MAX_BATCH_RECORDS} are taken")
@@ -49,7 +49,7 @@ def unpack(message: RecordBatch) -> Batch:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """The records of `parts`, one after the other; what was overwritten is theirs to tell."""
+    """Return the records of `parts`, one after the other, without their counts of overwritten records."""
     names = ("node", "flags", "start_ns", "end_ns", "elements")
     none = np.zeros(0, np.int64)
     columns = {name: np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names}
@@ -57,7 +57,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
-    """`batch`, what is left of the ring's records from number `first` to `produced`, as messages of bounded size."""
+    """Yield `batch`, the remaining records of the ring's `first` to `produced`, as messages of bounded size."""
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):
         chosen = slice(at, min(at + MAX_BATCH_RECORDS, count))
@@ -69,20 +69,20 @@ def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[Re
             batch.elements[chosen],
             overwritten=0,
         )
-        until = produced - count + chosen.stop  # what is lost was lost before what is left, as a rule
+        until = produced - count + chosen.stop  # records are usually lost before the remaining ones
         yield RecordBatch(source, first, until, chosen.stop - at, pack(part))
         first = until
 
 
 @dataclass(slots=True)
 class RecordTally:
-    """What a receiver has of one source's records, told by their numbers in the ring.
+    """A receiver's counts of one source's records, by their numbers in the ring.
 
-    At any moment, the last batch lost or not: `produced == before + taken + dropped + missed`.
+    Always true, even if the last batch was lost: `produced == before + taken + dropped + missed`.
     """
 
-    produced: int = 0  # as last heard
-    before: int | None = None  # written before we came
+    produced: int = 0  # as last reported
+    before: int | None = None  # written before this receiver joined
     taken: int = 0
     dropped: int = 0  # overwritten in the ring before the daemon read them, or rejected by it
     _gaps: int = 0
@@ -94,12 +94,12 @@ class RecordTally:
         return self._gaps + self.produced - self._next
 
     def hear(self, produced: int) -> None:
-        """Take note of how many records there are."""
+        """Update the number of records."""
         self._begin(produced)
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch; gives how many of its first records were here before (a new daemon reads the ring anew)."""
+        """Count a batch. Returns how many first records were here before (a new daemon reads the ring anew)."""
         self._begin(message.first)
         self.produced = max(self.produced, message.produced)
         first_kept = message.produced - message.count
@@ -117,9 +117,9 @@ class RecordTally:
 
 
 def tally(tallies: dict[str, RecordTally], message: Message) -> int:
-    """Account for `message` by its source; for a batch, gives how many of its first records were here before.
+    """Count `message` for its source. For a batch, returns how many of its first records were here before.
 
-    Raises DecodeError for a batch that cannot be unpacked, and for one source more than MAX_TALLIES.
+    Raises DecodeError for a batch that cannot be unpacked, and if there are more than MAX_TALLIES sources.
     """
     match message:
         case RecordBatch():

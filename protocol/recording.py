@@ -1,22 +1,22 @@
-"""A recording (`.cbtop`): what was on the wire, frame by frame, in a file.
+"""A recording (`.cbtop`): the messages of the wire, frame by frame, in a file.
 
 Layout (little-endian)
     header   magic b"CBTOPREC", protocol major and minor (u16), crc32 of what follows (u32), monotonic and realtime
              ns read together (i64), host (64 bytes of UTF-8, zero-filled); no version may change the first three
     frames   length of the payload (u32), crc32 of what follows (u32), monotonic ns (i64), kind (u32), payload:
              deflated, a msgpack list of messages that belong together, encoded as on the wire
-    range    as the first frame and the last, without messages, where a recording was cut out of another one: their
-             times are those of the range, and what comes before leads to it
-    index    as the last frame of a recording that was closed: when and where its keyframes lie
+    range    as the first frame and the last, without messages, if a recording was cut out of a longer one: their
+             times are those of the range, and the frames before it lead up to it
+    index    as the last frame of a recording that was closed: the times and offsets of its keyframes
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
 Rules
 - A frame is appended by one write, so a kill at any moment costs at most the last one. Without an index the frames
-  are walked once to find the keyframes. Where they do not lead to the index that a footer tells of, or to a head that
-  no recorder wrote, the file is damaged: what lies behind is not read.
-- A keyframe holds complete state, so what shows a moment reads the keyframe before it and what follows that.
+  are walked once to find the keyframes. The file is damaged if they do not lead to the index that a footer names, or
+  lead to a frame head that no recorder wrote. The rest of a damaged file is not read.
+- A keyframe holds complete state: to show a moment, read the keyframe before it and the frames that follow.
 - Deflating pays: frames of a decode shrink to a quarter (records alone by 2.4), for 0.4 % of a core (zlib, level 1).
-- Frames and messages of an unknown kind are passed over: a newer minor version opens, another major does not.
+- Frames and messages of an unknown kind are skipped: a newer minor version opens, a different major does not.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from cbtop.protocol.open_file import OpenFile
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
-MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every source there may be; deflated, and not
+MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every possible source; deflated, and inflated
 # Frames of real messages inflate to 4 to 12 times their size, zeros to a thousand times.
 MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # which every frame may inflate to
+FREE_BYTES = 1 << 20  # every frame may inflate to this
 PIECE_BYTES = 16 << 10  # inflated at a time, to 16 MiB at most
 DEFLATE_LEVEL = 1
-MAX_MESSAGES = 4_096  # of one frame
+MAX_MESSAGES = 4_096  # per frame
 MAX_KIND = 255  # of a frame, in any version
-MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; where there are more, a jump goes on from the last
+MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; with more, a jump goes on from the last
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
 _HEADER = struct.Struct("<8sHHIqq64s")
@@ -62,18 +62,18 @@ _FOOTER = struct.Struct("<Q8s")
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
+    """The kind of a frame's content."""
 
-    LIVE = 0  # what goes to every viewer
+    LIVE = 0  # messages to every viewer
     KEYFRAME = 1  # complete state: a daemon's hello and everything it knows
     RECORDS = 2  # record batches
     INDEX = 3
-    RANGE = 4  # the beginning, and the end, of a range that somebody chose
+    RANGE = 4  # the beginning, and the end, of a range that the user chose
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a recording was made, and when: `monotonic_ns` and `realtime_ns` were read together."""
+    """The host and time of a recording: `monotonic_ns` and `realtime_ns` were read together."""
 
     host: str
     monotonic_ns: int
@@ -90,13 +90,13 @@ class Frame:
     payload: bytes
 
     def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> Iterator[Message]:
-        """Its messages, one at a time. Raises DecodeError at the first that is none."""
+        """Yield its messages, one at a time. Raises DecodeError at the first that is not a message."""
         for part in self._parts():
             if (message := decode(part)) is not None:
                 yield message
 
     def _parts(self) -> Iterator[bytes]:
-        # Nothing but bytes in one list: lists in lists would take many times the memory of the inflated frame.
+        # Only bytes in one list: lists in lists would take many times the memory of the inflated frame.
         unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
@@ -130,7 +130,7 @@ class Frame:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
 
     def _inflated(self) -> Iterator[bytes]:
-        """The payload inflated, in pieces that are not empty."""
+        """Yield the payload inflated, in pieces that are not empty."""
         most = min(MAX_PAYLOAD_BYTES, max(FREE_BYTES, MAX_INFLATION * len(self.payload)))
         inflater, size = zlib.decompressobj(), 0
         for at in range(0, len(self.payload), PIECE_BYTES):
@@ -146,10 +146,9 @@ class Frame:
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
-    """A frame of `messages`, which are encoded already, and of which one at a time is held.
+    """Return a frame of `messages`, which are encoded already. Holds one message at a time.
 
-    How many they were is said before them, in a block of the zlib stream (RFC 1950) that is not deflated (RFC 1951,
-    3.2.4).
+    Their number precedes them, in a block of the zlib stream (RFC 1950) that is not deflated (RFC 1951, 3.2.4).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []
@@ -166,22 +165,22 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """The Adler-32 (RFC 1950) of two strings behind one another: of each, and the length of the second."""
+    """Return the Adler-32 (RFC 1950) of two joined strings, from that of each and the length of the second."""
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
-    """A frame around a payload that is made already."""
+    """Return a frame around a finished payload."""
     rest = _TIME_AND_KIND.pack(time_ns, kind)
     return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
 
 
 class RecordingWriter:
-    """Writes a new recording at `path` (mode 0600), of at most `max_bytes` and an index.
+    """Writes a new recording at `path` (mode 0600), of at most `max_bytes` plus an index.
 
-    Raises RecordingError when the file exists (but for `overwrite`), or cannot be made.
+    Raises RecordingError if the file exists (unless `overwrite`), or cannot be made.
     """
 
     def __init__(self, path: Path, origin: Origin, max_bytes: int, *, overwrite: bool = False) -> None:
@@ -211,9 +210,9 @@ class RecordingWriter:
             raise
 
     def append(self, frame: bytes) -> bool:
-        """Append one frame; False, and nothing is written, where it would pass the bound.
+        """Append one frame. Returns False, and writes nothing, if it would exceed the bound.
 
-        Raises DecodeError when it is none, RecordingError when the disk does not take it: the file is as before.
+        Raises DecodeError if it is not a frame, RecordingError if the disk refuses it. The file is then as before.
         """
         length, crc, time_ns, kind = _HEAD.unpack_from(frame) if len(frame) >= _HEAD.size else (-1, 0, 0, 0)
         if length != len(frame) - _HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
@@ -228,7 +227,7 @@ class RecordingWriter:
         return True
 
     def close(self) -> None:
-        """Write the index and let go of the file. Without room for the index the file opens all the same."""
+        """Write the index and close the file. If there is no room for the index, the file opens without one."""
         entries = (*self._keyframes, (self._last_ns, self.size_bytes))
         payload = b"".join(_ENTRY.pack(*entry) for entry in entries)
         offset = self.size_bytes
@@ -253,14 +252,14 @@ class RecordingWriter:
 
 
 class RecordingReader:
-    """Reads the recording at `path`, also while it is written: what is there when it is opened.
+    """Reads the recording at `path`, even while it is written: as much as exists when it is opened.
 
-    Raises RecordingError when it is none or cannot be read, VersionError when its major version is another.
+    Raises RecordingError if it is not a recording or cannot be read, VersionError if its major version differs.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._damaged: set[int] = set()  # where the frames lie whose bytes do not fit their checksum
+        self._damaged: set[int] = set()  # offsets of the frames with a wrong checksum
         try:
             self._file = OpenFile(path)
         except OSError as error:
@@ -282,23 +281,23 @@ class RecordingReader:
         self.range_from_ns = time_ns if is_range else None
 
     def duplicate(self) -> RecordingReader:
-        """Another reader of the same file, also of one that has no name any more."""
+        """Return a second reader of the same file, even if the file no longer has a name."""
         other = copy(self)
         other._file, other._damaged = self._file.duplicate(), set()
         return other
 
     @property
     def damaged(self) -> int:
-        """How many frames were passed over: their bytes do not fit their checksum, or where they begin is lost."""
+        """Number of frames skipped: their bytes do not fit their checksum, or their beginning is lost."""
         return len(self._damaged)
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
-        """The frames from the one at `offset` on (0: the first) whose kind is wanted; the others are not read."""
+        """Yield the frames of the `wanted` kinds from `offset` on (0: the first). Other frames are not read."""
         at = max(offset, _HEADER.size)
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self._damaged.add(at)  # where the next frame begins is not known either
+                self._damaged.add(at)  # the begin of the next frame is not known either
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)
@@ -309,12 +308,12 @@ class RecordingReader:
             at += _HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
-        """Where the last keyframe at or before `time_ns` lies; the first where there is none before."""
+        """Return the offset of the last keyframe at or before `time_ns`, or of the first frame if none is before."""
         before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
         return before[-1] if before else _HEADER.size
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _read(self, size: int, at: int) -> bytes:
@@ -324,9 +323,9 @@ class RecordingReader:
             raise RecordingError(f"{self.path}: {error.strerror}") from error
 
     def _head(self, at: int) -> tuple[int, int, int, int]:
-        """The head of the frame at `at`; a length of -1 where the file has shrunk, or was never filled."""
+        """Return the head of the frame at `at`. Its length is -1 if the file has shrunk, or was never filled."""
         data = self._read(_HEAD.size, at)
-        if len(data) < _HEAD.size or not any(data):  # of zeros that take no room on a disk there may be terabytes
+        if len(data) < _HEAD.size or not any(data):  # a sparse file can hold terabytes of zeros
             return -1, 0, 0, 0
         length, crc, time_ns, kind = _HEAD.unpack(data)
         return length, crc, time_ns, kind
@@ -347,7 +346,7 @@ class RecordingReader:
         return f"{major}.{minor}", Origin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Where the index lies, by what was written last; None where it was not closed."""
+        """Return the offset of the index, from the footer, or None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < _HEADER.size:
             return None
@@ -355,7 +354,7 @@ class RecordingReader:
         return offset if magic == INDEX_MAGIC else None
 
     def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-        """The keyframes, when the last frame was written and where the frames end; None without a sound index."""
+        """Return the keyframes, the time of the last frame and the end of the frames; None without a sound index."""
         at, offset = self._size - _FOOTER.size, self._index_at
         if offset is None or not _HEADER.size <= offset <= at - _HEAD.size:
             return None
@@ -374,8 +373,8 @@ class RecordingReader:
         return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """The same, by walking the frames. What a kill left of the last one is passed over."""
-        self._damaged.clear()  # an index that is of no use costs nothing
+        """Return the same, by walking the frames. A last frame that a kill cut off is skipped."""
+        self._damaged.clear()  # a useless index does not count as damage
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns

@@ -1,15 +1,17 @@
-"""What a command or a screen asks of a profiled process: one word in the header of its ring, and one for the answer.
+"""Requests of a command or a screen to a profiled process: one word in its ring's header, and one for the answer.
 
 Rules
-- No thread, socket or signal in the process: it reads the word once a step, as memory that it has mapped anyway.
-- Either side takes only what makes sense: what is asked (KERNELS), a number of steps up to MAX_STEPS, a request's
-  number, an answer under that number. What the process does not understand it refuses.
-- A process that looks at requests says so (LISTENING): one of an older cbtop, or without a model of torch, does not.
-- One of them asks at a time: it holds a lock (flock(2)) on the ring. One that gives up takes its word back.
+- The process needs no thread, socket or signal: it reads the word once a step, from memory it has mapped
+  anyway.
+- Either side accepts only words that make sense: a known request (KERNELS), up to MAX_STEPS steps, a request's
+  number, an answer with that number. The process refuses a request that it does not understand.
+- A process that looks at requests publishes it (LISTENING). One of an older cbtop, or without a torch model, does
+  not.
+- Only one asks at a time: it holds a lock (flock(2)) on the ring. One that gives up takes its word back.
 
 Layout
-    asked      bits 0-7 what, bits 8-23 steps, bits 24-62 the request's number; 0: nothing
-    answer     bits 0-7 a State, bits 8-23 steps that are done, bits 24-62 the request's number; 0: nobody looks
+    asked      bits 0-7 request, bits 8-23 steps, bits 24-62 the request's number; 0: nothing
+    answer     bits 0-7 a State, bits 8-23 steps that are done, bits 24-62 the request's number; 0: not listening
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """What became of a request; from NOT_UNDERSTOOD on it is refused, and the state says why."""
+    """The state of a request; from NOT_UNDERSTOOD on it is refused, and the state gives the reason."""
 
     NOBODY = 0
     LISTENING = 1
@@ -73,7 +75,7 @@ WHY = {
 
 
 class Request(NamedTuple):
-    """So many steps are to be recorded."""
+    """A request to record this many steps."""
 
     number: int
     steps: int
@@ -83,7 +85,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of the request of that number, and how many of its steps are done."""
+    """The state of the request with this number, and how many of its steps are done."""
 
     number: int
     state: State
@@ -94,12 +96,12 @@ class Answer(NamedTuple):
 
 
 def number_of(word: int) -> int:
-    """The number under which `word` asks or answers."""
+    """Return the number of the request in `word`."""
     return word >> _NUMBER_SHIFT & _NUMBER
 
 
 def request_of(word: int) -> Request | None:
-    """What `word` asks; None where it makes no sense."""
+    """Return the request in `word`, or None if it makes no sense."""
     steps, number = word >> _STEPS_SHIFT & _STEPS, number_of(word)
     if word < 0 or word & _LOW != KERNELS or not 1 <= steps <= MAX_STEPS or not number:
         return None
@@ -107,7 +109,7 @@ def request_of(word: int) -> Request | None:
 
 
 def answer_of(word: int) -> Answer:
-    """What `word` answers. Raises RequestError where it makes no sense."""
+    """Return the answer in `word`. Raises RequestError if it makes no sense."""
     try:
         state = State(word & _LOW)
     except ValueError:
@@ -119,7 +121,7 @@ def answer_of(word: int) -> Answer:
 
 
 class Asker:
-    """Asks the process that writes the ring at `path`. Raises RequestError where it cannot be asked.
+    """Asks the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
     It writes a word of the file and maps nothing.
     """
@@ -147,12 +149,12 @@ class Asker:
 
     @property
     def listens(self) -> bool:
-        """Whether the process looks at what it is asked."""
+        """Whether the process looks at requests."""
         return answer_of(self._word(ANSWER_WORD)).state is not State.NOBODY
 
     def ask(self, steps: int) -> Request:
-        """Ask for the kernels of `steps` steps."""
-        import secrets  # which the process that is asked need not load
+        """Request the kernels of `steps` steps."""
+        import secrets  # imported here, because the asked process does not need it
 
         before = number_of(self._word(ANSWER_WORD))
         number = before
@@ -163,12 +165,12 @@ class Asker:
         return self.request
 
     def answer(self) -> Answer | None:
-        """What became of it; None as long as it was not looked at."""
+        """Return the answer to the request, or None while the process has not looked at it."""
         found = answer_of(self._word(ANSWER_WORD))
         return found if self.request is not None and found.number == self.request.number else None
 
     def close(self) -> None:
-        """Take back what was asked, and let go of the file."""
+        """Take back the request, and close the file."""
         try:
             if self.request is not None:
                 self._write(0)

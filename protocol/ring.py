@@ -1,4 +1,4 @@
-"""The ring of records a profiled process maps and writes, and the daemon reads: one file whose size never changes.
+"""The ring of records that a profiled process maps and writes, and the daemon reads: one file of fixed size.
 
 Layout (little-endian; every word is a signed 64-bit integer; version 2)
     byte 0     magic b"CBTOPRNG"
@@ -6,52 +6,52 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 4     pid                word 5  process start, clock ticks since boot
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
-    word 10    how many announcements the process has left out, see `cbtop.profiler.recorder`
-    word 11    1 once the writer has closed it, while its process may run on; else 0
-    word 12    what a command asks of the process; word 13: its answer, see `cbtop.protocol.requests`
-    word 16    cursor: at least so many records were begun (a cache line of its own)
-    word 24    61 slots of 8 words, one a thread, task or greenlet: native thread id (0: free), the node it is in (0:
-               none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside that
-               node has ended since)
+    word 10    number of announcements that the process has left out, see `cbtop.profiler.recorder`
+    word 11    1 once the writer has closed it, even if its process still runs; else 0
+    word 12    a command's request to the process; word 13: its answer, see `cbtop.protocol.requests`
+    word 16    cursor: at least this many records were begun (a cache line of its own)
+    word 24    61 slots of 8 words, one per thread, task or greenlet: native thread id (0: free), the node it is in
+               (0: none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside
+               that node has ended since)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
-    tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts lie in no
-               lane: with the lane's lowest bit set, they are no amounts but a plain step (FLAG_PLAIN)
+    tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts have no
+               lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
 
 Rules
 - The ring's cursor is moved in this file, and by the compiled hot path, which tests hold to the same layout.
-- The threads of a process share the ring. Each reserves a slot by one atomic step of a counter, and writes the
-  slot's tag last. There is no lock.
-- The tag carries the record's number. So a reader can tell three things apart: a record that is complete, one that
-  is not written yet, and one that a newer record has replaced.
-- The cursor is a lower bound. The Python writer stores it once a lap, the compiled one at every record; a reader
+- The threads of a process share the ring. Each reserves a slot by one atomic step of a counter, and writes the slot's
+  tag last. There is no lock.
+- The tag carries the record's number. So a reader can tell three things apart: a record that is complete, one that is
+  not written yet, and one that a newer record has replaced.
+- The cursor is a lower bound. The Python writer stores it once a lap, the compiled one at every record. A reader
   finds the records beyond it by their tags.
-- A slot of word 24 says what its thread, task or greenlet is in, even after the process was killed. Only the
-  compiled hot path writes slots: in Python they would make a start/stop pair a third dearer. There are 61, no more.
+- A slot of word 24 tells what its thread, task or greenlet is in, even after the process was killed. Only the
+  compiled hot path writes slots: in Python they would make a start/stop pair a third dearer. There are exactly 61.
 - The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later. When it closes
-  the ring it gives back what it never wrote: a hole, which reads as zeros.
-- The reader never writes, and never maps the file: what is cut short while it reads is an error, not a SIGBUS.
-  Who asks something of the process writes one word, and nothing else.
+  the ring it gives back the part it never wrote, as a hole, which reads as zeros.
+- The reader never writes, and never maps the file: a file cut short during a read is an error, not a SIGBUS. A
+  command that asks something of the process writes one word, and nothing else.
 
-Where a ring may lie
+File systems
 - tmpfs, ext4 and XFS keep the room that was allocated for a file: its mapping can be written when the disk is full.
-- btrfs does not: it writes to another place each time (copy-on-write), and kills by SIGBUS when there is none.
+- btrfs does not: it writes to a different place each time (copy-on-write), and kills by SIGBUS if none is left.
   Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the room is allocated, holds until a
-  snapshot is taken, and does not hold where data and metadata share their blocks (mkfs.btrfs --mixed). So no ring is
-  made there, see `cbtop.protocol.filesystem`.
-- ZFS copies on write, too. By its sources (OpenZFS 2.2, not measured here) a mapped page is taken when the disk is
-  full, and what cannot be written out later is lost from the file, not from those who read it on this machine.
-- NFS is not recommended: a mapped page waits for the server (a host could hang with it), and a file removed by
-  another machine is a SIGBUS. Not measured here.
+  snapshot is taken. It does not hold if data and metadata share their blocks (mkfs.btrfs --mixed). So no ring is made
+  on btrfs, see `cbtop.protocol.filesystem`.
+- ZFS copies on write, too. By its sources (OpenZFS 2.2, not measured here) a mapped page is accepted when the disk is
+  full. Pages that cannot be written out later are lost from the file, but readers on this machine still see them.
+- NFS is not recommended: a mapped page waits for the server (a host could hang with it), and a file removed by a
+  different machine is a SIGBUS. Not measured here.
 
 Why a record is never half old and half new
 - The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
-  the data, then the tags again. A record counts when its first tag is complete and its second is the same: whoever
-  has seen one word of newer data finds the tag changed.
-- The three copies are three reads of the file: what one read brings has no order within itself.
-- That needs stores that become visible in their order, and loads that happen in theirs. On x86 both are so, and one
+  the data, then the tags again. A record counts if its first tag is complete and its second is the same: a reader
+  that has seen one word of newer data finds the tag changed.
+- The three copies are three reads of the file, because the words of a single read arrive in no particular order.
+- This needs stores that become visible in their order, and loads that happen in theirs. x86 guarantees both, so one
   `pack_into` is enough: CPython clears the 32 bytes and then stores word by word, the tag last.
-- Elsewhere (aarch64) a machine may reorder both. There `pack_in_order` puts a fence between the steps. The reader has
-  its fences everywhere: it reads seldom.
+- Other machines (aarch64) may reorder both. There `pack_in_order` puts a fence between the steps. The reader has its
+  fences everywhere, because it reads seldom.
 - The compiled writer does not clear the tag; it moves the cursor first. So the reader looks at the cursor again after
   the copy, and gives up the oldest MAX_WRITERS_INSIDE records, whose slots are the next to be written.
 """
@@ -109,51 +109,51 @@ MAX_NODE = (1 << NODE_BITS) - 1
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 NEVER_WRITTEN = 0  # as a whole tag
 HELD = -1  # in a slot: in a step that has no name yet, where what runs has no node of its own
-NO_NODE = 0  # a record against it is counted as rejected: bad arguments, or a node table that was full
+NO_NODE = 0  # a record with it counts as rejected: bad arguments, or a node table that was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
-FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does what ran in it
-FLAG_UNCOUNTED = 1 << 26  # the elements are not known: the host gave something that is no count
+FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does anything that ran in it
+FLAG_UNCOUNTED = 1 << 26  # the number of elements is not known: the host gave something that is not a count
 FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
-# Of a step, which has no work of its own, they are its sequences and the positions each of them held before.
-FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out of order or late: in no books
+# For a step, which has no work of its own, they are its sequences and the positions each of them held before.
+FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out of order or late: not counted
 UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
-LANE_SHIFT = 28  # which of the steps that run at the same time this is, or lies in
-LANES = 16  # the last one is for all steps beyond the others
+LANE_SHIFT = 28  # the lane of the step that this is, or is inside: one of the steps that run at the same time
+LANES = 16  # the last one is shared by all further steps
 FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole: its inside is not recorded
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
 # A reserved slot that stays empty this long belongs to a thread that was killed in the middle: it is lost.
 ABANDONED_AFTER_S = 2.0
-# Writers may be inside this many slots beyond the cursor; what lay there may be half overwritten.
+# Writers may be inside this many slots beyond the cursor; the old records there may be half overwritten.
 MAX_WRITERS_INSIDE = 64
-# A reader searches so many slots beyond the cursor, and LOOK_FURTHER times as many when it found records to the end.
+# A reader searches this many slots beyond the cursor, and LOOK_FURTHER times as many if it found records to the end.
 # Few at first, because most looks find nothing: a daemon reads each of its rings four times a second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
-MAX_RECORDS = 1 << 62  # a century of a record a nanosecond: a cursor beyond it lies
-READ_TOGETHER = 1 << 15  # records in a piece, where only their tags are kept
+MAX_RECORDS = 1 << 62  # a century of one record per nanosecond: a cursor beyond it is wrong
+READ_TOGETHER = 1 << 15  # records per piece, if only their tags are kept
 
 _HEADER = struct.Struct("<8sqqqqqqq16s")
 _WORD = struct.Struct("<q")
 # The tag in two halves, its number last: no shifting at every record. A size of this machine ("n") packs the same
-# eight bytes, a record takes 62 ns where "<q" takes 81 and a long 65.
-# Elements are unsigned ("N"): a negative number is refused like what is no number at all.
+# eight bytes: a record takes 62 ns, against 81 with "<q" and 65 with a long. Elements are unsigned ("N"): a negative
+# number is refused like anything else that is not a count.
 RECORD = struct.Struct("@nnNII")
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # each is stored whole; "<q" goes byte by byte
 _TAG_AT = _DATA.size
-# The place given for a lap's first record; RECORD refuses it. So what is due once a lap is in no other record's way,
-# which saves 10 ns of a start/stop pair's 370.
+# The place given for a lap's first record; RECORD refuses it. So the work due once a lap slows no other record, which
+# saves 10 ns of a start/stop pair's 370.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """What was loaded and stored before this call is done before what comes after it, as other processors see it.
+    """Make other processors see every load and store before this call ahead of those after it.
 
-    A lock is let go of (release: nothing before it may come later), then taken (acquire: nothing after it may come
-    earlier). The other order would let both sides meet in between. The lock is new, so nobody can hold it.
+    The new lock is released (nothing before may come later), then acquired (nothing after may come earlier). The
+    other order would let both sides meet in between. No other thread can hold the lock, because it is new.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -164,7 +164,7 @@ def fence() -> None:
 def pack_in_order(
     memory: memoryview | bytearray, at: int, start_ns: int, end_ns: int, elements: int, tag: int, number: int
 ) -> None:
-    """Do what RECORD.pack_into does, in its order on every machine. Raises struct.error where it does."""
+    """Do the same as RECORD.pack_into, in its order on every machine. Raises struct.error in the same cases."""
     _TAG.pack_into(memory, at + _TAG_AT, NEVER_WRITTEN)
     fence()
     _DATA.pack_into(memory, at, start_ns, end_ns, elements)
@@ -181,9 +181,9 @@ class RingWriter:
 
     `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call takes the
     same three steps itself. `next(reserve)` gives the place in `memory` and the number for the tag. `pack_record`
-    writes the record there. Where it raises, as it does at the first record of each lap, `refused` writes it.
-    `first` is the first record's number: a test begins just before the numbers in the tags start again at 0.
-    Raises RingError when the file cannot be made.
+    writes the record there. If it raises, as it does at the first record of each lap, `refused` writes it. `first` is
+    the first record's number: a test begins just before the numbers in the tags start again at 0. Raises RingError if
+    the file cannot be made.
     """
 
     record: Record
@@ -199,7 +199,7 @@ class RingWriter:
             raise RingError("a ring is written by 64-bit little-endian processes only")
         self.path = path
         total = HEADER_BYTES + capacity * RECORD_BYTES
-        # A reader must never meet a half-made ring: it gets its name when it is whole.
+        # A reader must never meet a half-made ring: the file gets its name once it is complete.
         unfinished = path.with_suffix(".new")
         try:
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -232,10 +232,11 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
-        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # what a command asks, see `asked`
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone: to make any
-        # other iterator may collect garbage, and that may run any code. The numbers start again as in the tags.
+        # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone, because
+        # making any other iterator may collect garbage, and that may run any code. The numbers start again as in the
+        # tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -246,9 +247,9 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
-        """Write the record all the same: begin the lap that is due, leave out elements that are no count.
+        """Write the record nevertheless: begin a lap that is due, and leave out elements that are not a count.
 
-        False where the elements were none.
+        Returns whether the elements were a count.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -264,27 +265,27 @@ class RingWriter:
                 count, tag = 0, tag | FLAG_UNCOUNTED
             try:
                 pack_record(self.memory, at, start_ns, end_ns, count, tag, number)
-            except (struct.error, TypeError, OverflowError):  # a clock of the host's that gives no 64-bit integers
+            except (struct.error, TypeError, OverflowError):  # a host's clock that does not give 64-bit integers
                 pack_record(self.memory, at, 0, 0, 0, NO_NODE, number)
         return known
 
     def set_left_out(self, count: int) -> None:
-        """Say that `count` announcements were left out so far."""
+        """Publish that `count` announcements have been left out."""
         self._words[LEFT_OUT_WORD] = count
 
     @property
     def asked(self) -> int:
-        """What a command asks of this process, as `cbtop.protocol.requests` reads it; 0: nothing."""
+        """A command's request to this process, as `cbtop.protocol.requests` reads it; 0: none."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Say what became of that."""
+        """Publish the answer to that request."""
         self._words[ANSWER_WORD] = word
 
     def close(self) -> None:
-        """Say that nothing more is written, and give back the room of what never was.
+        """Mark the ring as closed, and give back the room that was never written.
 
-        The memory stays mapped: a thread may be inside a record that it has begun, and finds its room.
+        The memory stays mapped, because a thread may still be writing a record that it has begun.
         """
         self._words[CLOSED_WORD] = 1
         begun = max(self._words[CURSOR_WORD], next(self.reserve)[1] - 1)
@@ -296,7 +297,7 @@ class RingWriter:
 
 
 def _record_function(ring: RingWriter) -> Record:
-    """As a closure: everything it touches is a local or a cell, nothing is looked up."""
+    """Return it as a closure: everything it touches is a local or a cell, nothing is looked up."""
     memory, reserve, pack_into = ring.memory, ring.reserve, pack_record
 
     def record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
@@ -312,9 +313,9 @@ def _record_function(ring: RingWriter) -> Record:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Take the room of a whole file. Raises OSError where the disk is full, or the file may not be as large."""
+    """Allocate the whole file. Raises OSError if the disk is full, or if the file may not be that large."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if most != resource.RLIM_INFINITY and size_bytes > most:  # to try would send SIGXFSZ, which may end the process
+    if most != resource.RLIM_INFINITY and size_bytes > most:  # trying would send SIGXFSZ, which may end the process
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     # macOS has no such call, and some file systems refuse it.
     fallocate = getattr(os, "posix_fallocate", None)
@@ -333,8 +334,9 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 
 
 def _fault_in(memory: mmap.mmap) -> None:
-    """Map every page for writing, which takes 7 ms of 8 MiB on ext4 and 2 on a tmpfs. Otherwise a step that comes to
-    a new page waits for it, until the ring has been filled once: 0.9 % of a decode of 3 ms."""
+    """Map every page for writing, which takes 7 ms for 8 MiB on ext4 and 2 on a tmpfs. Otherwise a step that comes to
+    a new page waits for it, until the ring has been filled once: 0.9 % of a decode of 3 ms.
+    """
     if sys.platform == "linux":
         with suppressed(OSError):  # before Linux 5.14: they are mapped as they are written
             memory.madvise(MADV_POPULATE_WRITE)
@@ -342,7 +344,7 @@ def _fault_in(memory: mmap.mmap) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one read, in columns (i64, one entry a record), and what was lost before them."""
+    """The records of one read, in columns (i64, one entry per record), and the number of records lost before them."""
 
     node: NDArray[np.int64]
     flags: NDArray[np.int64]
@@ -352,19 +354,20 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Without the records that give the FLOP and bytes of a call (they have no times), and cancelled steps."""
+        """Return it without cancelled steps and without the records of FLOP and bytes, which have no times."""
         others = self.are(FLAG_AMOUNTS) | self.are(FLAG_CANCELLED)
         return self.only(~others) if others.any() else self
 
     def are(self, what: int) -> NDArray[np.bool_]:
-        """Which records give amounts (FLAG_AMOUNTS), or are cancelled steps (FLAG_CANCELLED), plain ones (FLAG_PLAIN)
-        or loose (FLAG_LOOSE)."""
+        """Return a mask of the records that are amounts (FLAG_AMOUNTS), cancelled steps (FLAG_CANCELLED), plain steps
+        (FLAG_PLAIN) or loose calls (FLAG_LOOSE).
+        """
         of_lane = FLAG_PLAIN & ~FLAG_AMOUNTS if what in (FLAG_AMOUNTS, FLAG_PLAIN) else 0
         found: NDArray[np.bool_] = (self.flags & (FLAG_LOOSE | of_lane)) == what
         return found
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
-        """The chosen records."""
+        """Return the chosen records."""
         columns = (self.node, self.flags, self.start_ns, self.end_ns, self.elements)
         node, flags, start_ns, end_ns, elements = (column[chosen] for column in columns)
         return Batch(node, flags, start_ns, end_ns, elements, self.overwritten)
@@ -374,7 +377,7 @@ class Batch:
 class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
-    `node` is NO_NODE where it is in none, and HELD in a step that has no name yet. `start_ns` is None where it is not
+    `node` is NO_NODE if it is in none, and HELD in a step that has no name yet. `start_ns` is None if it is not
     known, because a brick inside the node has ended since.
     """
 
@@ -384,9 +387,9 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path`, from its oldest record on. Each read goes on where the last one ended.
+    """Reads the ring at `path`, from its oldest record on. Each read continues where the last one ended.
 
-    Raises RingError when the file is no ring of this version, or its header and size disagree.
+    Raises RingError if the file is not a ring of this version, or if its header and size disagree.
     """
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = clock.monotonic) -> None:
@@ -430,13 +433,13 @@ class RingReader:
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
         self._next = 0  # number of the next record to read
-        self._begun = 0  # so many records at least were begun
+        self._begun = 0  # at least this many records were begun
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
     @property
     def produced(self) -> int:
-        """How many records the writer has begun. Raises RingError when its cursor is negative, or beyond reason."""
+        """Number of records that the writer has begun. Raises RingError if its cursor is negative or too large."""
         cursor = self._word(CURSOR_WORD)
         if cursor < 0:
             raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
@@ -447,7 +450,7 @@ class RingReader:
 
     @property
     def left_out(self) -> int:
-        """How many announcements the writer has left out. Raises RingError where that makes no sense."""
+        """Number of announcements that the writer has left out. Raises RingError if it makes no sense."""
         count = self._word(LEFT_OUT_WORD)
         if not 0 <= count <= MAX_RECORDS:
             raise RingError(f"ring {self.path}: it speaks of {count} announcements left out")
@@ -460,7 +463,7 @@ class RingReader:
 
     @property
     def unread(self) -> int:
-        """How many records the last look found begun that were not read."""
+        """Number of begun records, as of the last look, that were not read."""
         return max(0, self._begun - self._next)
 
     @property
@@ -470,9 +473,9 @@ class RingReader:
 
     @property
     def is_filling(self) -> bool:
-        """Whether an eighth of it was written since the last read: one slot tells, by the number in it.
+        """Whether an eighth of it was written since the last read: the number in one slot tells.
 
-        Raises RingError when the file has been cut short.
+        Raises RingError if the file has been cut short.
         """
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
@@ -481,11 +484,11 @@ class RingReader:
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
     def read(self, *, final: bool = False) -> Batch:
-        """The complete records since the last read, at most as many as the ring holds.
+        """Return the complete records since the last read, at most as many as the ring holds.
 
         With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once; else
-        reading stops there until ABANDONED_AFTER_S have passed. Raises RingError when the cursor is negative or
-        counts records that are not there, or when the file has been cut short.
+        reading stops there until ABANDONED_AFTER_S have passed. Raises RingError if the cursor is negative or counts
+        records that do not exist, or if the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
@@ -502,7 +505,7 @@ class RingReader:
         records = self._records(first, count)
         fence()
         same = tag == self._tags(first, count)
-        # What the writer may have begun to overwrite while we copied is given up, not guessed at.
+        # Records that the writer may have begun to overwrite during the copy are given up, not guessed at.
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
         records, tag, same = records[unsafe:], tag[unsafe:], same[unsafe:]
@@ -514,9 +517,9 @@ class RingReader:
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
-            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record lies there already
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record is there already
             missing = (age != 0) & ~overtaken  # reserved, not yet complete
-            # What is not yet complete is waited for: reading stops before it.
+            # An incomplete record is waited for: reading stops before it.
             if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):
                 records = records[: int(missing.argmax())]
             complete = age[: len(records)] == 0
@@ -527,7 +530,7 @@ class RingReader:
             self._next = produced
         elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
-        if len(elements) and elements.min() < 0:  # beyond 2^63, which Python's hot path does not look at
+        if len(elements) and elements.min() < 0:  # 2^63 or more, which Python's hot path does not check
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
             elements = np.maximum(elements, 0)
         return Batch(
@@ -540,17 +543,17 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """The node that each thread, task or greenlet of the writer is in, or was in when it was killed.
+        """Return the node that each thread, task or greenlet of the writer is in, or was in when it was killed.
 
-        Who is in none that has a name is left out. Raises RingError as `threads`.
+        Threads in no named node are left out. Raises RingError as `threads`.
         """
         return [thread for thread in self.threads() if thread.node > NO_NODE]
 
     def threads(self) -> list[InFlight]:
-        """Each thread, task or greenlet that has a slot, and what it is in.
+        """Return each thread, task or greenlet that has a slot, and the node it is in.
 
-        Left out are who moves on while it is looked at, and a slot with values that no writer would write. The list
-        is always empty where the hot path is Python's. Raises RingError when the file has been cut short.
+        A slot that changes during the look is left out, as is one with values that no writer would write. The list is
+        always empty with the Python hot path. Raises RingError if the file has been cut short.
         """
         import numpy as np  # the daemon's side only: a profiled process need not load it
 
@@ -569,10 +572,10 @@ class RingReader:
         ]
 
     def newest_end_ns(self) -> int | None:
-        """When the newest record ended, by the writer's clock; None where there is none, or none with a time.
+        """Return when the newest record ended, by the writer's clock, or None if there is no record with a time.
 
-        It needs no numpy and few reads: the records beyond the cursor are searched by halves, and of the last ones
-        the newest time counts. Raises RingError as `produced`.
+        Needs no numpy and few reads: it searches the records beyond the cursor by halves, and takes the newest time
+        among the last ones. Raises RingError as `produced`.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:
@@ -589,7 +592,7 @@ class RingReader:
         return newest_ns if newest_ns > 0 else None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _pread(self, size_bytes: int, at: int) -> bytes:
@@ -606,7 +609,7 @@ class RingReader:
         return word
 
     def _records(self, first: int, count: int) -> NDArray[np.int64]:
-        """The slots of `count` records from number `first` on, as rows of four words, in one piece."""
+        """Return the slots of `count` records from number `first` on, as rows of four words, in one piece."""
         import numpy as np
 
         return np.frombuffer(self._slots(first, count), "<i8").reshape(-1, 4)
@@ -620,7 +623,7 @@ class RingReader:
         return data
 
     def _tags(self, first: int, count: int) -> NDArray[np.int64]:
-        """Their tags alone."""
+        """Return the tags of these records alone."""
         import numpy as np
 
         end = first + count
@@ -628,7 +631,7 @@ class RingReader:
         return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
 
     def _newest_from(self, at_least: int) -> int:
-        """How many records were begun: one more than the number of the newest complete one, from `at_least` on."""
+        """Return how many records were begun: one more than the newest complete number from `at_least` on."""
         look = min(LOOK_AHEAD, self.capacity)
         while True:
             tag = self._tags(at_least, look)
@@ -641,7 +644,7 @@ class RingReader:
             look = min(LOOK_FURTHER * look, self.capacity)
 
     def _ends(self, first: int, count: int) -> list[int]:
-        """The end times of those that are there, of `count` records from number `first` on."""
+        """Return the end times of the records that exist among the `count` from number `first` on."""
         found = []
         slots = RECORD.iter_unpack(self._slots(first, count))
         for number, (_start_ns, end_ns, _elements, tag, sequence) in enumerate(slots, first):

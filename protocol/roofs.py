@@ -1,9 +1,9 @@
 """The roofs that `cbtop calibrate` has measured, kept in one JSON file under the user's cache directory.
 
 Rules
-- A profiled process reads it once, as a model is attached: nothing of a GPU and nothing but this file is asked there.
-- What a roof was measured of is named by what it depends on: of a processor its model and the number of threads, of a
-  GPU its UUID, its multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
+- A profiled process reads it once, when a model is attached. It reads only this file and asks nothing of a GPU.
+- A roof is keyed by what it depends on: for a processor its model and the number of threads; for a GPU its UUID, its
+  multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cbtop.protocol.messages import Ceiling
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # the newest are kept
 MAX_CEILINGS = 16  # of one device
-_FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: what follows is of the others, and takes the kernel time to say
+_FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: the rest, about other processors, takes the kernel time
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
@@ -35,7 +35,7 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoofs:
-    """What was measured of one device. Fields that it does not have, or that nobody could say, are empty."""
+    """The measurements of one device. Fields that it does not have, or that are not known, are empty."""
 
     device: str
     ceilings: tuple[Ceiling, ...]
@@ -48,13 +48,13 @@ class DeviceRoofs:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Measured again under the same key, it replaces what was measured before."""
+        """A new measurement with the same key replaces the old one."""
         gpu = self.uuid, self.multiprocessors, self.driver, self.power_limit_w
         return self.device, self.threads, self.weights_bytes, *gpu
 
     @property
     def title(self) -> str:
-        """What they are the roofs of."""
+        """The name of the measured device."""
         if self.threads is not None:
             weights = "" if self.weights_bytes is None else f", {self.weights_bytes:,} bytes of weights"
             return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}{weights}"
@@ -72,48 +72,48 @@ _plain = plain_for(DeviceRoofs)
 
 
 def roofs_file() -> Path:
-    """Where they are kept."""
+    """Return the path of their file."""
     return cache_dir() / "roofs.json"
 
 
 def known_roofs() -> tuple[DeviceRoofs, ...]:
-    """All that are kept, the newest last; none where there is no file. Raises RoofsError where it cannot be read."""
+    """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
     found = kept(roofs_file(), SCHEMA, "devices", MAX_DEVICES, _device)
     return () if found is None else found
 
 
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
-    """Keep these beside the others, in place of what was measured of the same before. Raises RoofsError."""
+    """Keep these with the others, and replace older ones with the same key. Raises RoofsError."""
     new = {one.key: one for one in measured}
     try:
         known = known_roofs()
     except RoofsError:
-        known = ()  # what nobody can read is no loss
+        known = ()  # losing an unreadable file does not matter
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
     keep(roofs_file(), SCHEMA, "devices", [_plain(one) for one in devices])
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError where `keep_roofs` could not write beside its file; nothing is left there."""
+    """Raise RoofsError if `keep_roofs` could not write its temporary file. Leaves no file."""
     try_to_write(roofs_file())
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
-    """Those of this machine's processor with so many threads, measured for such weights or for none; the newest."""
+    """Return the newest of this machine's processor with this many threads, measured for such weights or for none."""
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]
     return found[-1] if found else None
 
 
 def roofs_of_gpu(known: Iterable[DeviceRoofs], uuid: str, multiprocessors: int) -> DeviceRoofs | None:
-    """Those of a GPU with the driver that runs now, the newest; its power limit is not asked."""
+    """Return the newest of a GPU with the current driver; its power limit is not compared."""
     wanted = uuid, multiprocessors, driver_version()
     found = [one for one in known if uuid and (one.uuid, one.multiprocessors, one.driver) == wanted]
     return found[-1] if found else None
 
 
 def cpu_name() -> str:
-    """The processor's model, as Linux names it; elsewhere the kind of machine."""
+    """Return the processor's model, as Linux names it; on other systems the kind of machine."""
     if not os.access(_CPUINFO, os.R_OK):
         return platform.machine()
     with io.open(_CPUINFO, "rb", buffering=0) as file:
@@ -124,7 +124,7 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's driver, as the kernel module says it; "" where there is none, or it cannot be read."""
+    """Return the version of NVIDIA's driver, from the kernel module; "" if there is none, or it cannot be read."""
     if not os.access(_DRIVER, os.R_OK):
         return ""
     found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8", "replace").partition("\n")[0])

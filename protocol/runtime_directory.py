@@ -1,7 +1,7 @@
 """The directory where processes, daemons and viewers of one user find each other.
 
-`cbtop run` asks for it before its command begins, and whoever waits for that pays for each import: there are few
-here, and in what is imported here. typing would take as long to load as Python to start.
+`cbtop run` needs it before its command begins, so every import delays the command. There are few imports here and in
+the modules imported here. typing alone would take as long to load as Python takes to start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 
 
 def runtime_directory() -> str:
-    """The directory of this user's rings, catalogs and socket; made with mode 0700 when it is not there.
+    """Return the directory of this user's rings, catalogs and socket; made with mode 0700 if it does not exist.
 
-    $CBTOP_RUNTIME_DIR, else $XDG_RUNTIME_DIR/cbtop, else cbtop-$UID in the system's temporary directory. Where that
-    copies on write, so that no ring can be made there, or where there is no temporary directory, cbtop-$UID in
-    SHARED_MEMORY. Raises EndpointError when it belongs to somebody else or others may write into it.
+    It is $CBTOP_RUNTIME_DIR, else $XDG_RUNTIME_DIR/cbtop, else cbtop-$UID in the system's temporary directory. If
+    that copies on write, so that no ring can be made there, or if there is no temporary directory, it is cbtop-$UID
+    in SHARED_MEMORY. Raises EndpointError if it belongs to a different user or others may write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)
@@ -39,7 +39,7 @@ def runtime_directory() -> str:
 
 
 def _temporary_directory() -> str:
-    """The first that can be written of those that Python's tempfile tries; not where we happen to be. "" for none."""
+    """Return the first writable directory that Python's tempfile tries, except the current one; "" without one."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for path in (*named, *TEMPORARY):
         if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):
@@ -65,10 +65,10 @@ def is_copied_on_write(path: str) -> bool:
 
 
 def make_private_directory(path: str, what: str, variable: str) -> None:
-    """Make `path` a directory of this user alone, with mode 0700, when it is not there.
+    """Make `path` a directory of this user alone, with mode 0700, if it does not exist.
 
-    Raises EndpointError, calling it `what`, when it belongs to somebody else or others may enter; `variable` is the
-    environment's way to another place.
+    Raises EndpointError, which calls it `what`, if it belongs to a different user or others may enter. `variable` is
+    the environment variable that names a different directory.
     """
     try:
         os.makedirs(path, 0o700, exist_ok=True)

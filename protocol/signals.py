@@ -1,4 +1,4 @@
-"""Whose exception it is: what the host's own signal handler raises while code of ours runs is the host's."""
+"""The origin of an exception: one raised by the host's own signal handler while our code runs is the host's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _CO_VARARGS = 4  # inspect's
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether what was raised in here may be kept from the host: no interrupt, and of none of its signal handlers."""
+    """Whether `error`, raised in our code, may be kept from the host: no interrupt, and from none of its handlers."""
     trace = error.__traceback__
-    # What was raised right here was raised in no handler; to look at this frame's names would keep them alive.
+    # An exception raised right here was raised in no handler. Looking at this frame's names would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -22,7 +22,7 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    That is one that is set now, or any that still holds what it was called with: the frame that it interrupted.
+    That is a handler that is set now, or any that still holds its argument: the frame that it interrupted.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -31,7 +31,7 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]  # *arguments
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS  # to look at handlers: 50 µs
+        takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS  # 50 µs to get the handlers
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True
         trace = trace.tb_next
@@ -39,10 +39,11 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 
 
 def _locals_of(frame: FrameType) -> list[object]:
-    """The values of the local variables of `frame`.
+    """Return the values of the local variables of `frame`.
 
-    Until Python 3.13 a frame keeps the dictionary that it gives of them. One of ours holds the exception that holds
-    the frame: as a cycle it would keep all that is in the frames around, a model too, until it is collected.
+    Until Python 3.13 a frame keeps the dictionary of its locals that it returns. In a frame of ours, that dictionary
+    holds the exception that holds the frame. Such a cycle would keep everything in the surrounding frames, even a
+    model, until it is collected.
     """
     there = frame.f_locals
     values = [there.get(name) for name in frame.f_code.co_varnames]
@@ -53,7 +54,7 @@ def _locals_of(frame: FrameType) -> list[object]:
 
 
 def _handlers() -> set[CodeType]:
-    """The code of the signal handlers that are set."""
+    """Return the code of the signal handlers that are set."""
     import functools
     import signal
     from types import CodeType
@@ -71,10 +72,10 @@ def _handlers() -> set[CodeType]:
 
 
 def let_through(error: BaseException) -> None:
-    """Raise what the host is to have of `error`; return where nothing of it is the host's.
+    """Raise the host's part of `error`; return if no part of it is the host's.
 
-    Call it wherever an exception ends in here. What a signal handler raised may also be what `error` came from: code
-    of ours stumbled over it, or said it in words of its own.
+    Call it wherever our code catches an exception. `error` may also have been caused by a signal handler's exception
+    that our code stumbled over, or turned into an error of its own.
     """
     for each in _came_from(error):
         if not isinstance(each, Exception) or is_of_a_signal_handler(each):
@@ -82,7 +83,7 @@ def let_through(error: BaseException) -> None:
 
 
 class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the host what is the host's
-    """`with suppressed(OSError):` goes on after the block where that failed, but for what is the host's."""
+    """`with suppressed(OSError):` continues after the block if that failed, except for exceptions of the host."""
 
     def __init__(self, *kinds: type[Exception]) -> None:
         self._kinds = kinds
@@ -100,7 +101,7 @@ class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the h
 
 
 def _came_from(error: BaseException) -> list[BaseException]:
-    """`error`, and what was caught in here on the way to it: what the host itself handles meanwhile is not ours."""
+    """Return `error` and the exceptions our code caught on the way to it, but none that the host handles."""
     found = [error]
     at = error.__cause__ or error.__context__
     while at is not None and all(at is not each for each in found) and _is_of_ours(at.__traceback__):

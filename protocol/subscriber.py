@@ -1,4 +1,4 @@
-"""A viewer's socket: SUB, subscribed to what it follows and to topics of its own, by which it asks."""
+"""A viewer's socket: SUB, subscribed to the topics it follows and to topics of its own, by which it asks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Link(Enum):
 class Subscriber:
     """Connects to `endpoint`, and again whenever the daemon comes back. One thread owns it.
 
-    Each time the link is made the daemon hears what was asked last and answers: at first, with everything it knows.
-    Raises EndpointError for an address that cannot be one, KeysError for another host's without `keys`.
+    At each new link the daemon gets the latest question and answers it: at first, with everything it knows. Raises
+    EndpointError for an invalid address, KeysError for a different host's without `keys`.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
@@ -49,8 +49,8 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why there is no link over tcp; empty while there is one, or hope
-        self.is_refused = False  # whether the trouble will not pass by itself
+        self.trouble = ""  # why there is no link over tcp; empty while there is one, or one may come
+        self.is_refused = False  # whether waiting does not help
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
         self._asked = _question(JOIN_PREFIX)
@@ -66,7 +66,7 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
-        self._beside: dict[bytes, bytes] = {}  # those of the socket before are forgotten
+        self._beside: dict[bytes, bytes] = {}  # those of the previous socket are forgotten
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -81,26 +81,26 @@ class Subscriber:
         self._socket.connect(self.endpoint)
         for topic in self._topics:
             self._socket.subscribe(topic)
-        # What asks comes last: when the daemon answers it, everything live already flows.
+        # The question comes last: when the daemon answers it, everything live already flows.
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
-        """Ask the daemon for what `prefix` stands for, and no more for what was asked before; gives the topic."""
+        """Ask the daemon by `prefix`, in place of the previous question. Returns the topic."""
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # else it is asked as soon as there is a link
+        if self._redial_s is None:  # else it is sent as soon as there is a link
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
 
     def follow(self, topic: bytes, on: bool) -> None:
-        """Follow `topic` from now on, or no more."""
+        """Follow `topic` from now on, or stop following it."""
         if on == (topic in self._topics):
             return
         if on:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # else it is said as soon as there is a link
+        if self._redial_s is None:  # else it is sent as soon as there is a link
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
@@ -110,16 +110,16 @@ class Subscriber:
         self._socket.close(linger=0)
 
     def receive(self, timeout_ms: int) -> list[Message]:
-        """The messages of the next multipart message; empty when none came within `timeout_ms`.
+        """Return the messages of the next multipart message; empty if none came within `timeout_ms`.
 
-        Raises DecodeError when one of them is not a message.
+        Raises DecodeError if one of them is not a message.
         """
         _topic, frames = self.receive_frames(timeout_ms)
         found = (codec.decode(frame) for frame in frames)
         return [message for message in found if message is not None]
 
     def receive_frames(self, timeout_ms: int) -> tuple[bytes, list[bytes]]:
-        """The topic and the frames of the next multipart message, not decoded; none when none came in time."""
+        """Return the topic and the frames of the next multipart message, not decoded; empty if none came in time."""
         if self._redial_s is not None:
             wait_s = self._redial_s - time.monotonic()
             if wait_s > 0:
@@ -140,7 +140,7 @@ class Subscriber:
         return topic, frames
 
     def _has_link(self) -> bool:
-        """Learn from the monitor how the link is; when it fails, find out why, hang up and dial again later.
+        """Update the link's state from the monitor. If it failed, find out why, hang up and dial again later.
 
         libzmq by itself gives up after some failures, and after others tries twenty times a second.
         """
@@ -154,7 +154,7 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq's own attempt to mend it: what follows tells more
+                self._link = _Link.DOWN  # libzmq's own attempt to reconnect: the next event tells more
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()
@@ -167,24 +167,24 @@ class Subscriber:
             self.trouble, self.is_refused = not_allowed(self._keys), True
             return
         trouble, is_final = why_not(self.endpoint, self._keys)
-        # Once may be the moment of a restart; the same twice is what it is.
+        # Once may be the moment of a restart; the same reason twice is the real one.
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble
 
     def ask_clock(self, number: int) -> None:
-        """Ask the daemon for a ClockReading under `number`, and no more for the one before."""
+        """Ask the daemon for a ClockReading under `number`, in place of the previous question."""
         self._ask_beside(CLOCK_PREFIX, b"%d" % number)
 
     def ask_ended(self, source: str) -> None:
-        """Ask the daemon to read what a process left, the source of this key, and no more for the one before.
+        """Ask the daemon to read the files of the ended process with this key, in place of the previous question.
 
-        What it reads comes to all that listen; where it was read before, all that there is comes to us.
+        All listeners get what it reads. If it was read before, only this viewer gets it, complete.
         """
         self._ask_beside(ENDED_PREFIX, ":".join(source.rsplit(":", 3)[1:]).encode())
 
     def _ask_beside(self, prefix: bytes, what: bytes) -> None:
-        """Ask for what is no word of the question that each new link begins with."""
+        """Ask a question that a new link does not repeat."""
         if self._redial_s is not None:
             return
         if before := self._beside.get(prefix):
@@ -200,5 +200,5 @@ class Subscriber:
 
 
 def _question(prefix: bytes) -> bytes:
-    """A topic that nobody else asks by."""
+    """Return a topic that no other viewer asks by."""
     return prefix + secrets.token_hex(8).encode()

@@ -1,22 +1,22 @@
-"""The words both sides of the wire share: bricks, categories, modes, node kinds, provenance."""
+"""The names that both sides of the wire share: bricks, categories, modes, node kinds, provenance."""
 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
-GUARD_CHECK = "guard"  # the check that what the guard met fails
-LOGITS_CHECK = "logits"  # and that those of a step fail where no brick was wrong as it ran again, under LmHead
-PRECONDITION = "precondition "  # what the name of a check begins with that is of what a kernel is given
+GUARD_CHECK = "guard"  # the check that fails for the guard's findings
+LOGITS_CHECK = "logits"  # the same for a step's logits, if no brick was wrong when the step ran again; under LmHead
+PRECONDITION = "precondition "  # prefix of the name of a check of a kernel's arguments
 
 
 class BrickCategory(IntEnum):
-    """The groups that a report rolls bricks up into."""
+    """The groups into which a report sums bricks."""
 
     NORM = 0
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # between processes: what it takes is mostly waiting for the slowest of them
+    COMMUNICATION = 4  # between processes: its time is mostly waiting for the slowest of them
 
     @property
     def display_name(self) -> str:
@@ -62,9 +62,9 @@ class BrickId(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> BrickId:
-        """The brick called `name`: a display name or one of the usual aliases (`Qkv`, `SiLU`, `Head`, …).
+        """Return the brick called `name`: a display name or one of the usual aliases (`Qkv`, `SiLU`, `Head`, …).
 
-        Raises ValueError, naming what is known, when there is none.
+        Raises ValueError, with the known names, if there is none.
         """
         try:
             return _BRICKS_BY_NAME[name]
@@ -112,12 +112,12 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 
 
 WARM_UP = " (warm-up)"  # ends the name of a step that came before the steps of its kind had settled
-SAMPLE = ", a sample"  # ends the name of steps of which only those that were recorded are counted
+SAMPLE = ", a sample"  # ends the name of steps if only the recorded ones are counted
 # Ends the backend of a model on a GPU that is recorded by its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
 # Follows BY_KERNELS if nothing that came before could run on the GPU in most of these steps.
 IDLE_BEFORE = ", the GPU idle as it began"
-LAUNCHES = ": launches"  # ends the backend of what runs on a device and is timed by the host
+LAUNCHES = ": launches"  # ends the backend of work that runs on a device and is timed by the host
 
 
 def is_warm_up(phase: str) -> bool:
@@ -126,7 +126,7 @@ def is_warm_up(phase: str) -> bool:
 
 
 class NodeKind(IntEnum):
-    """What a node of the execution graph stands for."""
+    """The kind of a node of the execution graph."""
 
     STEP = 0
     LAYER = 1
@@ -135,26 +135,26 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # what other threads or tasks did for the place it lies in, beside its own time
+    ADOPTED = 7  # work of other threads or tasks for the place it is in, outside that place's own time
 
 
 class TransferDirection(StrEnum):
-    """Between which memories a transfer goes: the host's and a device's."""
+    """The two memories of a transfer: the host's and a device's."""
 
     H2D = "H2D"
     D2H = "D2H"
     D2D = "D2D"
 
 
-# Of bricks on a device that waited for the host: behind their name, and behind their backend what their times are.
+# For bricks on a device that waited for the host: appended to their name, and to their backend (what is timed).
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
 class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, of a step, or not at all.
 
-    NONE records nothing. On a clock of the host itself there is nothing to wait for, and the first three are one.
-    Where a clock tells of its marks without waiting, nobody waits at the end of a step either.
+    NONE records nothing. On a clock of the host itself there is nothing to wait for, and the first three are the
+    same. If a clock reports its marks without waiting, the end of a step does not wait either.
     """
 
     IMMEDIATE = 0
@@ -164,7 +164,7 @@ class SyncMode(IntEnum):
 
 
 class DeviceKind(StrEnum):
-    """What of a machine is sampled."""
+    """The kind of hardware that is sampled."""
 
     GPU = "gpu"
     MIG = "mig"  # a part of a GPU that is a device of its own (Multi-Instance GPU)
@@ -172,16 +172,16 @@ class DeviceKind(StrEnum):
 
 
 class SourceStatus(StrEnum):
-    """How a profiled process is."""
+    """The state of a profiled process."""
 
     LIVE = "live"
-    ENDED = "ended"  # it said goodbye
-    GONE = "gone"  # it runs no more and said nothing: killed, or left by os._exit or exec
-    FAULTY = "faulty"  # what it recorded cannot be trusted; the reason says why
+    ENDED = "ended"  # it sent a goodbye
+    GONE = "gone"  # it no longer runs and sent no goodbye: killed, or left by os._exit or exec
+    FAULTY = "faulty"  # its records cannot be trusted; the reason tells why
 
 
 class Provenance(StrEnum):
-    """Where a number comes from; shown beside every number that was not simply measured."""
+    """The source of a number; shown next to every number that was not simply measured."""
 
     MEASURED = "measured"
     DERIVED = "derived"  # computed from measured numbers, or from shapes
@@ -189,4 +189,4 @@ class Provenance(StrEnum):
     UNAVAILABLE = "n/a"
 
 
-DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the key pairs that are used when none is named
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the key pairs that are used if none is named

@@ -1,4 +1,4 @@
-"""What tells time on a CUDA device: stamps in the device's own work, and its clock beside the host's.
+"""The time of a CUDA device: stamps in the device's own work, and its clock compared with the host's.
 
-Nothing here loads torch, and nothing at import: the driver's library is opened by who asks for it.
+Nothing here loads torch or does anything at import: the driver's library is opened when it is first needed.
 """

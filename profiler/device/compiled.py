@@ -1,4 +1,4 @@
-"""Which of two implementations launches stamps: profiler/_stamps.c, or Python."""
+"""Chooses the implementation that launches stamps: profiler/_stamps.c, or Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def chosen(python: Kind) -> Kind:
-    """What is called as `python` in C where it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    """Return the C class with the name of `python` if it was built, unless CBTOP_PURE_PYTHON is set to something."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return python
     try:
         from cbtop.profiler import _stamps
-    except ImportError:  # no compiler or no headers where it was installed
+    except ImportError:  # no compiler or no headers at installation
         return python
     compiled: Kind = getattr(_stamps, python.__name__)
     return compiled

@@ -1,15 +1,15 @@
 """Records of kernels by CUPTI, which torch brings along: by ctypes, no headers, never a library of our own.
 
 Rules
-- CUPTI is open only as long as a window is (kernel_burst.py): open, what is launched, flush, finalize. Registered
-  alone it would lift the host's launches of graphs many times.
-- One owner holds CUPTI in a process: where there is another, `begin` raises CuptiError with TAKEN, and nothing of the
-  other's is touched. A tool that was injected (Nsight) is looked for before.
-- Records are read as bytes at known places. The beginning of a kernel's record has stood since CUPTI of CUDA 12.0
-  (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer). A version that
-  is neither of 12 nor of 13 is refused.
-- Buffers are bounded: beyond MAX_BUFFERS CUPTI drops records, and says how many.
-- Only `Cupti` is asked for by others, so that a test can play it.
+- CUPTI is open only during a window (kernel_burst.py): open, launch, flush, finalize. While merely registered it
+  would multiply the cost of the host's graph launches.
+- A process has one owner of CUPTI. If there is one already, `begin` raises CuptiError with TAKEN, and touches nothing
+  of that owner. An injected tool (Nsight) is looked for first.
+- Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since CUPTI of CUDA
+  12.0 (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer). A version
+  other than 12 or 13 is refused.
+- Buffers are bounded: beyond MAX_BUFFERS CUPTI drops records, and reports how many.
+- Other modules use only `Cupti`, so that a test can replace it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.protocol.requests import State
 
-BUFFER_BYTES = 4 << 20  # of some 19,000 kernels
+BUFFER_BYTES = 4 << 20  # for some 19,000 kernels
 MAX_BUFFERS = 16
 MAX_NAME_BYTES = 4096
 MAPS = "/proc/self/maps"
-INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # what other tools are loaded by
+INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # environment variables that load other tools
 
 # Kinds of records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # an external id stands beside a call's record, or nowhere
+OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # an external id is next to a call's record, or nowhere
 _CUSTOM = 3  # of external ids
 
-_KERNEL_BYTES = 160  # what is read of the longer record
-_EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, whose, external id, correlation id
+_KERNEL_BYTES = 160  # read of the longer record
+_EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
 _TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
     struct.Struct("<H"),
@@ -57,7 +57,7 @@ _STATES = {
 
 
 class CuptiError(Exception):
-    """CUPTI cannot be had; `state` says it to who asked."""
+    """CUPTI is not available; `state` gives the reason to the one that asked."""
 
     def __init__(self, what: str, state: State = State.FAILED) -> None:
         super().__init__(what)
@@ -65,7 +65,7 @@ class CuptiError(Exception):
 
 
 class KernelRecord(NamedTuple):
-    """One launch of a kernel as CUPTI recorded it; `graph` is 0 where it was launched by itself."""
+    """One launch of a kernel as CUPTI recorded it; `graph` is 0 if it was launched by itself."""
 
     name_at: int
     start_ns: int
@@ -81,52 +81,52 @@ class KernelRecord(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What the call of that number was made for."""
+    """The external id that was set during the call of that number."""
 
     external: int
     call: int
 
 
 class Cupti(Protocol):
-    """What is asked of CUPTI; each raises CuptiError where it is refused."""
+    """The interface to CUPTI; each method raises CuptiError if it is refused."""
 
     def begin(self, kinds: Sequence[int]) -> None:
         """Own CUPTI, and record these kinds."""
 
     def end(self) -> None:
-        """Record no more, and fetch what was recorded."""
+        """Stop recording, and fetch the records."""
 
     def finalize(self) -> None:
-        """Leave nothing of CUPTI in the process."""
+        """Remove CUPTI from the process."""
 
     def let_go(self) -> None:
-        """Own it no more, but leave it in the process."""
+        """Stop owning it, but leave it in the process."""
 
     def push(self, external: int) -> None:
-        """What the caller's thread calls from now on is made for `external`."""
+        """Label the next calls of the caller's thread with `external`."""
 
     def pop(self) -> None:
         """Undo `push`."""
 
     def node_number(self, node: int) -> int:
-        """The number of a graph's node among those of its graph, as `graph_node` of records has it."""
+        """Return the number of a node within its graph, as in `graph_node` of records."""
 
     def graph_number(self, executable: int) -> int:
-        """The number of an executable graph, as `graph` of records has it."""
+        """Return the number of an executable graph, as in `graph` of records."""
 
     def records(self) -> Iterator[bytes]:
-        """The records that were fetched, one by one, each as far as it is needed."""
+        """Yield the fetched records one by one, each up to the needed length."""
 
     def text(self, address: int) -> bytes:
-        """The text at an address that a record names, as long as CUPTI is not finalized."""
+        """Return the text at an address in a record; valid until CUPTI is finalized."""
 
     @property
     def dropped(self) -> int:
-        """How many records had no room."""
+        """Number of records that had no room."""
 
 
 def decoded(raw: bytes) -> KernelRecord | Link | None:
-    """What is in a record; None for other kinds. Raises ValueError where it makes no sense."""
+    """Return the content of a record; None for other kinds. Raises ValueError if it makes no sense."""
     if len(raw) < _CALL.size:
         raise ValueError(f"a record of {len(raw)} bytes")
     kind = _CALL.unpack_from(raw)[0]
@@ -154,7 +154,7 @@ def decoded(raw: bytes) -> KernelRecord | Link | None:
         dynamic_bytes=sizes[7],
         call=_CALL.unpack_from(raw, _CALL_AT)[0],
         graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
-        graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,  # above: which executable
+        graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,  # the upper half is the executable
     )
 
 
@@ -162,7 +162,7 @@ _Requested = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_siz
 _Completed = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
 _Called = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
 
-# Arguments by name; all give a CUptiResult.
+# Arguments by name; all return a CUptiResult.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuptiActivityDisable": (c_int,),
     "cuptiActivityEnable": (c_int,),
@@ -183,7 +183,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 def library_path() -> str:
-    """The libcupti that this process has loaded, as torch does; "" where it has none."""
+    """Return the libcupti that this process has loaded, as torch does; "" if there is none."""
     with io.open(MAPS, encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             path = line.rstrip("\n").split(maxsplit=5)[5:]
@@ -193,12 +193,12 @@ def library_path() -> str:
 
 
 def is_known(version: int) -> bool:
-    """Whether the records of CUPTI of this version are laid out as they are read here."""
+    """Whether records of this CUPTI version have the layout that is read here."""
     return 18 <= version < 100 or 130000 <= version < 140000
 
 
 class TorchsCupti:  # pragma: no cover - gpu
-    """CUPTI as torch has loaded it. Raises CuptiError where there is none that is known, or another tool has it."""
+    """CUPTI as torch has loaded it. Raises CuptiError if no known version is loaded, or another tool uses it."""
 
     def __init__(self) -> None:
         taken = [name for name in INJECTED if os.environ.get(name)]
@@ -223,8 +223,8 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
         self._subscriber = c_void_p()
         self._kinds: list[int] = []
-        self._buffers: dict[int, Any] = {}  # that CUPTI may write, by address
-        self._full: list[tuple[int, int]] = []  # address, and how much of it was written
+        self._buffers: dict[int, Any] = {}  # those that CUPTI may write, by address
+        self._full: list[tuple[int, int]] = []  # address, and number of bytes written
         self._is_begun = False
         self.dropped = 0
 
@@ -296,7 +296,7 @@ class TorchsCupti:  # pragma: no cover - gpu
         return ctypes.string_at(address, self._text_of(address, MAX_NAME_BYTES)) if address else b""
 
     def _requested(self, buffer: Any, size_bytes: Any, most: Any) -> None:
-        """CUPTI wants a buffer: without one it drops what it would write there."""
+        """Give CUPTI a buffer; without one it drops its records."""
         buffer[0], size_bytes[0], most[0] = None, 0, 0
         if len(self._buffers) < MAX_BUFFERS:
             room = (c_uint64 * (BUFFER_BYTES // 8))()
@@ -321,11 +321,11 @@ _left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
-    """No call is subscribed to: this is never called."""
+    """Do nothing: no call is subscribed to, so this is never called."""
 
 
 def demangled(name: bytes) -> str:
-    """The name of a C++ function as it is written; others as they are."""
+    """Return the name of a C++ function as it is written; others unchanged."""
     if name.startswith(b"_Z"):
         try:
             demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle

@@ -1,4 +1,4 @@
-"""One device, as one context sees it: the kernels in it, words for stamps, and its clock beside the host's."""
+"""One device in one context: our kernels in it, words for stamps, and its clock compared with the host's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 
 class Device:
-    """Of the context that is current as it is made. Raises DriverError where none is, and for what is refused."""
+    """The device of the current context. Raises DriverError if there is none, and for anything that is refused."""
 
     def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.driver = driver
         self.now_ns = now_ns
-        self.is_of_parent = False  # this process was forked: the device works for another
+        self.is_of_parent = False  # this process was forked: the device works for the parent
         self.context = driver.context()
         if not self.context:
             raise DriverError("no CUDA context is current")
@@ -39,7 +39,7 @@ class Device:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            if self.time.last is not None:  # a second pair right behind it would tell nothing of the clocks' drift
+            if self.time.last is not None:  # a second pair right after it would show nothing of the clocks' drift
                 break
         _devices.add(self)
 
@@ -60,7 +60,7 @@ class Device:
             self._looking.release()
 
     def map_words(self, count: int) -> Words:
-        """Words for stamps."""
+        """Return words for stamps."""
         fitting = [words for words in self._spare if len(words) >= count]
         if fitting:
             words = min(fitting, key=len)
@@ -70,11 +70,11 @@ class Device:
             return self.driver.map_words(max(count, LEAST_WORDS))
 
     def spare_words(self, words: Words) -> None:
-        """No stamp writes `words` any more: others may. To free them here would make the host wait for the device."""
+        """Keep `words`, which no stamp writes any longer, for reuse. Freeing them would make the host wait."""
         self._spare.append(words)
 
     def close(self) -> None:
-        """Leave nothing of ours on the device; nothing of it may run any more."""
+        """Release everything of ours on the device. Nothing of it may still run."""
         if not self.is_of_parent and self._ping_pong.is_over:
             with self.driver.within(self.context), self.driver.relaxed():
                 self._ping_pong.close()

@@ -1,11 +1,12 @@
-"""A device's clock beside the host's: pairs of readings, and the line between them. Whole nanoseconds throughout.
+"""A device's clock compared with the host's: pairs of readings, and the line between them. Integer nanoseconds.
 
 Rules
-- A pair says that the device showed `device_ns` when the host's monotonic clock showed `host_ns`, give or take
-  `error_ns`. No float holds either time: nanoseconds since the epoch take 61 bits.
-- Between pairs, and behind the last, both clocks differ along a line. Beside the errors of the pairs the line may be
-  wrong by how far the drift is from its mean between the pairs (WANDER_PPM), and by MAX_DRIFT_PPM where there is one.
-- A pair that cannot be by that drift (the host slept, a clock was set) begins anew.
+- A pair means that the device showed `device_ns` when the host's monotonic clock showed `host_ns`, give or take
+  `error_ns`. A float cannot hold either time: nanoseconds since the epoch take 61 bits.
+- Between pairs, and after the last, the difference of the clocks follows a line. The error of the line adds to the
+  errors of the pairs: the drift may depart from its mean between the pairs (WANDER_PPM), and with a single pair it is
+  up to MAX_DRIFT_PPM.
+- A pair that this drift cannot explain (the host slept, a clock was set) begins anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 MAX_DRIFT_PPM = 100  # 6 to 24 measured
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # pairs: the slope behind the last is that since so many before it
+BASELINE = 8  # pairs: the slope after the last is the one since this many before it
 _MILLION = 1_000_000
 
 
@@ -44,7 +45,7 @@ class DeviceTime:
         return self._pairs[-1] if self._pairs else None
 
     def add(self, pair: Pair) -> None:
-        """Both clocks have been read, later than ever before."""
+        """Add a reading of both clocks that is later than all others."""
         last = self.last
         if last is not None:
             elapsed_ns = pair.device_ns - last.device_ns
@@ -55,7 +56,7 @@ class DeviceTime:
         self._pairs.append(pair)
 
     def host_ns(self, device_ns: int) -> int:
-        """When the device showed `device_ns`. Raises LookupError where no pair is known."""
+        """Return the host's time when the device showed `device_ns`. Raises LookupError if no pair is known."""
         first, second = self._line(device_ns)
         elapsed_ns = second.device_ns - first.device_ns
         if not elapsed_ns:
@@ -66,7 +67,7 @@ class DeviceTime:
         return device_ns + second.offset_ns + max(-most_ns, min(gained_ns, most_ns))
 
     def error_ns(self, device_ns: int) -> int:
-        """How far `host_ns` of it may be wrong, either way."""
+        """Return the possible error of `host_ns`, either way."""
         first, second = self._line(device_ns)
         elapsed_ns = second.device_ns - first.device_ns
         if not elapsed_ns:
@@ -81,7 +82,7 @@ class DeviceTime:
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
     def _line(self, device_ns: int) -> tuple[Pair, Pair]:
-        """The pairs whose line tells of `device_ns`: those around it, or the first and last of the newest."""
+        """Return the pairs whose line applies to `device_ns`: those around it, or the newest's first and last."""
         pairs = self._pairs
         if not pairs:
             raise LookupError("no reading of both clocks")

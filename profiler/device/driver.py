@@ -1,10 +1,10 @@
-"""The few calls of the CUDA driver that are needed, on `libcuda.so.1` by ctypes: no headers, no toolkit.
+"""The few necessary calls of the CUDA driver, on `libcuda.so.1` by ctypes: no headers, no toolkit.
 
 Rules
-- The context that is current is the host's: none is made here, nor is any stream of the host's waited for.
-- What is called while the host may be capturing a graph is called `relaxed`: in another mode the driver would refuse
-  it and break the capture.
-- Only `Driver` is asked for by others, so that a test can play the device.
+- The current context is the host's. None is made here, and no stream of the host's is waited for.
+- Calls during a possible capture of a graph by the host are made `relaxed`: in any other mode the driver would refuse
+  them and break the capture.
+- Other modules use only `Driver`, so that a test can replace the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 SUCCESS, NOT_READY = 0, 600
 _PORTABLE, _DEVICE_MAP = 1, 2  # of cuMemHostAlloc
-_NON_BLOCKING = 1  # of cuStreamCreate: it waits for no legacy stream
+_NON_BLOCKING = 1  # of cuStreamCreate: it does not wait for a legacy stream
 _RELAXED = 2  # of a stream's capture
 
 
@@ -38,17 +38,17 @@ class Words(Protocol):
     def __len__(self) -> int: ...
 
     def first(self, count: int, /) -> list[int]:
-        """The first `count`."""
+        """Return the first `count`."""
 
     def clear(self, count: int, /) -> None:
-        """Let the first `count` be 0."""
+        """Set the first `count` to 0."""
 
 
 Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
 
 
 class Functions(NamedTuple):
-    """Addresses of a driver's functions, for launches from C; `error` makes what is raised of a name and a result."""
+    """Addresses of a driver's functions, for launches from C; `error` makes the exception of a name and a result."""
 
     launch: int  # cuLaunchKernelEx
     is_capturing: int  # cuStreamIsCapturing
@@ -57,37 +57,37 @@ class Functions(NamedTuple):
 
 
 class Driver(Protocol):
-    """What is asked of a driver; each raises DriverError where it is refused."""
+    """The interface to a driver; each method raises DriverError if it is refused."""
 
     def context(self) -> int:
-        """The context that is current; 0 where there is none."""
+        """Return the current context, or 0 if there is none."""
 
     def within(self, context: int) -> contextlib.AbstractContextManager[None]:
-        """`with driver.within(context):` it is current on the calling thread, whatever else was."""
+        """`with driver.within(context):` makes it current on the calling thread, whatever was current."""
 
     def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
-        """The module that `ptx` is, in the current context, and its kernels."""
+        """Load the module `ptx` into the current context, and return it with its kernels."""
 
     def unload(self, module: int) -> None:
         """Undo `load`."""
 
     def map_words(self, count: int) -> Words:
-        """So many words, all 0."""
+        """Return `count` words, all 0."""
 
     def free_words(self, words: Words) -> None:
-        """Undo `map_words`. Nothing may write them any more."""
+        """Undo `map_words`. Nothing may write them any longer."""
 
     def launcher(self, kernel: int, stream: int) -> Launch:
-        """What launches `kernel` as a single thread on `stream`."""
+        """Return a function that launches `kernel` as a single thread on `stream`."""
 
     def functions(self) -> Functions:
-        """What a launch from C needs."""
+        """Return the functions that a launch from C needs."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is enqueued on `stream` is captured."""
+        """Whether work enqueued on `stream` is captured."""
 
     def new_stream(self) -> int:
-        """A stream that waits for no other."""
+        """Return a stream that does not wait for others."""
 
     def end_stream(self, stream: int) -> None:
         """Undo `new_stream`."""
@@ -96,13 +96,13 @@ class Driver(Protocol):
         """Whether `stream` has done all that was enqueued."""
 
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
-        """`with driver.relaxed():` whatever is called does not end a capture of the host's."""
+        """`with driver.relaxed():` calls do not end a capture of the host's."""
 
     def captured_last(self, stream: int) -> list[int] | None:
-        """The nodes that what is captured next on `stream` will follow; None where nothing is captured there."""
+        """Return the nodes that the next captured work on `stream` will follow; None if nothing is captured there."""
 
     def captured_graph(self, stream: int) -> int | None:
-        """What is captured on `stream`, as far as it is; None where nothing is. It is the host's."""
+        """Return the host's unfinished graph that is captured on `stream`, or None if there is none."""
 
     def new_graph(self) -> int:
         """An empty graph."""
@@ -111,7 +111,7 @@ class Driver(Protocol):
         """A copy of `graph`."""
 
     def in_clone(self, node: int, clone: int) -> int:
-        """The node of `clone` that `node` of the graph it was made from has become."""
+        """Return the node of `clone` that corresponds to `node` of the original."""
 
     def destroy_graph(self, graph: int) -> None:
         """Undo `new_graph` or `clone`."""
@@ -123,25 +123,25 @@ class Driver(Protocol):
         """The edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Whether something runs there: not for an event, and not where nodes only wait for each other."""
+        """Whether work runs there: not for an event, and not if nodes only wait for each other."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
-        """A new node of `graph` behind those of `after`: `kernel`, in so many blocks of one thread."""
+        """Add a node to `graph` after those of `after`: `kernel`, in `blocks` blocks of one thread."""
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        """Let the second node of each pair wait for the first."""
+        """Make the second node of each pair wait for the first."""
 
     def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         """Undo `add_edges`; of plain edges only."""
 
     def instantiate(self, graph: int) -> int:
-        """An executable of `graph`, which may change or go afterwards."""
+        """Return an executable of `graph`, which may change or be destroyed afterwards."""
 
     def destroy_executable(self, executable: int) -> None:
         """Undo `instantiate`. It must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
-        """Do ahead, on `stream`, what its first launch would have to."""
+        """Do, on `stream`, the work that its first launch would otherwise do."""
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Enqueue it on `stream`."""
@@ -162,7 +162,7 @@ class Edge(NamedTuple):
 class Arguments:
     """The arguments of launches: `launch(arguments.at(3))` passes the fourth row.
 
-    A kernel reads them as it is launched. Each row lies apart, so that threads may launch at the same time.
+    A kernel reads them when it is launched. Each row has its own memory, so that threads may launch at the same time.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -174,7 +174,7 @@ class Arguments:
         self._step = 8 * width
 
     def at(self, row: int) -> int:
-        """The address of a row's pointers."""
+        """Return the address of a row's pointers."""
         return self._first + self._step * row
 
 
@@ -229,7 +229,7 @@ class MappedWords:
 
 
 _Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)
-# Arguments by name; all give a CUresult. Drivers of CUDA 12.3 and later have these forms.
+# Arguments by name; all return a CUresult. Drivers of CUDA 12.3 and later have these forms.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
@@ -266,7 +266,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriver:  # pragma: no cover - gpu
-    """The driver of this machine. Raises DriverError where there is none, or one too old."""
+    """The driver of this machine. Raises DriverError if there is none, or if it is too old."""
 
     def __init__(self) -> None:
         try:
@@ -331,7 +331,7 @@ class CudaDriver:  # pragma: no cover - gpu
         config = LaunchConfig(one, one, 0, stream, None, 0)
         at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
 
-        def launch_it(arguments: int, config: LaunchConfig = config) -> None:  # which lives as long as this does
+        def launch_it(arguments: int, config: LaunchConfig = config) -> None:  # kept alive by this
             result = launch(at, kernel, arguments, None)
             if result:
                 raise self._error("cuLaunchKernelEx", result)

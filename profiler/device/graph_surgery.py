@@ -1,13 +1,13 @@
-"""Stamps in a captured graph: where they may stand, and a clone of the graph that has them in line.
+"""Stamps in a captured graph: their possible places, and a clone of the graph that contains them.
 
 Rules
-- The host's graph is never changed. What runs is an executable of a clone.
-- A stamp stands between two nodes only if all of the graph passes there: every other node comes before it or behind
-  it. Beside a chain it would wait for a free place on the device, and tell that. A place in a stretch of parallel
-  branches has no stamp, nor has one whose kernels are let to overlap (programmatic dependencies).
-- Events take no time, so they may lie beside a place: NCCL lets each collective record one that nothing in the graph
-  waits for.
-- A place is the node it lies behind; START lies before all of them, END behind all where no single node is the last.
+- The host's graph is never changed. An executable of a clone runs instead.
+- A stamp is put between two nodes only if the whole graph passes there: every other node comes before it or after it.
+  In parallel to a chain it would wait for a free place on the device, and measure that. There is no stamp inside
+  parallel branches, and none after a kernel that may overlap the next (programmatic dependencies).
+- Events take no time, so they may be parallel to a place: NCCL lets each collective record one that nothing in the
+  graph waits for.
+- A place is named by the node before it. START is before all nodes, END after all if no single node is the last.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MAX_NODES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The places of one graph where a stamp may stand, in the order they are passed, each with its number."""
+    """The places of one graph where a stamp is possible, in the order they are passed, each with its number."""
 
-    places: dict[int, int]  # the number is how many nodes of `positions` come before it
-    positions: dict[int, int]  # of all nodes that take time, each behind all that it waits for
+    places: dict[int, int]  # the number counts the nodes of `positions` before it
+    positions: dict[int, int]  # of all nodes that take time, each after all that it waits for
 
     @property
     def nodes(self) -> int:
-        """How many."""
+        """The number of nodes that take time."""
         return len(self.positions)
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> Shape:
-        """Raises ValueError for a graph without nodes, or with too many."""
+        """Return the shape of `graph`. Raises ValueError for a graph without nodes, or with too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
         overlaps = {edge.first for edge in edges if not edge.is_plain}
@@ -60,21 +60,21 @@ class Shape:
 
     @property
     def end(self) -> int:
-        """The place behind all nodes."""
+        """The place after all nodes."""
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
-        """The place behind these nodes, which the next one would follow; None where no stamp may stand there."""
+        """Return the place after these nodes, which the next one would follow; None if no stamp is possible there."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # also behind an event alone: what came before it is not known here
-        # Where work comes back from another stream, what it has waited for there is among them: all of that comes
+            return None  # also after an event alone: the nodes before it are not known here
+        # If work comes back from a different stream, the nodes it waited for there are among them. All of them come
         # before a place, if one of them is one.
         place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
 
 class Order:
-    """Which nodes of one graph come before which. Raises ValueError for a graph without nodes, or with too many."""
+    """The order of the nodes of one graph. Raises ValueError for a graph without nodes, or with too many."""
 
     def __init__(self, driver: Driver, graph: int) -> None:
         self.nodes = driver.nodes(graph)
@@ -84,7 +84,7 @@ class Order:
         self._order = order
 
     def between(self, first: Sequence[int], last: Sequence[int]) -> list[int]:
-        """What was added while the last nodes of a capture were `first`, and until they were `last`."""
+        """Return the nodes that a capture added while its last nodes changed from `first` to `last`."""
         bits = self._all_of(last) & ~self._all_of(first)
         return [node for index, node in enumerate(self._order) if bits >> index & 1]
 
@@ -98,9 +98,9 @@ class Order:
 def _in_order(
     nodes: Sequence[int], edges: Sequence[Edge]
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
-    """`nodes`, each behind all that it waits for; which each waits for, and which wait for each.
+    """Return `nodes`, each after all that it waits for; the nodes each waits for; and the nodes that wait for each.
 
-    Raises ValueError where there are none, or too many.
+    Raises ValueError if there are none, or too many.
     """
     if not 0 < len(nodes) <= MAX_NODES:
         raise ValueError(f"it has {len(nodes) or 'no'} nodes")
@@ -123,7 +123,7 @@ def _in_order(
 
 
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
-    """Which of `counted` each node comes behind, a bit each, where `order` has every node behind those of `ahead`."""
+    """Return which of `counted` come before each node, a bit each; in `order` every node follows those in `ahead`."""
     bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
     for node in order:
@@ -137,7 +137,7 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Seque
 class StampedGraph:
     """An executable of a clone of `graph` with a stamp at each of `places`, which are in their order.
 
-    Making one takes 10 to 60 ms and, on the device, some megabytes. Raises DriverError for what is refused.
+    Making one takes 10 to 60 ms and, on the device, some megabytes. Raises DriverError if anything is refused.
     """
 
     def __init__(self, device: Device, graph: int, places: Sequence[int], stream: int) -> None:
@@ -146,7 +146,7 @@ class StampedGraph:
         self._words = device.map_words(self._count)
         self._words.clear(self._count)
         self._times: list[int] | None = None  # of the last launch, once read
-        self._running = threading.Lock()  # held from its launch until that was read
+        self._running = threading.Lock()  # held from its launch until its times were read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -172,7 +172,7 @@ class StampedGraph:
         return self._running.locked()
 
     def launch(self, stream: int) -> bool:
-        """Enqueue it, unless it is running; gives whether it was."""
+        """Enqueue it, unless it is running. Returns whether it was enqueued."""
         if not self._running.acquire(blocking=False):
             return False
         try:
@@ -184,21 +184,21 @@ class StampedGraph:
         return True
 
     def read(self) -> list[int] | None:
-        """The device's time at each place in the last launch; None while it has not got through."""
-        if self._times is None:  # else a signal cut short what it was read for
+        """Return the device's time at each place in the last launch; None until it has finished."""
+        if self._times is None:  # else a signal interrupted the use of the last reading
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)
             if not all(times):
                 return None
             self._times = times
-        self._words.clear(self._count)  # here, where the device works: not before the next launch
+        self._words.clear(self._count)  # here, while the device works, and not before the next launch
         if self._running.locked():
             self._running.release()
         return self._times
 
     def close(self) -> None:
-        """Give back what it took; only if it is not running."""
+        """Release its resources; only if it is not running."""
         if not self._device.is_of_parent:
             self._device.driver.destroy_executable(self._executable)
             self._device.spare_words(self._words)

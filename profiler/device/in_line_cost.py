@@ -1,8 +1,8 @@
-"""What a stamp costs work that is launched kernel by kernel, and how soon an idle device reaches one.
+"""The cost of a stamp in work that is launched kernel by kernel, and how soon an idle device reaches one.
 
-All on a stream of our own. First FIRST stamps, each of which finds it idle. Then a kernel holds it back until all are
-enqueued, so that they run one behind the other: in each round two sections of KERNELS empty kernels, between two
-stamps, and with a stamp behind each; the difference is that of the stamps.
+All runs on a stream of our own. FIRST stamps come first, each of which finds it idle. Then a kernel holds the stream
+back until all are enqueued, so that they run one after the other. Each round has two sections of KERNELS empty
+kernels: one between two stamps, and one with a stamp after each kernel. The difference is the cost of the stamps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FIRST = 4
 KERNELS = 16
 ROUNDS = 3
 HELD_BACK_NS = 5_000_000  # at most
-MOST_NS = 10_000  # what is dearer was disturbed
+MOST_NS = 10_000  # a higher cost is a disturbed measurement
 _ROUND = 2 + 1 + KERNELS  # stamps
 
 
 class InLineCost:
-    """Launched as it is made; nobody waits for it."""
+    """Launched when it is made; nothing waits for it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -68,12 +68,12 @@ class InLineCost:
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """How long after it was enqueued a stamp was reached at the earliest; None while that is not known."""
+        """The shortest time from enqueueing a stamp until it was reached; None while that is not known."""
         return self._idle_lag_ns if self._words[self._last] and self._device.time.last is not None else None
 
     @property
     def stamp_ns(self) -> int | None:
-        """What one stamp costs; None while that is not known."""
+        """The cost of one stamp; None while that is not known."""
         return self._stamp_ns if self._words[self._last] else None
 
     @functools.cached_property
@@ -87,7 +87,7 @@ class InLineCost:
         return cost_ns if 0 < cost_ns < MOST_NS else 0
 
     def close(self) -> bool:
-        """Give back what it took, if it is through; whether it is."""
+        """Release its resources, if it has finished. Returns whether it has."""
         if not (self._words[ENDED] and self._words[self._last]):
             return False
         driver = self._device.driver

@@ -1,12 +1,13 @@
-"""Kernels in a few steps that CUPTI records on demand: which ran for which brick, how it was launched, how long.
+"""Kernels in a few steps that CUPTI records on demand: their bricks, launches and durations.
 
 Rules
-- A window is one step: CUPTI is opened for it, and finalized at its end. Between two steps nothing of it is there.
-- A graph that is replayed in a window runs as an executable of our own, made for it and destroyed at its end: one
-  that was launched while kernels are recorded may die when CUPTI is finalized. Where a graph that is not ours ran
-  all the same, CUPTI is let go but not finalized, and there is no other burst in the process.
-- Where a kernel ran: in a graph its node says it, elsewhere the number that stood beside the call that launched it.
-- What a burst keeps is bounded, and so is the time in which a step's end is waited for; what is beyond is counted.
+- A window is one step: CUPTI is opened for it, and finalized at its end. It is not open between two steps.
+- A graph that is replayed in a window runs as an executable of our own, made for it and destroyed at its end. One
+  that was launched while kernels are recorded may die when CUPTI is finalized. If a graph that is not ours ran
+  nevertheless, CUPTI is let go but not finalized, and there is no further burst in the process.
+- The place of a kernel is known from its node in a graph, and otherwise from the number that was set during the call
+  that launched it.
+- The data of a burst is bounded, as is the wait for a step's end. The rest is counted.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-MAX_KERNELS = 5_000  # of a burst, told apart by where and how they ran
-MAX_RECORDS = 200_000  # of a window, of any kind
+MAX_KERNELS = 5_000  # per burst, told apart by place and launch
+MAX_RECORDS = 200_000  # per window, of any kind
 WAIT_S = 10.0  # for a step to end on the device
 NAP_S = 200e-6
-OURS = "cbtop_"  # how the names of our own kernels begin
+OURS = "cbtop_"  # prefix of the names of our own kernels
 MAX_NAME_CHARS = 160
 
-Keys = tuple[Hashable, ...]  # where something runs: from the step down
+Keys = tuple[Hashable, ...]  # a place: keys from the step down
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel as it is launched."""
+    """A kernel with its launch configuration."""
 
     name: str
     grid: Grid
@@ -55,7 +56,7 @@ class Kernel:
 
 
 class Durations:
-    """How often a kernel was launched, and how long it took."""
+    """The number of launches of a kernel, and their durations."""
 
     __slots__ = ("count", "max_ns", "min_ns", "sum_ns", "sum_of_squares")
 
@@ -77,7 +78,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, other.min_ns), max(self.max_ns, other.max_ns)
 
     def copy(self) -> Durations:
-        """Return another one with the same launches."""
+        """Return a copy with the same launches."""
         found = Durations()
         found.merge(self)
         return found
@@ -92,7 +93,7 @@ class Durations:
 
 
 class KernelBurst:
-    """What the windows of a burst have found so far."""
+    """The results of a burst's windows."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[Keys, Kernel], Durations] = {}
@@ -100,7 +101,7 @@ class KernelBurst:
         self.unplaced = self.lost = self.left_out = 0
 
     def add(self, keys: Keys, kernel: Kernel, duration_ns: int) -> None:
-        """It ran there."""
+        """Add a launch of `kernel` at `keys`."""
         found = self.kernels.get((keys, kernel))
         if found is None:
             if len(self.kernels) >= MAX_KERNELS:
@@ -125,14 +126,14 @@ class Window:
         self.is_left_on = False  # CUPTI is let go, and stays in the process
 
     def begin(self) -> None:
-        """Record from here on, also again where it was ended meanwhile. Raises CuptiError."""
+        """Record from here on, also again if it was ended meanwhile. Raises CuptiError."""
         self._cupti.begin(self._kinds)
         self.is_on = True
         for number in self._open:
             self._cupti.push(number)
 
     def enter(self, keys: Keys) -> None:
-        """What is launched from now on is launched there."""
+        """Assign the launches from now on to `keys`."""
         self._places.append(keys)
         number = len(self._places)
         self._open.append(number)
@@ -147,7 +148,7 @@ class Window:
                 self._cupti.pop()
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
-        """Launch `graph` as an executable of its own; `keys_of` says where each of its nodes belongs."""
+        """Launch `graph` as an executable of its own; `keys_of` gives the place of each of its nodes."""
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():
             executable = driver.instantiate(graph)
@@ -161,7 +162,7 @@ class Window:
         driver.launch_graph(executable, stream)
 
     def end(self, stream: int, burst: KernelBurst) -> None:
-        """Record no more, and add what was recorded; nothing is left behind. Raises CuptiError."""
+        """Stop recording, add the records, and leave nothing behind. Raises CuptiError."""
         if not self.is_on:
             return
         self.is_on = False
@@ -173,7 +174,7 @@ class Window:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:  # also of a signal handler of the host's, while it is waited
+        except BaseException:  # including a signal handler's exception during the wait
             self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through
@@ -185,7 +186,7 @@ class Window:
             raise CuptiError(f"a step did not end within {WAIT_S:g} s")
 
     def _wait(self) -> bool:
-        """Until all that was launched has ended; whether it has."""
+        """Wait until all launches have ended. Returns whether they have."""
         deadline_s = clock.monotonic() + WAIT_S
         with self._driver.relaxed():  # another thread may capture
             for stream in self._streams:
@@ -232,7 +233,7 @@ class Window:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # else one may run still
+            if is_through:  # else one may still run
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:
@@ -243,7 +244,7 @@ class Window:
 
 
 def left_on() -> CuptiError:
-    """Why there is no burst in a process where CUPTI could not be finalized."""
+    """Return the reason for no further burst in a process where CUPTI could not be finalized."""
     return CuptiError("CUPTI was left in this process", State.LEFT_ON)
 
 
@@ -256,7 +257,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def short(name: str) -> str:
-    """A kernel's name to be read: no result, arguments or namespaces, template arguments as far as there is room."""
+    """Shorten a kernel's name: no result, arguments or namespaces, and template arguments if there is room."""
     name = _SPACES.sub(" ", name.replace("(anonymous namespace)::", ""))
     for pattern in (_ARGUMENTS, _LAMBDAS, _NAMESPACES):
         before = ""
@@ -288,7 +289,7 @@ def _depth(name: str) -> int:
 
 
 def _cut(name: str, depth: int) -> str:
-    """What lies more than `depth` template arguments deep is "…"."""
+    """Replace template arguments more than `depth` deep by "…"."""
     found: list[str] = []
     level = 0
     for character in name:

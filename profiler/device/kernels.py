@@ -1,4 +1,4 @@
-"""What runs on the device: a stamp, and the answers of a game of ping-pong. PTX, for every GPU since Maxwell.
+"""The code on the device: a stamp, and the answers of a game of ping-pong. PTX, for every GPU since Maxwell.
 
 `%globaltimer` counts nanoseconds, the same on all of a device's multiprocessors.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 STAMP, PONG, NOTHING = "cbtop_stamp", "cbtop_pong", "cbtop_nothing"
 
-# Words of ping-pong: what the host asks for, how fine the timer is (0: the kernel has not begun), 1 once it is over.
+# Words of ping-pong: the host's request, the timer's resolution (0: the kernel has not begun), 1 once it is over.
 PING, RESOLUTION, ENDED, FIRST_PONG = 0, 1, 2, 3
 
 PTX = b"""

@@ -1,4 +1,4 @@
-"""When launches that stamp themselves ran, on the host's clock."""
+"""The times of launches that stamp themselves, on the host's clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """Of the device whose context is current. Raises DriverError where there is none."""
+    """For the device of the current context. Raises DriverError if there is none."""
 
     def __init__(self) -> None:
         self._device = Device(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """How far the host's clock is ahead of the device's when that shows `device_ns`; None where both were never
-        read. In a step both go alike: by 24 in a million, which were measured, a millisecond is 24 ns longer.
+        """Return how far the host's clock is ahead of the device's at `device_ns`; None if they were never read.
+
+        In a step the offset is constant: at the measured drift of 24 in a million, a millisecond is 24 ns longer.
         """
         self._device.look_at_clocks()
         time = self._device.time

@@ -1,6 +1,6 @@
-"""Two stamps around work on a stream: how long the device took for it, however many of them it is behind.
+"""Two stamps around work on a stream: the device's time for it, however far behind the device is.
 
-What runs at each is in C where that was built (profiler/_stamps.c); PairStamps is the same in Python.
+The code at each stamp is in C if that was built (profiler/_stamps.c); PairStamps is the same in Python.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ NOT_HERE = -1
 
 
 class Pairs:
-    """`pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`; then `read` gives both times.
+    """`pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`; then `read` returns both times.
 
-    `is_through()`: whether the device has reached the last stamp of an `end`. Then it has nothing left to do but what
-    was enqueued since.
+    `is_through()`: whether the device has reached the last stamp of an `end`. Then only work enqueued since is left.
     """
 
     def __init__(self, device: Device) -> None:
@@ -33,11 +32,11 @@ class Pairs:
 
     @property
     def waiting(self) -> int:
-        """How many were not read."""
+        """Number of pairs that were not read."""
         return self._stamps.waiting
 
     def close(self) -> None:
-        """Give back what it took; only once all were read."""
+        """Release its resources; only once all were read."""
         self._device.spare_words(self._words)
 
 
@@ -54,7 +53,7 @@ class PairStamps:
         self._last: int | None = None  # the word of the last end stamp, if it was not read
 
     def begin(self, stream: int, /) -> int | None:
-        """Stamp `stream`; None: all pairs wait to be read; NOT_HERE: it is captured, or of another context."""
+        """Stamp `stream`. None: all pairs wait to be read; NOT_HERE: it is captured, or in a different context."""
         try:
             pair = self._free.popleft()
         except IndexError:
@@ -70,12 +69,12 @@ class PairStamps:
         return pair
 
     def end(self, pair: int, stream: int, /) -> None:
-        """Stamp `stream`, where `pair` began, again."""
+        """Stamp `stream` again, the one on which `pair` began."""
         self._launcher(stream)(self._arguments.at(pair + 1))
         self._last = pair + 1
 
     def read(self, pair: int, /) -> tuple[int, int] | None:
-        """The device's time at both, once, which frees the pair; None while the device has not got there."""
+        """Return both device times, once, which frees the pair; None while the device has not got there."""
         begun_ns, ended_ns = self._words[pair], self._words[pair + 1]
         if not (begun_ns and ended_ns):
             return None
@@ -92,7 +91,7 @@ class PairStamps:
 
     @property
     def waiting(self) -> int:
-        """How many were not read."""
+        """Number of pairs that were not read."""
         return self._pairs - len(self._free)
 
     def _launcher(self, stream: int) -> Launch:

@@ -1,10 +1,10 @@
-"""Reads the device's clock and the host's at one moment: the host raises a word, the device answers with its time.
+"""Reads the device's clock and the host's together: the host raises a word, the device answers with its time.
 
 Rules
-- The kernel that answers runs on a stream of its own, so it waits for none of the host's work; a device whose
-  multiprocessors are all taken does not begin it. So the host waits START_LIMIT_NS at most, and asks again later.
-- The answer lies between asking and hearing of it: the quickest of ROUNDS is the pair, half of its round trip the
-  error, with as much as the device's timer moves at once.
+- The kernel that answers runs on a stream of its own, so it does not wait for the host's work. A device with all
+  multiprocessors in use does not begin it. So the host waits START_LIMIT_NS at most, and tries again later.
+- The answer is between asking and seeing the answer. The quickest of ROUNDS is the pair. Its error is half of its
+  round trip, plus the resolution of the device's timer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, whatever became of the host
+KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, even if the host is gone
 
 
 class PingPong:
-    """Of the device whose context is current."""
+    """For the device of the current context."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver
@@ -34,9 +34,9 @@ class PingPong:
         self._words[ENDED] = 1
 
     def pair(self) -> Pair | None:
-        """Both clocks now; None where the device did not answer in time."""
+        """Return both clocks now; None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
-        if not words[ENDED]:  # the last kernel was late, and is not through yet
+        if not words[ENDED]:  # the last kernel was late, and has not ended yet
             return None
         words.clear(len(words))
         self._launch(self._arguments.at(0))
@@ -55,10 +55,10 @@ class PingPong:
                     best = Pair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # it need not wait for us any more
+            words[PING] = ROUNDS  # it need not wait for us any longer
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """When the word at `index` was seen to be written; None where it was not by then."""
+        """Return when the word at `index` was seen written, or None if it was not by the deadline."""
         words, now_ns = self._words, self._now_ns
         while not words[index]:
             if now_ns() > deadline_ns:
@@ -67,10 +67,10 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether no kernel may write the words any more."""
+        """Whether no kernel may still write the words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:
-        """Give back what it took; only once `is_over`."""
+        """Release its resources; only once `is_over`."""
         self._driver.end_stream(self._stream)
         self._driver.free_words(self._words)

@@ -1,12 +1,12 @@
-"""A device clock of stamps: each mark is a kernel of one thread that stores the device's time as it gets there.
+"""A device clock of stamps: each mark is a kernel of one thread that stores the device's time when it gets there.
 
 Rules
-- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp behind the caller's work. That is done
-  in C where it was built (profiler/_stamps.c); MarkStamps is the same in Python.
-- A word is used again for the mark SLOTS later; what it held by then is kept with the mark it was of.
-- A mark has no time where its work is captured instead of run, where a forked child makes it, and where the device
-  is SLOTS marks behind.
-- One clock tells the time of one device: of the context that is current as it is made.
+- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp after the caller's work. This is done in
+  C if it was built (profiler/_stamps.c); MarkStamps is the same in Python.
+- A word is used again for the mark SLOTS later; its value is then kept with the earlier mark.
+- A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
+  marks behind.
+- One clock tells the time of one device: that of the context current at its creation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cbtop.protocol import clock
 
 SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
 MAX_STREAMS = 64
-SPIN_NS = 200_000  # a wait is short where the device keeps up
+SPIN_NS = 200_000  # a wait is short if the device keeps up
 NAP_S = 50e-6
-LOOK_NAPS = 200  # how often a wait asks whether the device lives
+LOOK_NAPS = 200  # how often a wait checks that the device lives
 
 
 class StampMark:
@@ -35,7 +35,7 @@ class StampMark:
     __slots__ = ("device_ns", "host_ns", "number", "slot", "stream")
 
     def __init__(self, slot: int | None, number: int = 0, stream: int = 0, host_ns: int = 0) -> None:
-        self.slot = slot  # None: it has no word, or none any more
+        self.slot = slot  # None: it never had a word, or has none any longer
         self.device_ns = 0
         self.number = number
         self.stream = stream
@@ -43,7 +43,7 @@ class StampMark:
 
 
 class MarkStamps:
-    """Stamps into `words`: each of `marks` is the one whose word it is, each of `last` the last on its stream."""
+    """Stamps into `words`: `marks` holds the mark of each word, `last` the last mark on each stream."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class MarkStamps:
         self._launches: dict[int, Launch] = {}
 
     def mark(self) -> StampMark:
-        """A point behind all work enqueued so far on the caller's stream."""
+        """Return a mark after all enqueued work on the caller's stream."""
         stream = None if self._device.is_of_parent else self._stream()
         if stream is None:
             return StampMark(None)
@@ -100,9 +100,8 @@ class MarkStamps:
 class StampClock:
     """`BrickProfiler(device_clock=StampClock(stream))`.
 
-    `stream` gives the caller's stream, as the driver knows it; None while what is enqueued there is captured.
-    `index` is the device's, as the host counts them. Raises DriverError where there is no driver, or no context is
-    current yet.
+    `stream` returns the caller's stream, as the driver knows it; None while work enqueued there is captured. `index`
+    is the device's, as the host counts them. Raises DriverError if there is no driver, or no current context yet.
     """
 
     def __init__(
@@ -122,12 +121,12 @@ class StampClock:
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
-        #: A point behind all work enqueued so far on the caller's stream.
+        #: A mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
         self._cost = InLineCost(self._device) if measures_cost else None
 
     def synchronize(self) -> None:
-        """Wait until the last mark on each stream was reached. Raises DriverError where the device is lost."""
+        """Wait until the last mark on each stream was reached. Raises DriverError if the device is lost."""
         if self._device.is_of_parent:
             return
         while self._last:
@@ -138,13 +137,13 @@ class StampClock:
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                if not isinstance(error, DriverError):  # of a signal handler: it is waited for the next time
+                if not isinstance(error, DriverError):  # of a signal handler: the next call waits for it
                     self._last.setdefault(stream, mark)
                 raise
         self._device.look_at_clocks()
 
     def time_ns(self, mark: Mark, /) -> int:
-        """When `mark` was reached, on the host's monotonic clock. Raises NoTimeError where it has none."""
+        """Return when `mark` was reached, on the host's monotonic clock. Raises NoTimeError if it has no time."""
         assert isinstance(mark, StampMark)
         device_ns, known = self._read(mark), self._device.time
         if not device_ns or known.last is None:
@@ -153,18 +152,18 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """How far `time_ns` of a mark made now may be off, either way; durations are not. None: not known."""
+        """The possible error of `time_ns` of a mark made now, either way; durations have none. None: not known."""
         last = self._device.time.last
         return None if last is None else self._device.time.error_ns(self._now_ns() - last.offset_ns)
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """What a mark costs the device's own work; None where that could not be measured."""
+        """The cost of a mark in the device's own work; None if it could not be measured."""
         return None if self._cost is None else self._cost.stamp_ns
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """How long after it was enqueued an idle device reaches a mark; None where that is not known."""
+        """How long an idle device takes to reach an enqueued mark; None if that is not known."""
         return None if self._cost is None else self._cost.idle_lag_ns
 
     def is_reached(self, mark: Mark, /) -> bool:
@@ -173,18 +172,18 @@ class StampClock:
         return mark.slot is None or self._device.is_of_parent or bool(self._words[mark.slot])
 
     def wait(self, mark: Mark, limit_ns: int, /) -> None:
-        """Wait for the device to reach `mark`, so long at most. Raises DriverError where the device is lost."""
+        """Wait for the device to reach `mark`, at most `limit_ns`. Raises DriverError if the device is lost."""
         assert isinstance(mark, StampMark)
         if not self._device.is_of_parent:
             self._wait_for(mark.stream, mark, limit_ns)
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
-        """What is known of `mark`; None where it was never enqueued."""
+        """Return the stamp of `mark`, or None if it was never enqueued."""
         assert isinstance(mark, StampMark)
         return Stamp(mark.host_ns, self._read(mark), mark.stream, mark.number) if mark.host_ns else None
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """When the device showed `device_ns`, and how far that may be wrong."""
+        """Return the host's time when the device showed `device_ns`, and its possible error."""
         known = self._device.time
         return known.host_ns(device_ns), known.error_ns(device_ns)
 
@@ -193,7 +192,7 @@ class StampClock:
         self._device.look_at_clocks()
 
     def close(self) -> None:
-        """Give back what it took. Where a stamp is still to be written, its words are left as they are."""
+        """Release its resources. If a stamp is still to be written, its words are left as they are."""
         marks = [mark for mark in self._marks if mark is not None]
         if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
             return
@@ -206,7 +205,7 @@ class StampClock:
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # Another thread may have given the word to a newer mark meanwhile: then what it held is kept here.
+        # A second thread may have given the word to a newer mark meanwhile: then its value is kept in the mark.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

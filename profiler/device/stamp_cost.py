@@ -1,9 +1,9 @@
-"""What a stamp costs inside a graph: replays with stamps take that much longer than those without that follow them.
+"""The cost of a stamp inside a graph: the extra time of replays with stamps over the following ones without.
 
-One with stamps inside is compared with the next one without: the median of these differences, a stamp. Its error is
-the wider side of the median's 95 % interval by order statistics, or the largest deviation where these are few. A
-graph of empty kernels would not do: there a stamp costs less (0.95 us on an H100; 1.10 in a decoding model, where it
-keeps the next kernel from beginning early).
+A replay with stamps inside is compared with the next one without. The cost is the median of these differences, per
+stamp. Its error is the wider side of the median's 95 % interval by order statistics, or the largest deviation if
+there are few. A graph of empty kernels would not do: a stamp costs less there (0.95 us on an H100; 1.10 in a decoding
+model, because it keeps the next kernel from beginning early).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """Of one stamp, in ns; not less than 0."""
+    """The cost of one stamp, in ns; not less than 0."""
 
     cost_ns: float
     error_ns: float
 
 
 class StampCosts:
-    """What is known of it for one graph."""
+    """The measured costs for one graph."""
 
     def __init__(self) -> None:
         self._found: deque[float] = deque(maxlen=SAMPLES)
         self._around: deque[int] = deque(maxlen=SAMPLES)
-        self._last: tuple[int, int] | None = None  # a replay with stamps, and how many
+        self._last: tuple[int, int] | None = None  # a replay with stamps, and their number
         self.seen = 0
         self.known: StampCost | None = None
 
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
-        """A replay with `stamps` inside took `took_ns`; those around it lie `beside_ns` further apart (pairs.py)."""
+        """Add a replay of `took_ns` with `stamps` inside; those around are `beside_ns` farther apart (pairs.py)."""
         self._last = took_ns, stamps
         self._around.append(beside_ns)
 
     def plain(self, took_ns: int) -> None:
-        """A replay without these took `took_ns`, between the same two points."""
+        """Add a replay without these stamps that took `took_ns`, between the same two points."""
         last, self._last = self._last, None
         if last is not None and last[1] > 0:
             self._found.append((last[0] - took_ns) / last[1])
@@ -50,11 +50,11 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """What is known, or by too few replays; None without any."""
+        """Return the known cost, or one from too few replays; None without any."""
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:
-        """How long what lies within took, of a replay that took `around_ns` from the stamp before to that behind."""
+        """Return the time inside a replay that took `around_ns` from the stamp before it to the one after it."""
         around = sorted(self._around)
         return max(0, around_ns - around[len(around) // 2]) if around else around_ns
 

@@ -1,9 +1,9 @@
-"""The critical path of an execution graph, and the slack of everything beside it."""
+"""The critical path of an execution graph, and the slack of everything else."""
 
 # Rules
-# - A node counts with its exclusive time: what it took less what is inside it took. No nanosecond counts twice.
-# - What a node contains begins after the node's own time and ends before the node does.
-# - Only Sequence and DependsOn order nodes. An order that bites its own tail is an error, never left out.
+# - A node counts with its exclusive time: its time less the time of nodes inside it. No nanosecond counts twice.
+# - Nodes inside a node begin after its own time and end before it does.
+# - Only Sequence and DependsOn order nodes. A cycle is an error, and is never ignored.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_SLACKS = 5
 
 
 class CycleError(ValueError):
-    """Nodes that each wait for the next: the graph is at fault. `nodes` are their ids, the first one not repeated."""
+    """Nodes that each wait for the next: the graph is wrong. `nodes` are their ids, without repeating the first."""
 
     def __init__(self, graph: ExecutionGraph, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)
@@ -32,11 +32,11 @@ class CycleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The chain of work that nothing could have shortened but itself.
+    """The chain of work that determines the total time.
 
     `nodes` are those with time of their own, in order; `exclusive_ns` is that time for every node of the graph.
-    `slack_ns` says for every node with time of its own how much later it could have started (latest less
-    earliest start) without anything ending later; it is 0 on the path.
+    `slack_ns` is, for every node with time of its own, how much later it could have started (latest less earliest
+    start) without anything ending later; it is 0 on the path.
     """
 
     nodes: tuple[int, ...]
@@ -46,9 +46,9 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Every node's time less that of what is inside it, but for what runs beside it (`is_beside`).
+    """Return every node's time less that of the nodes inside it that do not run in parallel (`is_beside`).
 
-    Never below 0: children that overlap on a device, or whose clock differs, may add up to more than their parent.
+    Never below 0: children that overlap on a device, or have a different clock, may add up to more than their parent.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)
@@ -63,7 +63,7 @@ def exclusive_ns(graph: ExecutionGraph) -> list[float]:
 
 
 def critical_path(graph: ExecutionGraph) -> CriticalPath:
-    """The longest chain through the graph's order. Raises CycleError when the order is none."""
+    """Return the longest chain through the graph's order. Raises CycleError if it has a cycle."""
     own = exclusive_ns(graph)
     after = _events(graph)
     order = _topological(graph, after)
@@ -86,12 +86,12 @@ def critical_path(graph: ExecutionGraph) -> CriticalPath:
         last = before[last]
     path.reverse()
     slack = {node: max(0.0, total - start[2 * node] - rest[2 * node]) for node, time in enumerate(own) if time}
-    slack.update(dict.fromkeys(path, 0.0))  # exactly: what floats leave over is no slack
+    slack.update(dict.fromkeys(path, 0.0))  # exactly: a floating-point remainder is not slack
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 
 def critical_path_summary(graph: ExecutionGraph) -> str:
-    """The path as text, and the nodes with the most slack: the predecessor's layout. Raises CycleError."""
+    """Return the path as text, and the nodes with the most slack, in the predecessor's layout. Raises CycleError."""
     found = critical_path(graph)
     lines = [f"Critical Path: {found.total_ns / 1e6:.2f}ms ({len(found.nodes)} nodes)", "─" * RULE_WIDTH]
     last = len(found.nodes) - 1
@@ -113,7 +113,7 @@ def _weight(own: Sequence[float], event: int) -> float:
 
 
 def _events(graph: ExecutionGraph) -> list[list[int]]:
-    """What follows each event: 2n is the begin of node n (its own time follows), 2n + 1 its end."""
+    """Return the events after each event: 2n is the begin of node n (its own time follows), 2n + 1 its end."""
     after: list[list[int]] = [[] for _ in range(2 * len(graph.nodes))]
     for node in range(len(graph.nodes)):
         after[2 * node].append(2 * node + 1)
@@ -127,7 +127,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """The events, each after all it waits for."""
+    """Return the events, each after all it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)
@@ -136,5 +136,5 @@ def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
     try:
         return list(sorter.static_order())
     except graphlib.CycleError as error:
-        around = error.args[1][:-1]  # the first is said again at the end
+        around = error.args[1][:-1]  # the first is repeated at the end
         raise CycleError(graph, list(dict.fromkeys(event // 2 for event in around))) from error

@@ -17,10 +17,10 @@ EDGE_CODES = {kind: code for code, kind in enumerate(EdgeKind)}
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """The edges that leave node n lie at row_offsets[n] up to row_offsets[n + 1] of the other arrays.
+    """The edges that leave node n are at row_offsets[n] up to row_offsets[n + 1] of the other arrays.
 
-    row_offsets (nodes + 1,) i64 · columns (edges,) i64, where to · kinds (edges,) u8, see EDGE_CODES ·
-    weights (edges,) f64. `dropped` is what the graph had no room for.
+    row_offsets (nodes + 1,) i64 · columns (edges,) i64, the destinations · kinds (edges,) u8, see EDGE_CODES ·
+    weights (edges,) f64. `dropped` counts nodes and edges for which the graph had no room.
     """
 
     row_offsets: NDArray[np.int64]
@@ -31,8 +31,8 @@ class Csr:
 
 
 def to_csr(graph: ExecutionGraph) -> Csr:
-    """The graph's edges by source; those of one source in the order of `graph.edges()`."""
-    import numpy as np  # 0.1 s that a profiled process need not pay
+    """Return the graph's edges by source; edges with the same source in the order of `graph.edges()`."""
+    import numpy as np  # takes 0.1 s, which a profiled process need not spend
 
     edges = list(graph.edges())
     sources = np.fromiter((edge.source for edge in edges), np.int64, len(edges))

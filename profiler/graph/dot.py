@@ -37,7 +37,7 @@ EDGE_STYLES = {
 
 
 def to_dot(graph: ExecutionGraph) -> str:
-    """The graph as text for `dot -Tsvg`. Node n of the graph is called n{n}."""
+    """Return the graph as text for `dot -Tsvg`. Node n of the graph is called n{n}."""
     lines = ["digraph ExecutionGraph {", "  rankdir=TB;", "  node [shape=box];"]
     if graph.dropped:
         lines.append(f"  label={_quoted(dropped_text(graph))};")
@@ -50,9 +50,9 @@ def to_dot(graph: ExecutionGraph) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A quoted DOT string that shows exactly `text`, which is one printable line.
+    """Return a quoted DOT string that shows exactly `text`, which is one printable line.
 
-    Graphviz reads `\\N` and its like in a label, and HTML entities: neither backslash nor & may stand for itself.
+    Graphviz interprets `\\N` and similar escapes in a label, and HTML entities, so backslash and & must be escaped.
     """
     escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

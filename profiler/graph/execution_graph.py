@@ -1,4 +1,4 @@
-"""ExecutionGraph: what ran inside what, built by scopes while recording or from a recorded node table."""
+"""ExecutionGraph: the nesting of what ran, built by scopes while recording or from a recorded node table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cbtop.profiler.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # the id of a node there was no room for; what is put inside it, or tied to it, is dropped as well
-MAX_EDGES = MAX_NODES  # of those that were added; the others follow from the nodes
+DROPPED = -1  # the id of a node that had no room; nodes inside it, and its edges, are dropped as well
+MAX_EDGES = MAX_NODES  # added edges only; the others follow from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,
@@ -31,16 +31,16 @@ _OPPOSITE = {
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """Nodes, who contains whom, and the edges that were added. A node's id is its place in `nodes`.
+    """Nodes, their nesting, and the added edges. A node's id is its index in `nodes`.
 
-    `push_scope` and `pop_scope` say where the next node belongs:
+    `push_scope` and `pop_scope` set where the next node belongs:
 
         graph.push_scope(Layer(0))
         graph.record_brick(BrickId.QKV_PROJECTION, 200_000, elements=4096)
         graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
 
-    Bounded at MAX_NODES nodes and MAX_EDGES added edges; `dropped` counts what found no room.
+    Bounded at MAX_NODES nodes and MAX_EDGES added edges; `dropped` counts those that had no room.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -51,7 +51,7 @@ class ExecutionGraph:
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent` (None: a root) and give its id, DROPPED when there is no room.
+        """Add a node inside `parent` (None: a root). Returns its id, DROPPED if there is no room.
 
         Raises ValueError for an unknown parent.
         """
@@ -65,9 +65,9 @@ class ExecutionGraph:
         return len(self.nodes) - 1
 
     def add_edge(self, source: int, destination: int, kind: EdgeKind, weight: float = 1.0) -> None:
-        """Tie two nodes together. Contains, Launches and Sequence follow from the scopes and are not added.
+        """Connect two nodes. Contains, Launches and Sequence follow from the scopes and are not added.
 
-        Raises ValueError for those, for an unknown node, and for a weight that is no finite number.
+        Raises ValueError for those, for an unknown node, and for a weight that is not a finite number.
         """
         if kind in DERIVED_KINDS:
             raise ValueError(f"{kind.value} edges follow from the scopes; add Calls, DependsOn or Transfer")
@@ -79,18 +79,18 @@ class ExecutionGraph:
         self.added_edges.append(Edge(self._known(source), self._known(destination), kind, weight))
 
     def add_dependency(self, first: int, then: int) -> None:
-        """Say that `then` cannot start before `first` has ended."""
+        """Declare that `then` cannot start before `first` has ended."""
         self.add_edge(first, then, EdgeKind.DEPENDS_ON)
 
     def push_scope(self, node: GraphNode) -> int:
-        """Add a node where we are and go inside it."""
+        """Add a node in the current scope and enter it."""
         added = self.add_node(node, self.current_scope)
         self._scopes.append(added)
         self._last_brick = None
         return added
 
     def pop_scope(self) -> None:
-        """Go back out. Raises ValueError when there is nothing to leave."""
+        """Leave the current scope. Raises ValueError if there is none."""
         if not self._scopes:
             raise ValueError("pop_scope without a push_scope before it")
         self._scopes.pop()
@@ -113,7 +113,7 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a timed brick where we are; kernels recorded next are its launches."""
+        """Add a timed brick in the current scope. Kernels recorded next are its launches."""
         name = brick.display_name if isinstance(brick, BrickId) else brick
         node = Brick(name, duration_ns, elements, flops, moved_bytes)
         self._last_brick = self.add_node(node, self.current_scope)
@@ -132,7 +132,7 @@ class ExecutionGraph:
     ) -> int:
         """Add a kernel launch to the brick recorded last in this scope, or to the scope itself.
 
-        With attributes of a launch that have no argument here, `add_node(KernelLaunch(…))` does the same.
+        For launch attributes without an argument here, use `add_node(KernelLaunch(…))`.
         """
         parent = self.current_scope if self._last_brick is None else self._last_brick
         kernel = KernelLaunch(
@@ -156,12 +156,12 @@ class ExecutionGraph:
         duration_ns: float | None = None,
         stream: int | None = None,
     ) -> int:
-        """Add a copy between memories where we are; on a `stream`, where it runs beside what lies there."""
+        """Add a copy between memories in the current scope; on a `stream` it runs in parallel with its siblings."""
         copy = Transfer(source, destination, size_bytes, direction, duration_ns, stream=stream)
         return self.add_node(copy, self.current_scope)
 
     def clear(self) -> None:
-        """Forget everything, the open scopes too."""
+        """Forget everything, including the open scopes."""
         self.nodes.clear()
         self.parents.clear()
         self.added_edges.clear()
@@ -170,26 +170,27 @@ class ExecutionGraph:
         self.dropped = 0
 
     def node(self, node: int) -> GraphNode:
-        """The node with this id. Raises ValueError where there is none."""
+        """Return the node with this id. Raises ValueError if there is none."""
         return self.nodes[self._known(node)]
 
     def node_by_name(self, name: str) -> list[int]:
-        """Every node called `name`, in the order they were added."""
+        """Return every node called `name`, in the order they were added."""
         return [found for found, node in enumerate(self.nodes) if name_of(node) == name]
 
     def kernel_nodes(self) -> list[tuple[int, KernelLaunch]]:
-        """Every kernel with its id."""
+        """Return every kernel with its id."""
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """The kernel with the longest call, the first of several; None when none was timed."""
+        """Return the kernel with the longest call, the first if equal; None if none was timed."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
     def detect_ping_pong(self) -> list[tuple[int, int]]:
-        """Pairs of transfers between host and device of which the second brings back what the first took away.
+        """Return pairs of transfers between host and device of which the second returns the data of the first.
 
-        Back means as many bytes, the other direction, from where the first one went. A transfer is in one pair.
+        It has the same number of bytes, the other direction, and starts where the first one went. A transfer is in at
+        most one pair.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
@@ -204,11 +205,11 @@ class ExecutionGraph:
         return pairs
 
     def edges(self) -> Iterator[Edge]:
-        """Every edge: those that follow from the scopes, a node's at a time, then those that were added.
+        """Yield every edge: those that follow from the scopes, node by node, then the added ones.
 
-        A kernel is launched by its parent, anything else contained in it. Among siblings (roots too) each one
-        follows the last before it that runs beside no other (`is_beside`): what was recorded one after the other ran
-        so. What runs beside them starts where it was recorded, and who needs it says so.
+        A kernel is launched by its parent, any other node is contained in it. Siblings (roots too) ran in the order
+        of recording. Each follows the last earlier sibling that does not run in parallel (`is_beside`). A parallel
+        node starts where it was recorded; nodes that need it declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -222,11 +223,11 @@ class ExecutionGraph:
         yield from self.added_edges
 
     def outgoing_edges(self, node: int) -> list[Edge]:
-        """The edges that leave `node`: one pass over all edges (for every node at once, take `to_csr`)."""
+        """Return the edges that leave `node`: one pass over all edges (for every node at once, use `to_csr`)."""
         return [edge for edge in self.edges() if edge.source == node]
 
     def incoming_edges(self, node: int) -> list[Edge]:
-        """The edges that arrive at `node`: one pass over all edges."""
+        """Return the edges that arrive at `node`: one pass over all edges."""
         return [edge for edge in self.edges() if edge.destination == node]
 
     @property
@@ -234,7 +235,7 @@ class ExecutionGraph:
         return [node for node, parent in enumerate(self.parents) if parent is None]
 
     def children(self) -> dict[int, list[int]]:
-        """The nodes inside each node, in the order they were added."""
+        """Return the nodes inside each node, in the order they were added."""
         inside: dict[int, list[int]] = {node: [] for node in range(len(self.nodes))}
         for node, parent in enumerate(self.parents):
             if parent is not None:

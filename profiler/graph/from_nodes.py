@@ -1,4 +1,4 @@
-"""An ExecutionGraph from the nodes of a catalog and what was counted against them."""
+"""Makes an ExecutionGraph from the nodes of a catalog and their totals."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """The graph of `nodes` (a parent before its children), and each node's id in the graph by its id in the table.
+    """Return the graph of `nodes` (a parent before its children), and the graph's ids by the ids of the table.
 
-    `count`, `total_ns` and `elements` (of the nodes where they are known) are totals by node id over any number of
-    runs; times, elements and work in the graph are those of the mean call. A node whose parent is not among `nodes`
-    is a root; where that parent was counted (the step of a phase), it tells how many runs there were.
+    `count`, `total_ns` and `elements` (if known) are totals by node id over any number of runs. Times, elements and
+    work in the graph are those of the mean call. A node whose parent is not among `nodes` is a root; if that parent
+    was counted (the step of a phase), its count is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -49,17 +49,17 @@ def graph_of_nodes(
 
 
 def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
-    """How often the outermost that `node` lies in ran."""
+    """Return how often the outermost node around `node` ran."""
     outer = runs_of_parent or count.get(node.parent or 0, 0)
     if node.kind is NodeKind.ASYNC_TASK and not outer:
-        return 1  # a poll is no run of it
+        return 1  # a poll is not a run
     return outer or count.get(node.id, 0)
 
 
 def mean_call(
     node: Node, runs: int, count: Mapping[int, int], total_ns: Mapping[int, int], elements: Mapping[int, int]
 ) -> GraphNode:
-    """`node` as its mean call was, in one of `runs`; see `graph_of_nodes`."""
+    """Return `node` with the values of its mean call, in one of `runs`; see `graph_of_nodes`."""
     calls = count.get(node.id, 0)
     mean_ns = total_ns[node.id] / calls if calls else None
     mean_elements = elements[node.id] / calls if calls and node.id in elements else None

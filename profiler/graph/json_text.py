@@ -9,10 +9,10 @@ from cbtop.profiler.graph.execution_graph import ExecutionGraph
 
 
 def to_json(graph: ExecutionGraph) -> str:
-    """`{"nodes": […], "edges": […], "dropped": 0}`, in ASCII.
+    """Return `{"nodes": […], "edges": […], "dropped": 0}`, in ASCII.
 
-    A node is its id, its parent's, its kind and the fields of its class; times in ns, sizes in bytes, what is not
-    known is null. Raises ValueError for a time that is no finite number: JSON has none.
+    A node has its id, its parent's id, its kind and the fields of its class; times in ns, sizes in bytes, unknown
+    values null. Raises ValueError for a time that is not finite, because JSON has no such number.
     """
     nodes = [
         {"id": number, "parent": parent, "kind": type(node).__name__} | asdict(node)

@@ -1,4 +1,4 @@
-"""The nodes that stand for what was started or recorded: what a key of the hot path is announced as."""
+"""The nodes that announce a key of the hot path."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Attributes = TypeVar("Attributes")
 
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """The node of `key` inside `parent`, followed by those of its kernels; `inside` is the key of the parent.
+    """Return the node of `key` inside `parent`, followed by those of its kernels; `inside` is the parent's key.
 
-    A layer's key is (NodeKind.LAYER, index) or with the name of its stack as a third, a step's (NodeKind.STEP, name)
-    or with the name of its model; what is done elsewhere for a place has the key (NodeKind.ADOPTED, its name).
+    A layer's key is (NodeKind.LAYER, index), optionally with the name of its stack as a third. A step's is
+    (NodeKind.STEP, name), optionally with the name of its model. Adopted work for a place has (NodeKind.ADOPTED,
+    name).
     """
     match key:
         case (NodeKind() as kind, name):
@@ -77,7 +78,7 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
 
 def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
     launch = carried(KernelAttributes, kernel)
-    is_known = any([value is not None for value in launch.values()])  # of a CPU's kernel nothing is
+    is_known = any([value is not None for value in launch.values()])  # a CPU's kernel has none
     return Node(
         at,
         parent,
@@ -90,5 +91,5 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """The attributes alone: two nodes are alike whoever held them before."""
+    """Return the attributes alone, so that two nodes are equal whatever held them before."""
     return kind(**carried(kind, holder))

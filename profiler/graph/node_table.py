@@ -1,4 +1,4 @@
-"""The node table of one source: nodes as they were defined, checked as they come in."""
+"""The node table of one source: nodes as they were defined, checked when they are added."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
 
-# What takes time of what it lies in; a kernel, a copy or a task may run beside it. What a brick holds, other than
-# bricks and steps, is its own work.
+# Nodes with time that is part of the time of the node around them; a kernel, a copy or a task may run in parallel.
+# Nodes inside a brick, other than bricks and steps, are its own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What lies inside one node, a parent before its children; the ids, and those of each depth, outermost first."""
+    """The nodes inside one node, a parent before its children; all ids, and those of each depth, outermost first."""
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
@@ -42,15 +42,15 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of = array("q", [-1])  # the step that each id lies in (itself for a step), -1 where there is none
-        self.part_of = array("q", [-1])  # in a step, the node whose time each id's is part of, around it; else -1
+        self.step_of = array("q", [-1])  # the step that each id is in (itself for a step), -1 if there is none
+        self.part_of = array("q", [-1])  # in a step, the parent that each id's time is part of; else -1
         self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
-        self.like_of = array("q", [0])  # the first of these with the same work and budget, too
-        self.parent_of = array("q", [0])  # 0 for what lies in nothing
+        self.like_of = array("q", [0])  # the first of these that also has the same work and budget
+        self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
         self.backends: set[str] = set()
-        self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}  # by phase (0: in none) and these three
+        self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}  # by phase (0: none) and these three
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
         self._columns: dict[str, NDArray[np.int64]] = {}
@@ -64,7 +64,7 @@ class NodeTable:
         return self.nodes[node - 1]
 
     def add(self, node: Node) -> None:
-        """Take the next node in. Raises ValueError when it does not fit."""
+        """Add the next node. Raises ValueError if it does not fit."""
         expected = len(self.nodes) + 1
         if node.id != expected or expected > MAX_NODES:
             raise ValueError(f"node {node.id} where {expected} was due (at most {MAX_NODES} are taken)")
@@ -96,17 +96,17 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """The node that it lies in, where its time is part of that one's."""
+        """Return the node around it, if its time is part of that node's; else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """`step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
+        """Return `step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
         return self.column("step_of"), self.column("part_of"), self.column("first_of")
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """One of the arrays above; the same object while no node is new."""
-        import numpy as np  # which a process that only records need not load
+        """Return one of the arrays above; the same object until a node is added."""
+        import numpy as np  # not needed by a process that only records
 
         found = self._columns.get(name)
         if found is None:
@@ -114,7 +114,7 @@ class NodeTable:
         return found
 
     def inside(self, node: int | None) -> Inside:
-        """What lies inside `node` (None: everything); the same object while no node is new."""
+        """Return the nodes inside `node` (None: all); the same object until a node is added."""
         import numpy as np
 
         found = self._inside.get(node)
@@ -128,8 +128,11 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """What `make` gives of `nodes` inside `step`, made of this table and them alone: the same object while they
-        are the same and no node is new. Of each `what` and step the last one is kept."""
+        """Return the result of `make`, which depends only on `nodes` inside `step` and this table.
+
+        The same object is returned until these change or a node is added. The last one of each `what` and step is
+        kept.
+        """
         import numpy as np
 
         known = self._made.get((what, step))
@@ -139,7 +142,7 @@ class NodeTable:
         return found
 
     def descendants(self, node: int | None) -> list[Node]:
-        """Everything inside `node` (None: everything), a parent before its children, in drawing order."""
+        """Return all nodes inside `node` (None: all), a parent before its children, in drawing order."""
         found: list[Node] = []
         waiting = list(reversed(self.children[node]))
         while waiting:

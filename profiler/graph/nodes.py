@@ -1,4 +1,4 @@
-"""What an execution graph is made of: its kinds of nodes, its edges, and what any node is called."""
+"""The parts of an execution graph: its kinds of nodes, its edges, and the names of nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer, of the named `stack` where a model has several (encoder, decoder)."""
+    """A layer, of the named `stack` if a model has several (encoder, decoder)."""
 
     index: int
     stack: str = ""
@@ -21,7 +21,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`; of `model` where a process runs several."""
+    """One forward pass, or the mean of many: `decode`, `prefill`; of `model` if a process runs several."""
 
     name: str
     model: str = ""
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Brick:
-    """`duration_ns` is None where the brick was never timed; `elements`, `flops` and `moved_bytes` are of one call.
+    """`duration_ns` is None if the brick was never timed; `elements`, `flops` and `moved_bytes` are per call.
 
-    `calls` is how often it ran in one run of the root it lies under: once when it was recorded there, and where
-    the graph is the mean of many runs, what their counts say. `label` is the caller's own word for the place.
+    `calls` is how often it ran in one run of the root above it: once for a recorded brick, and from the counts if the
+    graph is the mean of many runs. `label` is the caller's own word for the place.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Function(FunctionAttributes):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Work that runs beside its siblings: it starts where it was recorded, and who needs it says so.
+    """Work in parallel with its siblings: it starts where it was recorded, and nodes that need it declare that.
 
     It was polled `polls` times; `yields` of them found it not done yet.
     """
@@ -85,7 +85,7 @@ class AsyncTask:
 
 
 def is_beside(node: GraphNode) -> bool:
-    """Whether it runs beside its siblings: an async task, and a copy on a stream of its own."""
+    """Whether it runs in parallel with its siblings: an async task, or a copy on a stream of its own."""
     return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
 
 
@@ -93,7 +93,7 @@ GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTas
 
 
 class EdgeKind(StrEnum):
-    """How two nodes are connected."""
+    """The kind of connection of two nodes."""
 
     CALLS = "Calls"
     CONTAINS = "Contains"
@@ -103,7 +103,7 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# These follow from who lies inside whom and in which order; nobody adds them.
+# These follow from the nesting and order of nodes, and are never added.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
 # `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
@@ -111,7 +111,7 @@ ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From one node's id to another's. The weight of a Transfer edge is its bytes, of any other 1 unless set."""
+    """From one node's id to a second one's. The weight of a Transfer edge is its bytes, of any other 1 unless set."""
 
     source: int
     destination: int
@@ -120,12 +120,12 @@ class Edge:
 
 
 def display_name(node: Node) -> str:
-    """What a node is called on every screen and in every file, and a phase by its step: `draft decode`."""
+    """Return a node's name on every screen and in every file, and a phase's by its step: `draft decode`."""
     return _labelled(node.kind, node.name, node.label)
 
 
 def name_of(node: GraphNode) -> str:
-    """What a node is called. Names repeat: the RmsNorm of every layer is called RmsNorm."""
+    """Return a node's name. Names repeat: the RmsNorm of every layer is called RmsNorm."""
     match node:
         case Layer():
             return _labelled(NodeKind.LAYER, str(node.index), node.stack)
@@ -143,7 +143,7 @@ def name_of(node: GraphNode) -> str:
 
 def _labelled(kind: NodeKind, name: str, label: str) -> str:
     match kind:
-        case NodeKind.LAYER:  # whose own name is only its number
+        case NodeKind.LAYER:  # its own name is only its number
             return f"Layer {name} ({label})" if label else f"Layer {name}"
         case NodeKind.STEP:
             return f"{label} {name}" if label else name
@@ -152,7 +152,7 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """The time a node took in one run of its root, what is inside it included; None where it is not timed."""
+    """Return a node's time in one run of its root, including nodes inside it; None if it is not timed."""
     match node:
         case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
@@ -165,7 +165,7 @@ def work_ns(node: GraphNode) -> float | None:
 
 
 def printable(text: str) -> str:
-    """`text` with whatever would move a cursor, break a line or not encode shown as its escape."""
+    """Return `text` with escapes for characters that would move a cursor, break a line or not encode."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def to_rich_tree(graph: ExecutionGraph) -> Tree:
-    """The same labels as the ASCII tree; what was dropped is said in a last branch of the root."""
-    from rich.text import Text  # Rich loads in 50 ms; a profiled process need not pay them
+    """Return a tree with the labels of the ASCII tree; dropped nodes are reported in a last branch of the root."""
+    from rich.text import Text  # Rich loads in 50 ms, which a profiled process need not spend
     from rich.tree import Tree
 
     root = to_tree_node(graph)

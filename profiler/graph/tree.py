@@ -1,8 +1,8 @@
 """The graph as a tree of labels, and as text: the predecessor's format, to the character.
 
 Connectors `├── ` and `└── `, continuation `│   ` or four spaces, two spaces between a name and its values, µ is
-U+00B5, one decimal. One root stands bare; several stand under `Execution Graph`; none is `(empty graph)`.
-A graph that had no room for everything says so below its last line.
+U+00B5, one decimal. A single root has no header; several are below `Execution Graph`; none is `(empty graph)`. A
+graph that dropped nodes reports it below its last line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANY_ROOTS = "Execution Graph"
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A label and what is below it; `node` is the id in the graph, None for a root we made up."""
+    """A label and the nodes below it; `node` is the id in the graph, None for an added root."""
 
     label: str
     children: tuple[TreeNode, ...] = ()
@@ -39,19 +39,19 @@ class TreeNode:
 
 
 def label(node: GraphNode) -> str:
-    """What one node prints on its one line, connectors left out."""
+    """Return the text of one node on its line, without connectors."""
     return printable(name_of(node) + _values(node))
 
 
 def dropped_text(graph: ExecutionGraph) -> str:
-    """What a drawing says about what it does not show; empty when it shows everything."""
+    """Return the note on nodes that a drawing does not show; "" if it shows everything."""
     return f"({graph.dropped} dropped)" if graph.dropped else ""
 
 
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
-    """The graph under one root; several roots get a synthetic one, an empty graph is a lone label."""
+    """Return the graph under one root; several roots get an added one, an empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # From the last node to the first: what is inside a node was added after it, and is complete before it.
+    # From the last node to the first: nodes inside a node were added after it, and are complete before it.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -62,7 +62,7 @@ def to_tree_node(graph: ExecutionGraph) -> TreeNode:
 
 
 def to_ascii_tree(graph: ExecutionGraph) -> str:
-    """The graph as text, lines joined by newlines and none at the end."""
+    """Return the graph as text, lines joined by newlines and none at the end."""
     lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
     if graph.dropped:
         lines.append(dropped_text(graph))
@@ -70,9 +70,9 @@ def to_ascii_tree(graph: ExecutionGraph) -> str:
 
 
 def tree_lines(root: TreeNode) -> list[str]:
-    """A tree of labels as lines of text, one a node."""
+    """Return a tree of labels as lines of text, one per node."""
     lines: list[str] = []
-    waiting = [(root, "", "")]  # a node, what stands before its label, what stands before its children
+    waiting = [(root, "", "")]  # a node, the text before its label, the text before its children
     while waiting:
         here, before, prefix = waiting.pop()
         lines.append(before + here.label)

@@ -1,4 +1,4 @@
-"""Makes an unedited torch process a profiled one: what its modules are, and when they began and ended.
+"""Profiles an unedited torch process: finds its modules, and when their calls begin and end.
 
 Nothing of torch loads before `attach` or `install` is called.
 """
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
-    """Time the layers and bricks of `model` from its next call on; `detach()` of what is given leaves no trace of it.
+    """Time the layers and bricks of `model` from its next call on. `detach()` of the result removes all traces of it.
 
-    Without a `profiler` it gets one of its own. Raises ValueError for a model without a list of layers, and where
-    this torch does not offer what is needed.
+    Without a `profiler` it gets one of its own. Raises ValueError for a module with neither a list of layers nor two
+    modules with weights, and if this torch lacks a necessary feature.
     """
     from cbtop.profiler.instrument import attachment
 
@@ -26,14 +26,14 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
 
 
 def install(profiler: BrickProfiler) -> None:
-    """torch is imported: from now on every model that is called is attached at its first call."""
+    """Attach each model at its first call from now on. torch must be imported."""
     from cbtop.profiler.instrument import attachment
 
     attachment.install(profiler)
 
 
 def uninstall() -> None:
-    """Attach no more models, and detach those that are."""
+    """Stop attaching models, and detach those that are attached."""
     from cbtop.profiler.instrument import attachment
 
     attachment.uninstall()

@@ -1,7 +1,7 @@
 """Attaching to models: one by one, or each at its first call.
 
 Rules
-- Nothing here raises into a model's call: what fails is said in one line, and the model runs uninstrumented.
+- Nothing here raises into a model's call: a failure is logged in one line, and the model runs uninstrumented.
 - A model is held weakly: when the host drops it, it is gone, and so is its attachment.
 """
 
@@ -78,22 +78,22 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_IN_MODE = 4096  # bricks that are remembered
-MAX_ASKING = 2  # products before the layers, and first layers: each asks for 0.2 us a step
+MAX_IN_MODE = 4096  # remembered bricks
+MAX_ASKING = 2  # products before the layers, and first layers: each adds a check of 0.2 us per step
 MANY_OBJECTS = 10_000  # made by attaching: they are young, and a collection takes 2 ms and more
-MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
+MOST_TRIES = 3  # to attach, if a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
-_called_once: dict[int, weakref.ref[nn.Module]] = {}  # models without a list of layers, maybe; by the id of the class
-_layers: set[int] = set()  # classes of which several take turns
+_called_once: dict[int, weakref.ref[nn.Module]] = {}  # by the id of the class: possible models without layers
+_layers: set[int] = set()  # classes with several modules that take turns
 
 
 @dataclass(slots=True)
 class _Said:
-    """What a profiler has said of a model: when it is attached again, it is the same one."""
+    """The names that a profiler has given a model and its bricks: they stay when the model is attached again."""
 
     model: str  # its name
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by what is said
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by their content
     in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick, mode, and size of an image
 
 
@@ -108,17 +108,17 @@ class _TimedSection:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those that are alive."""
+        """The modules that are alive."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
 class _Models:
-    """The models that one profiler has shown, and what it says of the one that is named."""
+    """The models that one profiler has shown, and the announcements for the named one."""
 
     def __init__(self) -> None:
         self.said: WeakModuleDict[_Said] = WeakModuleDict()
-        self.names: dict[str, int] = {}  # given so far
-        self.rank = (False, -1)  # of the one that is named: whether it decodes, and the bytes of its weights
+        self.names: dict[str, int] = {}  # number of uses so far
+        self.rank = (False, -1)  # of the named one: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 
@@ -143,7 +143,7 @@ class Attachment:
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self._engine = engine
-        self._how_measured = ""  # the times of captured graphs, once that is known
+        self._how_measured = ""  # how captured graphs are timed, once that is known
         self.is_attached = True
         self._follow(root, plan, timing)
 
@@ -166,7 +166,7 @@ class Attachment:
         self, sections: list[Section], former: Mapping[Hashable, _TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, _TimedSection]:
         """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which alike layers share
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which similar layers share
         timed = {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections
@@ -180,7 +180,7 @@ class Attachment:
         return _TimedSection(section.state, section.visited, calls, others)
 
     def _ask_first(self) -> None:
-        """Let the first layers, and the first products before them, ask for the mode of each step."""
+        """Let the first layers, and the first products before them, check the mode of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
         layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
@@ -205,7 +205,7 @@ class Attachment:
         return call
 
     def _key_of(self, part: Part, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and what gives it in another mode."""
+        """Return the brick of `part`, and a function that gives its brick in other modes."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(_said_at(place, key), key)
@@ -237,7 +237,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # else another model's call does
+                        if standing(module) is None:  # else a different model's call replaces it
                             forget(module)
             self._sections = self._timed_all(plan.sections, former)
             self._ask_first()
@@ -261,14 +261,14 @@ class Attachment:
 
     @property
     def _is_named(self) -> bool:
-        """Whether the process has its manifest and its roofs."""
+        """Whether the process announces its manifest and roofs for this model."""
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
     def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
-        """Say what model it is, and its roofs, as far as that is new.
+        """Announce the model and its roofs, if they are new.
 
-        A process has those of one model: of those that decode, else of all, the first one of the largest.
+        A process announces one model: the largest one that decodes, or else the largest; the first if equal.
         """
         manifest = _manifest(root, plan, self._engine, self.timing, self.model)
         there = self._models.manifest
@@ -282,7 +282,7 @@ class Attachment:
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Say `manifest` and the roofs with as many threads as torch uses now, as far as they are new."""
+        """Announce `manifest` and the roofs for torch's current number of threads, if they are new."""
         over, said_of_roofs = roofs_over(root)
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._models.manifest:
@@ -315,7 +315,7 @@ class Attachment:
             captured_graphs.look_into(self.steps, root)
 
     def detach(self) -> None:
-        """Time this model no more, and leave no attribute behind. A step that is running ends as it began."""
+        """Stop timing this model, and leave no attribute behind. A step that is running ends as it began."""
         with _lock:
             if not self.is_attached:
                 return
@@ -344,9 +344,9 @@ class Attachment:
         self._sections = {}  # their calls hold the path
 
     def _look_again(self) -> None:
-        """Plan anew where the host has put other modules in, or stores their weights in another way.
+        """Plan again if the host has replaced modules, or stores their weights differently.
 
-        Where torch uses another number of threads alone, that is said, and what roofs it has.
+        If only torch's number of threads has changed, announce that, with the roofs for it.
         """
         root = self.root()
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
@@ -376,7 +376,7 @@ class Attachment:
                     self._follow_changes(root, plan, state)
                     return
                 plan = plan_of(root, is_timed_there=timing.is_there, mode=mode_of(root))
-            if plan is None or not self.is_attached:  # too little is left of it to be planned: what is known stays
+            if plan is None or not self.is_attached:  # too little of it is left for a plan: the old one stays
                 self._state = state
                 return
             self._leave()
@@ -396,7 +396,7 @@ class Attachment:
             forget_types()
 
     def _known(self) -> dict[Hashable, _TimedSection]:
-        """The sections that can stay if their state is the same: an id may be that of a newer module otherwise."""
+        """Return the sections that can stay if their state is the same. Otherwise an id may be a newer module's."""
         return {
             place: section
             for place, section in self._sections.items()
@@ -449,10 +449,10 @@ def _key_in(
 
 
 class _nothing_collected:  # noqa: N801 - used as a function
-    """`with _nothing_collected():` what is made sets off no garbage collection, then or later.
+    """`with _nothing_collected():` the new objects trigger no garbage collection, now or later.
 
-    All that is made here stays. Many objects join the oldest generation at once. For 24,000 modules, collections took
-    0.4 s of 1.1 s; one that the new objects set off in a later step took 0.2 s.
+    They all stay alive, and join the oldest generation at once. For 24,000 modules, collections took 0.4 s of 1.1 s,
+    and one that the new objects triggered in a later step took 0.2 s.
     """
 
     def __enter__(self) -> None:
@@ -469,7 +469,7 @@ class _nothing_collected:  # noqa: N801 - used as a function
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
-    """Attach to `model`, or give what is attached to it already. Raises ValueError where it cannot be."""
+    """Attach to `model`, or return its attachment. Raises ValueError if it cannot be attached."""
     with _lock, _nothing_collected():
         if not isinstance(model, nn.Module):
             raise ValueError(f"a torch.nn.Module is wanted, not {model!r:.60}")
@@ -509,13 +509,13 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
 
 
 def leave_alone(model: nn.Module) -> None:
-    """Attach to nothing of `model` at its first call."""
+    """Do not attach to any module of `model` at its first call."""
     for module in modules_of(model):
         leave(module)
 
 
 def installed() -> BrickProfiler | None:
-    """Whose the models are that are attached at their first call."""
+    """Return the profiler that attaches models at their first call."""
     return _profiler
 
 
@@ -541,13 +541,13 @@ def _begin(
             kinds = kinds_of(model)
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             if any([is_compiled(module) for module in (*kinds, *held)]):
-                _functions.wrap_generate()  # Dynamo would compile it anew for functions it has not seen
+                _functions.wrap_generate()  # Dynamo would compile it again for new functions
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
         attachment.announce(model, plan)
         attachment.begin()
-    except BaseException:  # nothing stays half attached, whether it is ours or of a signal handler
+    except BaseException:  # nothing stays half attached, whether the error is ours or of a signal handler
         attachment.detach()
         raise
     return attachment
@@ -562,10 +562,10 @@ def _why_not(model: nn.Module) -> str:
 
 
 def _said_by(models: _Models, root: nn.Module, plan: Plan) -> _Said:
-    """What has been said of `root`.
+    """Return the names given to `root`.
 
-    The name of the first model is "", also where only a part of it had been called before; of others that of their
-    class, with a number where it was given before.
+    The first model's name is "", even if only a part of it had been called before. Others have the name of their
+    class, with a number if that was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
@@ -580,7 +580,7 @@ def _said_by(models: _Models, root: nn.Module, plan: Plan) -> _Said:
 
 
 def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_of: str) -> Manifest:
-    """What is said of `model`, without its roofs."""
+    """Return the manifest of `model`, without its roofs."""
     modules = (model, *plan.trunk)
     configs = [config for config in map(_config_of, modules) if config is not None]
     config = configs[0] if configs else None
@@ -608,7 +608,7 @@ def _config_of(module: nn.Module) -> Any:
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return a number of a config. transformers keeps some under another name, which the class tells."""
+    """Return a number of a config. transformers keeps some under a different name, which the class gives."""
     names = attribute_of(config, "attribute_map")
     return attribute_of(config, names.get(name, name) if type(names) is dict else name)
 
@@ -625,11 +625,11 @@ def _whole(value: Any) -> int:
 # --- every model, at its first call ---------------------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_cut_short = 0  # how often a signal handler of the host's has ended attaching
+_cut_short = 0  # how often a signal handler of the host's has interrupted attaching
 
 
 def install(profiler: BrickProfiler) -> None:
-    """From now on every model that is called is attached at its first call."""
+    """Attach each model at its first call from now on."""
     global _profiler, _cut_short
     if not is_supported():
         say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
@@ -641,7 +641,7 @@ def install(profiler: BrickProfiler) -> None:
 
 
 def uninstall() -> None:
-    """Attach no more models, and detach those that are."""
+    """Stop attaching models, and detach those that are attached."""
     global _profiler
     _profiler = None
     await_no_more()
@@ -651,14 +651,14 @@ def uninstall() -> None:
     _called_once.clear()
     _layers.clear()
     with _lock:
-        if not len(_attached):  # also where the models were dropped, not detached
+        if not len(_attached):  # even if the models were dropped, not detached
             _functions.unwrap()
             compilations.end()
             captured_graphs.end()
 
 
 def attachments() -> list[Attachment]:
-    """Of the models that live."""
+    """Return the attachments of the models that live."""
     with _lock:
         return list(dict.fromkeys(_attached.values()))
 
@@ -674,7 +674,7 @@ def _look_before_call(module: nn.Module) -> None:
 
 
 def _met_generating(model: object) -> None:
-    """Its `generate` may call a part of it first: an encoder, or a draft; it is the model that is attached first."""
+    """Attach `model` before its `generate` calls a part of it (an encoder, a draft) first."""
     if _profiler is None or not issubclass(type(model), nn.Module) or is_known(model):
         return
     if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
@@ -686,9 +686,9 @@ _functions = Functions(_met_generating)
 
 def _look_first_at(module: nn.Module) -> None:
     try:
-        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
             _look_at(module)
-    except BaseException as error:  # noqa: BLE001 - trouble of ours is not the host's
+    except BaseException as error:  # noqa: BLE001 - an error of ours is not the host's
         try:
             if not isinstance(error, Exception):
                 raise
@@ -700,7 +700,7 @@ def _look_first_at(module: nn.Module) -> None:
 
 
 def _was_cut_short(module: nn.Module) -> None:
-    """A handler raised as `module` was looked at: its next call tries again; a deadline may end each of them."""
+    """Count a handler's exception while attaching: the next call tries again, because a deadline may end each try."""
     global _cut_short
     _cut_short += 1
     if _cut_short >= MOST_TRIES and not is_known(module):
@@ -737,7 +737,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
-    """NCCL ends only when no graph holds its kernels: what is ours of graphs that are no more goes first."""
+    """Release our copies of dropped graphs first, because NCCL ends only when no graph holds its kernels."""
 
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
         captured_graphs.settle(may_wait=True)
@@ -764,8 +764,8 @@ def _look_at(module: nn.Module) -> None:
 def _is_to_be_attached(module: nn.Module) -> bool | None:
     """Whether `module` is a model; None if its next call will tell.
 
-    One without a list of layers is a model if it is called twice before another of its class: layers that a program
-    calls by itself take turns.
+    A module without a list of layers is a model if it is called twice before a second one of its class, because
+    layers that a program calls by itself take turns.
     """
     kind = id(type(module))
     if holds_a_stack(module):
@@ -787,7 +787,7 @@ def _is_to_be_attached(module: nn.Module) -> bool | None:
 
 
 def _after_fork() -> None:
-    """In a child nobody holds the lock."""
+    """In a child: make a new lock, which the parent may have held."""
     global _lock
     _lock = threading.RLock()
     for attachment in attachments():

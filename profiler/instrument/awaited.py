@@ -1,4 +1,4 @@
-"""Doing something as soon as a module of the host's has been imported, without importing it."""
+"""Calls a function after a module of the host's has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.profiler.instrument.trouble import ours
 
 
 def once_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` has been imported: now, where it is there."""
+    """Call `then` when the module `name` has been imported: now, if it is loaded."""
     if name in sys.modules:
         then()
         return
@@ -24,14 +24,14 @@ def once_imported(name: str, then: Callable[[], None]) -> None:
 
 
 def await_no_more(name: str = "") -> None:
-    """Forget what was waited for: the module `name`, or all."""
+    """Stop waiting for the module `name`, or for all."""
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not isinstance(finder, _Finder) or name not in ("", finder.name)
     ]
 
 
 class _Finder:
-    """Finds nothing itself: the loader that the others find is made to tell when it has loaded."""
+    """Finds nothing itself: it makes the loader that others find report when it has loaded."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class _Finder:
             if spec is not None:
                 try:
                     self._follow(spec.loader)
-                except Exception as error:  # noqa: BLE001 - the host imports it all the same
+                except Exception as error:  # noqa: BLE001 - the host imports it nevertheless
                     ours(error, f"{name} is not followed")
                 return spec
         return None

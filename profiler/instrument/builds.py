@@ -1,8 +1,9 @@
-"""How a layer is built: all facts that its plan follows from, so that one plan serves all layers built alike.
+"""The build of a layer: all facts that its plan follows from, so that one plan serves all layers with the same build.
 
 Rules
-- Two layers with equal features have equal plans. A layer with a module whose plan follows from more than is compared
-  here (a convolution, grouped experts, adapters, packed weights) has no features, and is planned by itself.
+- Two layers with equal features have equal plans. A layer has no features, and is planned by itself, if the plan of
+  one of its modules follows from more than is compared here (a convolution, grouped experts, adapters, packed
+  weights).
 - Nothing of the host's runs: classes are compared by their ids, tensors only if they are exactly torch's own.
 """
 
@@ -24,12 +25,12 @@ from cbtop.profiler.instrument.work import SIZES
 if TYPE_CHECKING:
     from torch import nn
 
-_UP = None  # ends the features of what a module holds
+_UP = None  # ends the features of a module's inside
 _BUFFERS = 0  # begins those of its buffers
 
 
 class Build(NamedTuple):
-    """The modules of a layer, in the order of `modules_of`, and what its plan follows from."""
+    """The modules of a layer, in the order of `modules_of`, and the features that its plan follows from."""
 
     modules: list[nn.Module]
     features: tuple[object, ...]
@@ -40,14 +41,14 @@ class _NotComparableError(Exception):
 
 
 class Builds:
-    """Tells how layers are built. `stacks` are the ids of the modules that are stacks."""
+    """Makes the builds of layers. `stacks` are the ids of the modules that are stacks."""
 
     def __init__(self, stacks: Container[int]) -> None:
         self._stacks = stacks
         self._comparable: dict[int, bool] = {}  # by the id of the class
 
     def of(self, layer: nn.Module) -> Build | None:
-        """Return how `layer` is built, or None if that cannot be compared."""
+        """Return the build of `layer`, or None if it cannot be compared."""
         found, features = {id(layer): layer}, list[Any]()
         try:
             self._add(layer, found, features)
@@ -70,7 +71,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # The attributes of a product that is a leaf say no more than its weights do.
+        # The attributes of a product that is a leaf tell no more than its weights do.
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

@@ -126,7 +126,7 @@ def prepared(look: Callable[[Any], None], module: Any) -> Any:
 def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         call = prepared(look, module)
-    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         _failed(error)
         call = module._call_impl
     return call(*args, **kwargs)
@@ -164,7 +164,7 @@ def replacement(module: Any) -> Any:
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
-    # Others get the answer without us: peft asks whether a model is compiled.
+    # Other readers get the host's value: peft checks whether a model is compiled.
     asking: FrameType | None = sys._getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
@@ -174,7 +174,7 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for a call, and another thread has taken the replacement out in between.
+        # torch reads the attribute twice for a call, and a second thread has removed the replacement in between.
         return module._call_impl
     return call
 
@@ -194,7 +194,7 @@ def _delete(module: Any) -> None:
 def _tell(module: Any) -> None:
     try:
         meeting.was_set(module)
-    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         let_through(error)
 
 
@@ -242,7 +242,7 @@ def compile_lookup() -> None:
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether this torch calls what the attribute is, and Dynamo can be told to leave our frames alone."""
+    """Whether this torch calls the attribute's value, and Dynamo can be told to leave our frames alone."""
     called: list[None] = []
 
     class Probe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -256,13 +256,13 @@ def is_supported() -> bool:
 
 
 def keep_dynamo_out() -> None:
-    """Let Dynamo compile no frame of ours: it looks on at what they call, as it does with those of torch.nn.
+    """Make Dynamo skip our frames, but not their callees, as it does with the frames of torch.nn.
 
-    Where it comes to a function of ours while it compiles one of the host's, it goes into it all the same.
+    If it meets a function of ours while compiling one of the host's, it still enters it.
     """
     frames = torch._C._dynamo.eval_frame
     actions = frames._FrameAction
-    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of what it calls
+    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
     codes = [
         member.__code__
         for name, module in list(sys.modules.items())

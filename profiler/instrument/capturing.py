@@ -1,6 +1,6 @@
-"""What is called while a CUDA graph is captured: which module or function, between which of its nodes.
+"""The calls during the capture of a CUDA graph: each module or function, and the nodes between which it was called.
 
-Nothing runs then, so nothing is timed. Whose capture it is, the thread says: `captures` holds those of now.
+Nothing runs then, so nothing is timed. A capture belongs to its thread: `captures` holds the current ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Last = list[int] | None  # the nodes that the next one would follow; None where the driver does not tell
+Last = list[int] | None  # the nodes that the next one would follow; None if the driver does not tell
 
 
 @dataclass(slots=True)
 class Span:
-    """A call between two places of the graph; `inside`: those made in it."""
+    """A call between two places of the graph; `inside`: the calls in it."""
 
     key: Hashable
-    module: nn.Module | None  # whose call it is; None of a function
+    module: nn.Module | None  # the called module; None for a function
     begin: Last
     end: Last = None
     elements: int = 0
@@ -38,24 +38,24 @@ class Span:
 
 
 class Capture:
-    """A graph from the beginning of its capture to its end; for wrapped functions it is what else a path is."""
+    """A graph from the beginning of its capture to its end. Wrapped functions use it in place of a path."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self.last = last  # the nodes that the next one would follow
-        self.ended: Callable[[], None] = lambda: None  # is called when it has
-        self.steps: Any = None  # the ModelSteps whose model is called in it
+        self.ended: Callable[[], None] = lambda: None  # called when it has ended
+        self.steps: Any = None  # the ModelSteps of the model that is called in it
         self.calls: list[Call] = []  # of that model
         self.spans: list[Span] = []
-        self.why_not = ""  # its times would not be what they say they are
-        self.open: list[Span] = []  # calls that go on, outermost first
+        self.why_not = ""  # why its times would be wrong
+        self.open: list[Span] = []  # running calls, outermost first
         self._count = 0
 
     def is_in_call_of(self, steps: object) -> bool:
-        """Whether a call of that model goes on."""
+        """Whether a call of that model is running."""
         return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: object, call: Call) -> Span | None:
-        """A model is called, which `call` describes."""
+        """Begin a call of a model, described by `call`."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"
         self.steps = steps
@@ -63,7 +63,7 @@ class Capture:
         return self.begin(None, None)
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
-        """A call begins here; None where it is not noted: outside of a model's call, or beyond MAX_CALLS."""
+        """Begin a call here. Returns None if it is not noted: outside of a model's call, or beyond MAX_CALLS."""
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
         self._count += 1
@@ -73,18 +73,18 @@ class Capture:
         return span
 
     def end(self, span: Span | None, elements: int = 0) -> None:
-        """It ends here."""
+        """End that call here."""
         if span is not None:
             span.end, span.elements = self.last(), elements
             if span in self.open:
                 del self.open[self.open.index(span) :]
 
     def add(self, spans: list[Span]) -> None:
-        """These were called here, and have ended."""
+        """Add calls that were made here, and have ended."""
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """The graph was copied: let what was noted speak of the copy's nodes."""
+        """Replace the noted nodes by those of a copy of the graph."""
         found: dict[int, int] = {}
 
         def moved(last: Last) -> Last:
@@ -102,21 +102,21 @@ class Capture:
             waiting += span.inside
 
     def failed(self, error: Exception) -> None:
-        """Something of ours has: of this graph nothing is shown."""
+        """Note an error of ours: nothing of this graph is shown."""
         ours(error, "a captured graph is not shown")
         self.why_not = in_words(error)
 
     @property
     def position(self) -> _Position:
-        """As of a path: where the caller is, whose step is None outside of this capture."""
+        """Like a path's: the caller's position. Its step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
 
     def start_brick(self, brick: Hashable, /) -> Span | None:
-        """As of a path: what is called begins here."""
+        """Like a path's: begin a call here."""
         return self.begin(brick, None)
 
     def stop_brick(self, span: Span | None, elements: int, failed: bool = False) -> None:
-        """As of a path."""
+        """Like a path's: end that call."""
         self.end(span, elements)
 
 
@@ -133,5 +133,5 @@ captures: dict[int, Capture] = {}  # by thread
 
 
 def capture_here() -> Capture | None:
-    """The capture of the calling thread."""
+    """Return the capture of the calling thread."""
     return captures.get(get_ident()) if captures else None

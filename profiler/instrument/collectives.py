@@ -1,12 +1,12 @@
-"""Bricks that are collectives: what a model's step sends to other processes, and waits for, by torch.distributed.
+"""Bricks that are collectives: the communication of a model's step with other processes by torch.distributed.
 
 Rules
-- torch tells its functions apart by identity (`P2POp`, what it coalesces, what Dynamo rewrites), and programs import
-  them by name before anything is attached. So none is replaced: torch wraps each in a function that closes over it,
-  and what is closed over is timed. Sends and receives that are not waited for have no such function: of these the
-  methods of the process group are timed, as is a work's `wait`.
+- torch compares its functions by identity (`P2POp`, its coalescing, Dynamo's rewriting), and programs import them by
+  name before anything is attached. So none is replaced: torch wraps each in a function that closes over it, and the
+  function in the closure is timed. Asynchronous sends and receives have no such wrapper: there the methods of the
+  process group are timed, and a work's `wait`.
 - A call that returns before it is over (`async_op=True`, a functional collective) is called a launch, and no rate is
-  made of it; waiting for it is a brick of its own. What a collective calls itself is a part of it.
+  computed from it; waiting for it is a brick of its own. Calls inside a collective are part of it.
 - Elements and `size_bytes` are those of the whole: what all ranks gather or scatter together. Bytes are bus bytes by
   the factors of nccl-tests (doc/PERFORMANCE.md, "Bus bandwidth"), with all parts equally large.
 """
@@ -45,9 +45,9 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank has its own already
-# The functions of torch.distributed, each with its brick, the argument that holds what it is about, and whether that
-# is one rank's part of it. Where torch deprecates one for another, that one is called and timed.
+_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank already has its own part
+# The functions of torch.distributed, each with its brick, the argument that holds its data, and whether that is only
+# one rank's part. If torch deprecates one for a second one, the second is called and timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
@@ -66,7 +66,7 @@ _FUNCTIONS = {
     "scatter": (SCATTER, "tensor", True),
     "send": (SEND, "tensor", False),
 }
-# The same of torch.distributed._functional_collectives, which DTensor calls: they return at once.
+# The same for torch.distributed._functional_collectives, which DTensor calls: they return at once.
 _FUNCTIONAL = {
     "all_gather_single": (ALL_GATHER, "self", True),
     "all_gather_tensor": (ALL_GATHER, "self", True),
@@ -76,9 +76,9 @@ _FUNCTIONAL = {
     "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
     "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
 }
-# Methods of a process group, by the brick of what they launch; their second argument is what they send or fill.
+# Methods of a process group, by the brick that they launch; their second argument is the tensors they send or fill.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
-# What a work is of, by torch's number for it (torch/csrc/distributed/c10d/Work.hpp, OpType).
+# The operation of a work, by torch's number for it (torch/csrc/distributed/c10d/Work.hpp, OpType).
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
@@ -87,7 +87,7 @@ _OPERATIONS = {
 
 
 def wrap_collectives(functions: Functions) -> None:
-    """Wrap those that this process has imported, as far as they are not yet."""
+    """Wrap those that this process has imported and that are not wrapped yet."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if not hasattr(c10d, "ProcessGroup"):  # a torch without them
         return
@@ -108,7 +108,7 @@ CONTENTS = "cell_contents"
 
 
 def _closed_over(function: Any) -> Any:
-    """The cell in which what torch wraps as `function` holds that one; None where it does not, or only passes on."""
+    """Return the cell of the function that torch wraps as `function`; None without one, or if it only passes on."""
     closure = getattr(function, "__closure__", None)
     if not closure or hasattr(function, "__deprecated__"):
         return None
@@ -116,10 +116,10 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """`original` as a method of Python's.
+    """Return `original` as a Python method.
 
-    In a class of Python's that inherits it, C++ asks whether that has a method of this name instead, and finds ours,
-    which calls C++ again. It asks no more where the frame that called it is one of that name, with the same `self`.
+    For a Python class that inherits it, C++ looks for a Python method of this name, finds ours, which calls C++
+    again. C++ stops looking if the calling frame has that name and the same `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ def _launched(original: Function, name: str, brick: str) -> Function:
 
 
 def _waits(original: Function) -> Function:
-    """Waiting for a work or a tensor: it says of which kind, where it knows."""
+    """Time waiting for a work or a tensor, with the kind of operation if it is known."""
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         around = _around()
@@ -175,25 +175,25 @@ def _waits(original: Function) -> Function:
 
 
 def _around() -> BrickDefinition | None:
-    """The collective that the caller is in."""
+    """Return the collective that the caller is in."""
     path = recorded_here()
     key = None if path is None else path.position.scope.key
     return key if isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION else None
 
 
 def _is_of_others(group: Any) -> bool:
-    """Whether this rank is none of that group's: then torch returns at once, and nothing is sent."""
+    """Whether this rank is not in the group: then torch returns at once, and nothing is sent."""
     members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
     return group is members.NON_GROUP_MEMBER
 
 
 def _is_coalesced() -> bool:
-    """Whether collectives are gathered now, to be launched together."""
+    """Whether collectives are being collected, to be launched together."""
     return bool(sys.modules["torch.distributed.distributed_c10d"]._world.pg_coalesce_state)
 
 
 def ranks_of(group: Any) -> int:
-    """How many ranks a group has: a process group, its name, a device mesh or a dimension of one; 0: not known."""
+    """Return the number of ranks of a process group, its name, a device mesh or one of its dimensions; 0: unknown."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if isinstance(group, str):
         group = c10d._resolve_process_group(group)
@@ -210,7 +210,7 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """The brick of that name, and the elements of what is `held`: a tensor or several, one rank's part or all."""
+    """Return the brick of that name, and the elements of `held`: one tensor or several, one rank's part or all."""
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
         return _brick(name, ranks), 0
@@ -222,14 +222,14 @@ def _about(
 
 
 def _bus_factor(name: str, ranks: int) -> float:
-    """Bus bytes for each byte of the whole."""
+    """Return the bus bytes for each byte of the whole."""
     others = (ranks - 1) / ranks
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
-@functools.lru_cache(maxsize=256)  # all layers of a step are alike
+@functools.lru_cache(maxsize=256)  # all layers of a step are similar
 def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
-    """0 of what is not known. Of what is only launched no rate is made, so no bus bytes are given."""
+    """Return the brick; 0 stands for unknown values. A launch has no bus bytes, because it has no rate."""
     bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
     return BrickDefinition(
         name,

@@ -1,7 +1,7 @@
-"""When Dynamo compiles: it tells as it begins and as it ends (torch._dynamo.callback).
+"""The times when Dynamo compiles, from its callbacks at begin and end (torch._dynamo.callback).
 
-Compilations that run together, in several threads or one in the other, are told of as one. What `torch._dynamo.reset`
-forgets is heard of again from when the model is looked at the next time, some recorded steps later.
+Compilations that run together, in several threads or nested, are reported as one. After `torch._dynamo.reset`, which
+drops the callbacks, they are registered again when the model is next looked at, some recorded steps later.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Compilation
 
 DYNAMO = "torch._dynamo"
-# Which of its frames, and how often that was compiled before: "3/1", "!0/3/1" of autograd's, "3/1_1" tried again.
+# The frame, and how often it was compiled before: "3/1", "!0/3/1" of autograd's, "3/1_1" tried again.
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
 
 class Compilations:
-    """Those of this process, told to each profiler that shows a model."""
+    """The compilations of this process, announced to each profiler that shows a model."""
 
     def __init__(self) -> None:
         self._profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -31,7 +31,7 @@ class Compilations:
         self._is_awaited = False
 
     def tell(self, profiler: BrickProfiler) -> None:
-        """Tell `profiler` of each compilation from now on. May be asked again at any time."""
+        """Announce each compilation to `profiler` from now on. May be called again at any time."""
         self._profilers.add(profiler)
         if not self._is_awaited:
             self._is_awaited = True
@@ -40,7 +40,7 @@ class Compilations:
             self._listen()
 
     def end(self) -> None:
-        """Tell nobody any more."""
+        """Stop announcing."""
         self._profilers.clear()
         self._begun_ns.clear()
         self._is_awaited = False
@@ -64,7 +64,7 @@ class Compilations:
     def _begins(self, *_: Any) -> None:
         try:
             self._begun_ns = {profiler: profiler._now_ns() for profiler in self._profilers}
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             ours(error, "a compilation is not told of")
 
     def _ended(self, *told: Any) -> None:

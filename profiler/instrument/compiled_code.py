@@ -1,15 +1,15 @@
-"""What inductor has made of a model: of which of its modules each kernel is that generated code launches.
+"""Inductor's kernels of a model: maps each kernel that generated code launches to the model's modules.
 
 Rules
-- Dynamo says of each node of its graph in which modules and functions it lies: that is noted as inductor is given the
-  graph. Generated code says, in the comment above each launch, of which nodes it is (`Source Nodes`); code from
-  inductor's cache does, too. No setting of torch's is touched, and no pass of ours runs.
-- While a graph is captured, its thread is traced: which line of generated code captures which nodes. A host that
-  traces that thread itself (a debugger, some tools for coverage) keeps to it, and the graph is left alone.
-- Adjacent kernels of the same modules are one brick. One of several modules is one brick, too, never split, and named
-  by all of them: "Fused: ResidualAdd, RmsNorm".
-- A layer lasts from its first kernel to its last; what inductor fused out of several layers lies in it if it runs in
-  between, and outside of layers else. So does what inductor has moved away from the rest of its layer.
+- Dynamo records the modules and functions around each node of its graph: this is noted when inductor gets the graph.
+  Generated code names, in the comment above each launch, its nodes (`Source Nodes`), as does code from inductor's
+  cache. No setting of torch's is touched, and no pass of ours runs.
+- During the capture of a graph its thread is traced, to see which line of generated code captures which nodes. If the
+  host traces that thread itself (a debugger, some tools for coverage), its trace stays and the graph is left alone.
+- Adjacent kernels of the same modules are one brick. A kernel of several modules is one brick, too, never split, and
+  named by all of them: "Fused: ResidualAdd, RmsNorm".
+- A layer lasts from its first kernel to its last. A kernel fused out of several layers is in the layer during which
+  it runs, or else outside of layers. The same holds for a kernel that inductor has moved away from its layer.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ MAX_FILES = 256  # of generated code, the newest
 MAX_NAME_CHARS = 200
 
 _NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
-# Loops that inductor writes itself; templates (`triton_tem_…`) multiply, as does what it calls (`extern_kernels.mm`).
+# Loops that inductor writes itself; templates (`triton_tem_…`) multiply, as do its calls (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
-_MODULE = re.compile(r"[LG]\['\w+'\]")  # what Dynamo calls the module whose call it compiles
+_MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name of the module whose call it compiles
 _MATMULS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "_grouped_mm", "conv1d", "conv2d")
 _PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
 _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
@@ -59,26 +59,26 @@ _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 
 
 class Origin(NamedTuple):
-    """Where a node of Dynamo's graph comes from."""
+    """The origin of a node of Dynamo's graph."""
 
-    modules: tuple[str, ...]  # the paths of those it lies in, outermost first
-    functions: tuple[str, ...]  # called there, innermost first, each behind the name of its file
+    modules: tuple[str, ...]  # the paths of the modules around it, outermost first
+    functions: tuple[str, ...]  # called there, innermost first, each after the name of its file
     operation: str
 
 
 @dataclass(slots=True)
 class Compiled:
-    """What a graph of Dynamo's says. Paths begin at the module whose call it was made of, which is ""."""
+    """The origins in a graph of Dynamo. Paths begin at the module whose call was compiled, which is ""."""
 
     origins: dict[str, Origin] = field(default_factory=dict)  # by node
     classes: dict[str, str] = field(default_factory=dict)  # of modules by path
-    elements: dict[str, int] = field(default_factory=dict)  # that a module is given first
+    elements: dict[str, int] = field(default_factory=dict)  # of the first tensor that a module is given
 
     @classmethod
     def of(cls, graph: Any) -> Compiled:
-        """Reads `torch.fx.Graph`."""
+        """Read a `torch.fx.Graph`."""
         found = cls()
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # nodes of one module share what is said of it
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # nodes of one module share these tuples
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
@@ -98,7 +98,7 @@ class Compiled:
 
 
 def _relative(path: str) -> str | None:
-    """The path of a module from the one whose call is compiled; None where that is not told."""
+    """Return the path of a module from the one whose call is compiled; None if that is not known."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -111,7 +111,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Of the first tensor that a node is given; 0 where that is none, or a symbol."""
+    """Return the elements of a node's first tensor; 0 if there is none, or if it is a symbol."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
@@ -128,12 +128,12 @@ _compiling: set[int] = set()  # threads
 
 
 def follow() -> None:
-    """Note what inductor compiles from now on."""
+    """Note everything that inductor compiles from now on."""
     once_imported(COMPILER, _replace)
 
 
 def follow_no_more() -> None:
-    """Put back what was there, where nobody else has put something of theirs since; forget what was noted."""
+    """Restore the original function, unless it was replaced again since; forget all notes."""
     await_no_more(COMPILER)
     for module, original, replaced in _original:
         if module.compile_fx is replaced:
@@ -165,10 +165,10 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
         _compiling.add(thread)
         try:
             try:
-                with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+                with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
                     found = Compiled.of((args[0] if args else kwargs["model_"]).graph)
                 loaded = len(_loaded())
-            except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
                 ours(error, "kernels of compiled code are not named")
             result = original(*args, **kwargs)
         finally:
@@ -184,7 +184,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loaded() -> list[Any]:
-    """The modules of generated code, in the order they were loaded."""
+    """Return the modules of generated code, in the order they were loaded."""
     cache: Any = sys.modules["torch._inductor.codecache"]
     modules: list[Any] = cache.PyCodeCache.modules
     return modules
@@ -211,7 +211,7 @@ class Ran(NamedTuple):
 
 
 def watch(capture: Capture) -> None:
-    """It begins, on the calling thread, which may run code that inductor has generated."""
+    """Watch a capture that begins on the calling thread, which may run code that inductor has generated."""
     if _compiled:
         seen = Watch(capture)
         capture.ended = seen.end
@@ -219,15 +219,15 @@ def watch(capture: Capture) -> None:
 
 
 class Watch:
-    """Sees which lines of generated code capture nodes, from `begin` to `end`, on the calling thread."""
+    """Sees the lines of generated code that capture nodes, from `begin` to `end`, on the calling thread."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._ran: list[Ran] = []
         self._at = ("", 0)  # the line that runs
         self._last: Last = None
-        self._depth = 0  # calls of generated code one inside another
-        self._model: Span | None = None  # of a model's call that goes on around the capture
+        self._depth = 0  # nested calls of generated code
+        self._model: Span | None = None  # of a model's running call around the capture
 
     def begin(self) -> None:
         if sys.gettrace() is None:
@@ -240,8 +240,8 @@ class Watch:
             sys.settrace(None)
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """A function is called."""
-        if captures.get(get_ident()) is not self._capture:  # it has ended, in whatever way
+        """Handle the call of a function."""
+        if captures.get(get_ident()) is not self._capture:  # it has ended in some way
             sys.settrace(None)
             return None
         if frame.f_code.co_filename not in _compiled:
@@ -249,7 +249,7 @@ class Watch:
         try:
             if not self._depth:
                 self._begin()
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             self._capture.failed(error)
             self.end()
             return None
@@ -257,7 +257,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """A line of generated code begins, or it returns."""
+        """Handle the begin of a line of generated code, or its return."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -300,15 +300,15 @@ class Watch:
 
 
 class Site(NamedTuple):
-    """A place of a model: a brick, and the path of the module it is, or whose function it is."""
+    """A place of a model: a brick, and the path of its module, or of the module whose function it is."""
 
     brick: BrickDefinition
     path: str
-    module: nn.Module | None  # None of a function
+    module: nn.Module | None  # None for a function
 
 
 class Naming:
-    """Says which bricks and layers of a model nodes of Dynamo's graph are."""
+    """Maps nodes of Dynamo's graph to bricks and layers of a model."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`model` has `calls`, of which those of `around` go on, outermost first."""
+        """`model` has `calls`; the calls of `around` are running, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)
@@ -329,7 +329,7 @@ class Naming:
         self.is_known = found is not None
 
     def _below(self, module: nn.Module | None, prefix: str = "", known: Any = None) -> dict[str, nn.Module] | None:
-        """The modules by their paths, where the call of `module` is what was compiled."""
+        """Return the modules by their paths, if the call of `module` is what was compiled."""
         if module is None:
             return None
         inside: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False)) if known is None else known
@@ -342,7 +342,7 @@ class Naming:
         return found
 
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
-        """The same, of the only module of `model` that it can be; None where that lies in a layer or brick."""
+        """Return the same for the only possible module of `model`; None if that is inside a layer or brick."""
         known = dict(model.named_modules(remove_duplicate=False))
         path = next(filter(None, self.compiled.classes), None)
         if path is None:
@@ -358,12 +358,12 @@ class Naming:
         return None if any([id(module) in self._keys for module in around]) else found
 
     def layer(self, origin: Origin) -> Hashable:
-        """The key of the layer it lies in; None outside of layers."""
+        """Return the key of its layer; None outside of layers."""
         keys = [self._keys.get(id(self._modules.get(path))) for path in ("", *origin.modules)]
         return next((key for key in keys if isinstance(key, tuple)), None)
 
     def site(self, origin: Origin) -> Site | None:
-        """The brick that it is a part of; None of what a model does between bricks."""
+        """Return the brick that it is a part of; None for work between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
             module = self._modules.get(around)
@@ -380,12 +380,12 @@ class Naming:
         return None if brick is None else Site(brick, path, None)
 
     def class_of(self, origin: Origin) -> str:
-        """The class of the module whose own operation it is."""
+        """Return the class of the module whose own operation it is."""
         return type(self._modules[origin.modules[-1] if origin.modules else ""]).__name__
 
 
 class Kernel:
-    """Adjacent nodes of a captured graph that inductor says the same of."""
+    """Adjacent nodes of a captured graph with the same origins."""
 
     __slots__ = ("begin", "classes", "end", "layer", "sites")
 
@@ -395,7 +395,7 @@ class Kernel:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # of which all of it is
+        self.layer = layers.pop() if len(layers) == 1 else None  # the layer of all its origins
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -407,7 +407,7 @@ class Kernel:
 
 
 def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[Span]:
-    """What was captured, as calls of layers and bricks; `around` are the keys of those that it lies in."""
+    """Return the captured nodes as calls of layers and bricks; `around` are the keys of the calls around them."""
     kernels: list[Kernel] = []
     for one, nodes in zip(ran, _nodes(ran, lines), strict=True):
         known = naming.compiled.origins if naming.is_known else {}
@@ -436,7 +436,7 @@ def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hasha
 
 
 def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
-    """Of which nodes of Dynamo's graph each line is, as the comment above it says."""
+    """Return the nodes of Dynamo's graph for each line, from the comment above it."""
     launches = {one.line for one in ran}
     found = []
     for one in ran:
@@ -450,15 +450,15 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[Origin], line: str) -> list[Origin]:
-    """Those of `origins` that the line computes: inductor names, too, what only gives another shape to a result."""
+    """Return those of `origins` that the line computes: inductor also names operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
-    if _LOOPS.match(line):  # products run elsewhere, unless nothing else is in it
+    if _LOOPS.match(line):  # products run elsewhere, unless it contains nothing else
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
     return origins[products[-1] if products else -1 :]
 
 
 def _layers(kernels: list[Kernel]) -> list[Hashable]:
-    """In which layer each lies: see the rules."""
+    """Return the layer of each kernel: see the rules."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]
@@ -481,7 +481,7 @@ def _layers(kernels: list[Kernel]) -> list[Hashable]:
 
 
 def _span(kernel: Kernel, compiled: Compiled, uses: dict[str, int]) -> Span:
-    """A kernel as the call of a brick. Only where all of a module runs in it, its work is known."""
+    """Return a kernel as the call of a brick. Its work is known only if all of a module runs in it."""
     sites = kernel.sites
     if len(sites) == 1 and sites[0].module is None:
         return Span(sites[0].brick, None, kernel.begin, kernel.end)

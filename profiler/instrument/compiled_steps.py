@@ -1,7 +1,7 @@
-"""Lets calls of models begin and end their steps in C (profiler/_model_steps.h), where the hot path is compiled.
+"""Lets calls of models begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
 
-What is done there is what `ModelCall.__call__` does in Python for a step that is plain, and for one that is recorded
-as all are: both leave the same records, and the same in the governor.
+The C code does the same as `ModelCall.__call__` in Python, for a plain step and for a step recorded in the usual way:
+both leave the same records, and the same state in the governor.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """What arguments of these names are, as `describe` looks for them; of others nothing is asked."""
+    """Return the roles of arguments by name, as `describe` looks for them; other arguments are not examined."""
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]
     return dict(ranked) | dict.fromkeys((*phases.PICTURES, *phases.POSITIONS, phases.PACKED), ELSE)
 
 
 def compile_steps() -> None:
-    """Let them, from now on."""
+    """Use the C code from now on."""
     if chosen() is HotPath:
         return
     from cbtop.profiler import _hot_path

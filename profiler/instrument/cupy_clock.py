@@ -1,4 +1,4 @@
-"""CuPy's CUDA streams as a device clock: `BrickProfiler(device_clock=cupy_clock())` times what runs on them."""
+"""CuPy's CUDA streams as a device clock: `BrickProfiler(device_clock=cupy_clock())` times their work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.profiler.device.stamp_clock import StampClock
 
 
 def cupy_clock() -> StampClock:  # pragma: no cover - gpu
-    """A clock of the current CUDA device. Raises DriverError, or what CuPy does, where there is none."""
+    """Return a clock of the current CUDA device. Raises DriverError, or CuPy's error, if there is none."""
     runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
     runtime.deviceSynchronize()  # from here on there is a context
     device = runtime.getDevice()

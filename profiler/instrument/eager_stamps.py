@@ -1,10 +1,10 @@
-"""Which models are timed by stamps: those that lie on one CUDA device, whichever is the current one.
+"""Chooses how a model is timed: by stamps if it is on a single CUDA device, current or not.
 
 Rules
 - A clock is made when the first model on its device is planned, never at import; a forked child makes none.
 - All models of a profiler on one device share a path. When the last of them is detached, nothing of it is left.
-- Models on several devices, on others than CUDA's, and those whose clock cannot be made or has failed are timed by
-  the host: their times are named launches.
+- Models on several devices, or on devices other than CUDA's, are timed by the host, as are those whose clock failed
+  or cannot be made. Their times are named launches.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a model is timed, and what its times are."""
+    """How a model is timed, and the meaning of its times."""
 
     path: Path
-    backend: str = ""  # of what runs on a device
+    backend: str = ""  # of work on a device
     is_there: bool = False  # on its device
     by_kernels: bool = False  # as CUPTI records them, see kernel_steps.py; else by stamps
 
     @property
     def position(self) -> Position:
-        """Where in the graph the caller is."""
+        """The caller's place in the graph."""
         return self.path.position
 
     def start_brick(self, brick: Any) -> Any:
-        """Start timing what is labelled so."""
+        """Start timing the brick under its label."""
         return self.path.start_brick(self.labelled(brick))
 
     def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
@@ -56,7 +56,7 @@ class Timing:
         self.path.stop_brick(timer, elements, failed)
 
     def labelled(self, brick: Any) -> Any:
-        """What is timed as `brick`, named for what its times are."""
+        """Return `brick` renamed for the meaning of its times."""
         return _named(brick, self.backend, self.is_there) if self.backend else brick
 
 
@@ -68,7 +68,7 @@ def _named(brick: Any, backend: str, is_there: bool) -> Any:
 
 @dataclass(slots=True)
 class _Stamped:
-    """What is on one device."""
+    """The path and clock of one device."""
 
     path: DevicePath
     clock: StampingClock
@@ -80,7 +80,7 @@ _said: set[str] = set()
 
 
 def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
-    """How `profiler` times `model` as it lies now."""
+    """Return how `profiler` times `model` on its current devices."""
     kinds = _kinds_of_devices(model) - {"cpu"}
     if not kinds:
         return Timing(profiler._host_path)
@@ -90,14 +90,14 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler._device_path  # on another kind of clock: the host's own choice
+    given = profiler._device_path  # on a different kind of clock: the host's own choice
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler._host_path, backend)
 
 
 def leave(profiler: BrickProfiler, used: list[Path]) -> None:
-    """Of the paths of `profiler`, those of `used` go on; nothing is left of the others."""
+    """Keep those paths of `profiler` that are in `used`, and remove the others completely."""
     known = _stamped.get(profiler, {})
     for device, stamped in list(known.items()):
         if stamped is not None and not any([path is stamped.path for path in used]):
@@ -158,7 +158,7 @@ def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
             stamped.path.kept.settle(True)
         if stamped.is_ours:
             stamped.clock.close()
-    except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be given back to it
+    except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be released on it
         let_through(error)
     finally:
         profiler._end_path(stamped.path)

@@ -32,7 +32,7 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
         return None
     count = next(iter(held.values())).shape[0]
     told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
-    routed: set[int] = set()  # among how many experts a router chooses
+    routed: set[int] = set()  # the number of experts a router chooses from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
         weight = module._parameters.get("weight")

@@ -1,6 +1,7 @@
-"""Loads what instruments before the first call of a module of torch, and not where torch is only imported.
+"""Loads the instrumentation before the first call of a module of torch, not when torch is only imported.
 
-What has to be followed before that call is waited for, too: `generate` of transformers, engines, `Module.compile`.
+It also loads at events that must be followed from their beginning: `generate` of transformers, engines,
+`Module.compile`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         stand_by()
 
     if not is_supported():
-        begin()  # which says so
+        begin()  # it logs the reason
         return
     keep_dynamo_out()
     wait()

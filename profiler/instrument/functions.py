@@ -1,4 +1,4 @@
-"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, what generate prepares.
+"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, inputs of `generate`.
 
 The function objects do not change; swapping.py times their calls.
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 Function = Callable[..., Any]
-# By the arguments of a call: its brick, and its elements; None where it is not timed.
+# From the arguments of a call: its brick and its elements, or None if it is not timed.
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -87,12 +87,12 @@ _METHODS = {
 }
 _QUERY = ("query", "q")
 _ANYTHING = ()  # no first parameter is expected
-# Arguments by which attention leaves out keys: of other sequences in the same row, of pages, of before a window.
+# Arguments by which attention hides keys: those of other sequences in the row, of pages, or before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
-_ATTENTION = "_attention_forward"  # that of transformers ends so: sdpa_attention_forward
+_ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # the same of older models (GPT-J): of the attention itself, which is its first argument
+_EAGER_METHOD = "_attn"  # the same in older models (GPT-J): a method of the attention, which is its first argument
 GENERATION = "transformers.generation.utils"
 
 
@@ -218,11 +218,11 @@ def _timed_as(owner: Any, name: str, function: Any, wrapper: Callable[[Function]
 
 
 class FunctionCall:
-    """Calls a function as a brick where a step is recorded.
+    """Calls a function as a brick if a step is recorded.
 
-    The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or what
-    `brick_of` makes of the arguments. On a compiled hot path calls are made in C, which does the same; `last` is
-    there what `brick_of` made of the last call of attention whose query is the argument numbered `queries`.
+    The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or the result
+    of `brick_of` for the arguments. With a compiled hot path calls are made in C, which does the same. There, `last`
+    is the result of `brick_of` for the last call of attention, whose query is the argument numbered `queries`.
     """
 
     __slots__ = ("__weakref__", "brick", "brick_of", "first", "last", "name", "original", "queries")
@@ -244,7 +244,7 @@ class FunctionCall:
         timer, elements = None, 0
         try:
             path = recorded_here()
-            # One attention function calls another: what runs in such a brick already is a part of it.
+            # One attention function calls another: a call inside such a brick is a part of it.
             if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
                 if self.brick_of is None:
                     found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
@@ -283,7 +283,7 @@ if chosen() is not HotPath:
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         try:
-            with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
                 return brick_of(args, kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
             ours(error, f"some calls of {name} are not timed")
@@ -323,7 +323,7 @@ def timed(
     brick_of: BrickOf | None = None,
     queries: int | None = None,
 ) -> Function:
-    """`original`, timed in recorded steps; see `FunctionCall`."""
+    """Return `original`, timed in recorded steps; see `FunctionCall`."""
 
     run = _call_of(original, name, brick, first, brick_of, queries)
 
@@ -342,18 +342,18 @@ ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 
 
 def _plain(original: Function, name: str) -> Function:
-    """A brick of which no more is known than its name."""
+    """Time `original` as a brick with only a name."""
     return timed(original, name, brick_of_name(name))
 
 
 @functools.cache
 def brick_of_name(name: str) -> BrickDefinition:
-    """A brick of which no more is known than its name."""
+    """Return a brick with only a name."""
     return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
 
 
 def brick_of_function(function: str) -> BrickDefinition | None:
-    """The brick that calls of a function are; its name stands behind that of its file, as far as that is known."""
+    """Return the brick of calls of a function; its name follows that of its file, if that is known."""
     file, _, name = function.rpartition(".")
     if name in _ROPE:
         return ROPE
@@ -387,7 +387,7 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Fused attention; its query, key and value are the arguments from the one numbered `queries` on."""
+    """Return the brick of fused attention; query, key and value are the arguments from number `queries` on."""
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -409,7 +409,7 @@ def _fused(label: str, queries: int) -> BrickOf:
 
 
 def _eager(original: Function) -> Function:
-    """Attention written out: it multiplies every query with every key, whatever the mask hides."""
+    """Time attention written out: it multiplies every query with every key, even those that the mask hides."""
     name = classification.ATTENTION_EAGER
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -420,12 +420,12 @@ def _eager(original: Function) -> Function:
 
 
 def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
-    """The argument that stands at position `at`, or is given by name; None where it is not given."""
+    """Return the argument at position `at` or of this name; None if it is not given."""
     return args[at] if len(args) > at else kwargs.get(name)
 
 
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
-    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows what a mask hides.
+    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows a mask's contents.
 
     `given` are the queries, keys and values.
     """
@@ -439,7 +439,7 @@ def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_ca
     return _pairs(name, label, shapes, key.element_size(), dtype, not has_mask, is_causal and not has_mask)
 
 
-@functools.lru_cache(maxsize=256)  # all layers of a step are alike
+@functools.lru_cache(maxsize=256)  # all layers of a step are similar
 def _pairs(
     name: str, label: str, shapes: Any, itemsize: int, dtype: str, is_known: bool, is_causal: bool
 ) -> tuple[Any, int]:
@@ -455,7 +455,7 @@ def _pairs(
     if is_causal and new > 1 and label == "sdpa":  # torch aligns the first query with the first key
         seen = min(new, kept)
         pairs = seen * (seen + 1) // 2 + (new - seen) * kept
-    elif is_causal and new > 1:  # others the last with the last
+    elif is_causal and new > 1:  # other kinds align the last with the last
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
@@ -469,7 +469,7 @@ def _pairs(
 
 @functools.lru_cache(maxsize=256)
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
-    """`columns` of a key and its value together, and `read_bytes` for each pair; 0: unknown."""
+    """Return the brick with `columns` of a key and its value together, and `read_bytes` for each pair; 0: unknown."""
     work = None
     if columns:
         work = Work(flops_per_element=2 * columns, bytes_per_element=read_bytes or None, dtype=dtype)
@@ -492,7 +492,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # of a signal handler: what has ended by then ends no more
+            except BaseException:  # of a signal handler: what has ended by then is not ended twice
                 _end_generate(depth)
                 raise
 
@@ -513,7 +513,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
 
 @_unless_it_fails
 def _begin_generate(model: object) -> int:
-    """Gives how many calls of `generate` there are around it."""
+    """Begin a call of `generate`. Returns the number of such calls around it."""
     generations = unit().generations
     generations.append(Generation(model))
     return len(generations) - 1
@@ -534,7 +534,7 @@ def _is_assisted() -> None:
 
 @_unless_it_fails
 def _begin_sampling() -> Any:
-    """Gives the step in which a token is chosen."""
+    """Begin choosing a token. Returns the step it is for."""
     waiting = _waiting()
     if waiting is not None:
         waiting.begin_sampling()
@@ -543,18 +543,18 @@ def _begin_sampling() -> Any:
 
 @_unless_it_fails
 def _end_sampling(args: tuple[Any, ...]) -> None:
-    """The arguments are those of stopping criteria: the words chosen so far come second."""
+    """End choosing a token. `args` are the arguments of stopping criteria: the chosen tokens come second."""
     waiting = _waiting()
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
-        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
             length = words.shape[-1] if isinstance(words, Tensor) else None
         waiting.end_sampling(length)
 
 
 @_unless_it_fails
 def _prepares_now() -> int:
-    """The inputs of the next step are: the last one is over, whether or not a token was chosen. Gives the time."""
+    """End the last step, even without a token, because the next inputs are being prepared. Returns the time."""
     waiting = _waiting()
     if waiting is not None:
         waiting.close()
@@ -563,7 +563,7 @@ def _prepares_now() -> int:
 
 @_unless_it_fails
 def _prepared(start_ns: int | None) -> None:
-    """The inputs of the next step have been, from then until now: that is a part of it, and it has not begun."""
+    """Count the preparation from `start_ns` until now towards the next step, which has not begun."""
     generation = unit().generation
     if generation is not None and start_ns is not None:
         generation.prepared = start_ns, perf_counter_ns() - start_ns
@@ -612,7 +612,7 @@ def _chosen(original: Function) -> Function:
 
 
 def _waiting() -> Any:
-    """The step of the innermost `generate` whose model has returned."""
+    """Return the step of the innermost `generate` whose model has returned."""
     here = unit()
     step = here.open[-1] if here.open else None
     return (

@@ -1,12 +1,12 @@
-"""Bursts: for a few steps that a command asks for, kernels are recorded, and each is put under its brick.
+"""Bursts: for a few steps that a command requests, kernels are recorded and put under their bricks.
 
 Rules
-- A process looks once a step at what it is asked (`cbtop.protocol.requests`); where nobody asks, that is all.
+- A process looks once a step for a request (`cbtop.protocol.requests`); without one it does nothing else.
 - A step of a burst is a call of a model or of its runner, or a replay of a captured graph outside of both. It is in
-  no statistics: it would be longer than others. Calls of modules are noted in it as while a graph is captured.
-- At the end of each the host waits for its device: a burst is for looking, not for running.
-- A graph that is not looked into is replayed by the host with CUPTI away: of what runs in it nothing is shown.
-- Whatever fails ends the burst in one line, and who asked is told; the host's step has run as it would have.
+  no statistics, because it takes longer than others. Its module calls are noted as during the capture of a graph.
+- At the end of each step the host waits for its device: a burst is for diagnosis, not for production.
+- A graph that is not looked into is replayed by the host with CUPTI closed: nothing of its inside is shown.
+- Any failure ends the burst with one logged line and an answer to the request; the host's step has run as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BACKEND = "cuda, by CUPTI"
 _FAILED = "kernels are not recorded"
 
-# A test that plays a device puts its own here.
+# A test that replaces the device puts its own here.
 new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
@@ -60,13 +60,13 @@ class Owner(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether the step is still to be recorded."""
+        """Whether its steps are still to be recorded."""
 
     def recorded(self, step: Hashable) -> None:
-        """A step of that key was."""
+        """Count a recorded step with that key."""
 
     def refuse(self, error: Exception) -> None:
-        """It cannot be, for `error`."""
+        """Stop, because of `error`."""
 
 
 class Recording:
@@ -83,12 +83,12 @@ class Recording:
         self.window.launch(graph, lambda node: places.of(node, self.step), stream)
 
     def end(self) -> None:
-        """It has run: wait for the device, and keep what was recorded."""
+        """End the step: wait for the device, and keep the records."""
         global _is_left_on
         error: Exception | None = None
         try:
             self.window.end(self.stream, self.bursts.burst)
-        except Exception as trouble:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as trouble:  # noqa: BLE001 - an error of ours is not the host's
             error = trouble
         finally:
             _here.pop(get_ident(), None)
@@ -101,7 +101,7 @@ class Recording:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """`with recording.paused():` nothing of CUPTI is there."""
+        """`with recording.paused():` CUPTI is closed."""
         try:
             self.window.end(self.stream, self.bursts.burst)
         except Exception as error:  # noqa: BLE001 - as above
@@ -117,21 +117,21 @@ class Recording:
 
 
 class _Nobody:
-    """Asks nothing: there is no ring that anybody could ask through."""
+    """Has no requests, because there is no ring to make them through."""
 
     asked_word = NOT_ASKED
 
 
 class Bursts:
-    """The bursts of one profiler's process: what is asked, found and answered."""
+    """The bursts of one profiler's process: requests, results and answers."""
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
         recorder = profiler._recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        #: Whose `asked_word` holds `looked_at` where nothing new is asked: so a step can tell without a call.
+        #: Its `asked_word` holds `looked_at` if there is no new request: so a step can check without a call.
         self.asked: Any = self._recorder or _Nobody
-        self.looked_at = 0  # the word that is done with
+        self.looked_at = 0  # the word that was handled
         self._request: Request | None = None
         self.burst = KernelBurst()
         if self._recorder is not None:
@@ -166,7 +166,7 @@ class Bursts:
         return True
 
     def begin(self, step: Hashable, steps: Timed, *, has_calls: bool) -> Recording | None:
-        """Record the step of that key, which begins; None where it cannot be, which is said to who asked."""
+        """Record the step of that key, which begins. If that is not possible, answer so and return None."""
         if _is_left_on:
             self.refuse(left_on())
             return None
@@ -192,7 +192,7 @@ class Bursts:
         return recording
 
     def recorded(self, step: Hashable) -> None:
-        """A step of that key was."""
+        """Count a recorded step with that key."""
         request = self._request
         if request is None:
             return
@@ -205,14 +205,14 @@ class Bursts:
         burst, self.burst = self.burst, KernelBurst()
         try:
             self.announce(burst, request.number)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             ours(error, _FAILED)
             self._answer(Answer(request.number, State.FAILED))
         else:
             self._answer(Answer(request.number, State.DONE, done))
 
     def refuse(self, error: Exception) -> None:
-        """The burst ends, for `error`."""
+        """End the burst, because of `error`."""
         request, self._request = self._request, None
         if request is not None:
             self.looked_at = request.word()
@@ -221,7 +221,7 @@ class Bursts:
         ours(error, _FAILED)
 
     def announce(self, burst: KernelBurst, number: int = 0) -> None:
-        """Let every kernel be a node under its brick, and say what was measured of it.
+        """Make every kernel a node under its brick, and announce its measurements.
 
         `number` is the request's, or 0 without a request.
         """
@@ -271,7 +271,7 @@ _bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDicti
 
 
 def bursts_of(profiler: BrickProfiler) -> Bursts:
-    """Those of the process as `profiler` records it."""
+    """Return the bursts of the process as `profiler` records it."""
     found = _bursts.get(profiler)
     if found is None:
         found = _bursts[profiler] = Bursts(profiler)
@@ -279,12 +279,12 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: Recording) -> None:
-    """The calling thread is in that step from now on, until `Recording.end`."""
+    """Note that the calling thread is in that step from now on, until `Recording.end`."""
     _here[get_ident()] = recording
 
 
 def recording_here() -> Recording | None:
-    """The step of a burst that the caller is in."""
+    """Return the step of a burst that the caller is in."""
     return _here.get(get_ident()) if _here else None
 
 
@@ -294,7 +294,7 @@ def stream_here() -> int:
 
 
 class PlacedCalls(Capture):
-    """Calls in a step of a burst: what is launched in each, is launched there."""
+    """The calls in a step of a burst: launches are assigned to the call they are made in."""
 
     def __init__(
         self, recording: Recording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
@@ -333,7 +333,7 @@ class PlacedCalls(Capture):
 
 
 class Places:
-    """Where each node of a captured graph belongs, from its step down."""
+    """The place of each node of a captured graph, from its step down."""
 
     def __init__(self, driver: Driver, graph: int, spans: Sequence[Span]) -> None:
         order = Order(driver, graph)
@@ -341,7 +341,7 @@ class Places:
         self._put(order, spans, ())
 
     def of(self, node: int, step: Hashable) -> Keys:
-        """All keys, from that of the step that it runs in."""
+        """Return all keys, from that of the step that it runs in."""
         return (step, *self._of.get(node, (OTHER,)))
 
     def _put(self, order: Order, spans: Sequence[Span], around: Keys) -> None:
@@ -354,6 +354,6 @@ class Places:
 
 
 def _place(keys: Keys) -> Keys:
-    """What is launched in a step or layer, but in no brick, is another kernel there."""
+    """Return `keys`, with OTHER added for launches in a step or layer outside of its bricks."""
     is_brick = bool(keys) and not isinstance(keys[-1], tuple)
     return keys if is_brick else (*keys, OTHER)

@@ -1,4 +1,4 @@
-"""What a process under `cbtop run` does before its first call of a module of torch."""
+"""Instruments a process under `cbtop run` before its first call of a module of torch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cbtop.protocol.signals import let_through, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # allowed: every step is recorded
+EVERY_STEP_PERCENT = 100  # with this allowed overhead or more, every step is recorded
 
 
 END_SUFFIX = ".end"  # of the FIFO of a run, as in `cbtop.commands.run`
 
 
 class LaunchedRecorder(RingRecorder):
-    """Removes the file that says of a run that it has recorded nothing, once it has a step, or has said why not.
+    """Removes the file that marks a run without records, once there is a step or a logged reason.
 
-    It also writes the pid of each process that records steps into the FIFO of the run, which its summary is made of.
+    It also writes the pid of each process that records steps into the FIFO of the run, for the summary.
     """
 
     def __init__(self, nothing_yet: str) -> None:
@@ -48,7 +48,7 @@ class LaunchedRecorder(RingRecorder):
         if has_step:
             self._tell()
         if self._nothing_yet and (self.failures or has_step):
-            with suppressed(OSError):  # another process of the run was first
+            with suppressed(OSError):  # a different process of the run was first
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
 
@@ -72,7 +72,7 @@ class LaunchedRecorder(RingRecorder):
 
 
 def instrument(overhead_percent: float, nothing_yet: str) -> None:
-    """Let every model of this process that is called be instrumented, for `overhead_percent` of its time."""
+    """Instrument every called model of this process, with an overhead of `overhead_percent` of its time."""
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT
     profiler = (
@@ -85,11 +85,11 @@ def instrument(overhead_percent: float, nothing_yet: str) -> None:
 
 
 def _await_sglang() -> None:
-    """SGLang has been imported: its model runner will be."""
+    """Wait for SGLang's model runner, after SGLang has been imported."""
     try:
         from cbtop.profiler.instrument import sglang_runner
 
         sglang_runner.await_import()
-    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         let_through(error)
         _log.warning("cbtop: SGLang is not shown: %s", error)

@@ -1,19 +1,20 @@
-"""llama.cpp: its layers and bricks, by the callback that it asks at each node of a graph (`cb_eval`).
+"""llama.cpp: its layers and bricks, by its callback at each node of a graph (`cb_eval`).
 
     function, user_data = llama_cpp.callback(BrickProfiler(sample_every=32))
 
-Both are addresses, for `cb_eval` and `cb_eval_user_data` of the parameters that one context is made with.
+Both are addresses, for `cb_eval` and `cb_eval_user_data` of the parameters of one context.
 
 Rules
-- One step in `sample_every` is recorded; of the others the callback declines all nodes, and ggml computes them whole.
-- The nodes of a recorded step are computed one by one and waited for, where ggml would run several at once, fuse
-  some, or replay a device's graph: it is slower than the others. The backend of its bricks says so.
-- A step is one graph: of a batch longer than `n_ubatch` there are several. What llama_decode does before and after,
-  and choosing a token, are no part of it.
-- A step of which each token gives logits is a decode, also a prompt all of whose logits are wanted; one of which
-  fewer do is a prefill, one without any an encode.
-- A node's name and operation say the brick; what no rule knows is a brick of its operation's name. FLOP and bytes are
-  unknown: the callback sees no weights.
+- One step in `sample_every` is recorded. In the others the callback declines all nodes, and ggml computes the graph
+  whole.
+- The nodes of a recorded step are computed and waited for one by one. Otherwise ggml would run several at once, fuse
+  some, or replay a device's graph. So a recorded step is slower than the others. The backend of its bricks says so.
+- A step is one graph: a batch longer than `n_ubatch` has several. The work of llama_decode before and after, and
+  choosing a token, are not part of it.
+- A step is a decode if every token gives logits, even a prompt with all logits. It is a prefill if fewer do, and an
+  encode if none does.
+- A node's name and operation decide its brick. A node that no rule knows is a brick with its operation's name. FLOP
+  and bytes are unknown, because the callback sees no weights.
 - Two contexts have a callback each. A forked child records nothing of llama.cpp.
 """
 
@@ -52,14 +53,14 @@ _log = logging.getLogger("cbtop")
 BACKEND = "ggml, one node at a time"
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
-_callbacks: list[_Callback] = []  # for as long as the process lives, as what they point to
+_callbacks: list[_Callback] = []  # for as long as the process lives, as are the addresses they hold
 
 
 def callback(profiler: BrickProfiler) -> tuple[int, int]:
-    """The addresses of a function and of its user data, for `cb_eval` and `cb_eval_user_data` of one context.
+    """Return the addresses of a function and its user data, for `cb_eval` and `cb_eval_user_data` of one context.
 
-    llama.cpp must be loaded by then. Raises ValueError where it is not, where this part of cbtop was not compiled,
-    and where threads are greenlets.
+    llama.cpp must be loaded. Raises ValueError if it is not, if this part of cbtop was not compiled, or if threads
+    are greenlets.
     """
     made = _Callback(profiler)
     _callbacks.append(made)
@@ -83,18 +84,18 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # its ring is closed at exit after what follows has been handed over
+        self._steps.show()  # so that its ring is closed at exit after the last hand-over
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Hand over what is recorded, in a thread of its own: whoever computes waits for nobody."""
+        """Hand over the records in a thread of its own, so that the computing thread does not wait."""
         try:
             while True:
                 os.read(self._wake, 8)
                 self._hand_over()
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's; no handler of its runs here
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's; no handler of its runs here
             self._stop()
             _log.warning("cbtop: llama.cpp is no longer shown: %s: %s", type(error).__name__, error)
 
@@ -141,13 +142,13 @@ class _Callback:
 
 
 def _loaded() -> list[int]:
-    """The addresses of ggml's functions, in whichever loaded library has them."""
+    """Return the addresses of ggml's functions, from any loaded library that has them."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(path for path in mapped if ".so" in path):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
-        except (OSError, AttributeError):  # mapped but not loaded as one, or another library
+        except (OSError, AttributeError):  # mapped but not loaded as one, or a different library
             continue
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 
@@ -179,7 +180,7 @@ _MANY = (
     MIXER,
 )
 _ADDS = r"MUL_MAT|ADD"  # a product, and its bias
-# Name without its layer, operation, brick; the first that matches counts.
+# Name without its layer, operation, brick; the first match counts.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), Kind(brick))
     for name, operation, brick in (
@@ -208,17 +209,17 @@ _RULES = tuple(
     )
 )
 _NAME = re.compile(r"(?P<name>.*?)(-(?P<layer>\d+)|_l(?P<cached>\d+))?( \([^()]*\))*")
-MAX_NAMES = 8192  # that are remembered
+MAX_NAMES = 8192  # remembered names
 _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
 def bricks_of(nodes: list[Node]) -> list[Brick]:
-    """The bricks of a graph, in the order in which they ran."""
+    """Return the bricks of a graph, in the order they ran."""
     bricks: list[Brick] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
         name, layer = _place(full_name)
-        if not name and last is not None:  # it lies where the one before it does
+        if not name and last is not None:  # it belongs to the same layer as the previous node
             layer = last.layer
         kind = _kind(name, operation, last if last and last.layer == layer else None)
         if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
@@ -231,7 +232,7 @@ def bricks_of(nodes: list[Node]) -> list[Brick]:
 
 @functools.lru_cache(maxsize=MAX_NAMES)
 def _place(full_name: str) -> tuple[str, int | None]:
-    """A node's name without its layer, and that; "" for one without a name."""
+    """Return a node's name without its layer, and its layer; "" for one without a name."""
     found = _NAME.fullmatch(full_name)
     if found is None or _NO_NAME.fullmatch(found["name"]):
         return "", None
@@ -244,7 +245,7 @@ def _kind(name: str, operation: str, last: Brick | None) -> Kind:
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
         return before  # its weight, or its bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return Kind(BrickId.OUTPUT_PROJECTION)  # what llama.cpp does with attention's result, before it names it
+        return Kind(BrickId.OUTPUT_PROJECTION)  # llama.cpp's product of attention's result, before it is named
     return _by_rule(name, operation)
 
 

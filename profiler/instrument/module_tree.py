@@ -2,7 +2,8 @@
 
 Rules
 - Modules are told apart by `id`: a class may be unhashable, or have an `__eq__`, `__bool__` or `__len__` of its own.
-- An attribute that a class of torch cannot have is not asked of it: `Module.__getattr__` takes 1 us to say no.
+- An attribute that a class of torch cannot have is not read from it, because a miss in `Module.__getattr__` takes 1
+  us.
 - Time is linear in the number of modules, and `first_tensor` stops at the first one.
 """
 
@@ -25,7 +26,7 @@ Value = TypeVar("Value")
 
 
 def children_of(module: Module) -> list[tuple[str, Module]]:
-    """The names and children of `module`, each child once."""
+    """Return the names and children of `module`, each child once."""
     children = module._modules
     if not children:
         return []
@@ -37,7 +38,7 @@ def children_of(module: Module) -> list[tuple[str, Module]]:
 
 
 def modules_of(root: Module) -> list[Module]:
-    """`root` and all modules inside it, each once, in the order of `Module.modules`."""
+    """Return `root` and all modules inside it, each once, in the order of `Module.modules`."""
     walked = _walked_here.tree
     if walked is not None and walked.root is root:
         return walked.modules[:]
@@ -74,7 +75,7 @@ _walked_here = _WalkedHere()
 class walked_once:  # noqa: N801 - used as a function
     """`with walked_once(root):` this thread lists the modules and tensors of `root` once, and then remembers them.
 
-    Attaching asks for them 14 times, which for 24,000 modules took 0.13 s of 0.7 s.
+    Attaching needs them 14 times, which for 24,000 modules took 0.13 s of 0.7 s.
     """
 
     def __init__(self, root: Module) -> None:
@@ -90,7 +91,7 @@ class walked_once:  # noqa: N801 - used as a function
 
 
 def kinds_of(root: Module) -> list[Module]:
-    """The first module of each class in `root`."""
+    """Return the first module of each class in `root`."""
     walked = _walked_here.tree
     if walked is not None and walked.root is root:
         return walked.kinds[:]
@@ -106,7 +107,7 @@ def _add_modules(module: Module, found: dict[int, Module]) -> None:
 
 
 def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
-    """The first module of each class."""
+    """Return the first module of each class."""
     first: dict[int, Module] = {}
     for module in modules:
         first.setdefault(id(type(module)), module)
@@ -114,13 +115,13 @@ def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
 
 
 def tensors_of(module: Module) -> list[Tensor]:
-    """The parameters of `module` and of all inside it, then their buffers, each once."""
+    """Return the parameters of `module` and of all inside it, then their buffers, each once."""
     parameters, buffers = parameters_and_buffers(module)
     return parameters + buffers
 
 
 def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The parameters of `module` and of all inside it, and the buffers that are not parameters, each once."""
+    """Return the parameters of `module` and of all inside it, and the buffers that are not parameters, each once."""
     walked = _walked_here.tree
     if walked is not None and walked.root is module:
         parameters, buffers = walked.tensors
@@ -135,17 +136,17 @@ def _tensors_of(modules: list[Module]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _by_id(held: list[dict[str, Tensor | None]]) -> dict[int, Tensor]:
-    """The tensors in these dictionaries, each once."""
+    """Return the tensors in these dictionaries, each once."""
     return {id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}
 
 
 def devices_of(module: Module) -> set[torch.device]:
-    """The devices of all parameters and buffers of `module` and of those inside it."""
+    """Return the devices of all parameters and buffers of `module` and of those inside it."""
     return {tensor.device for tensors in parameters_and_buffers(module) for tensor in tensors}
 
 
 def parameters_of(module: Module) -> list[Tensor]:
-    """The parameters of `module` and of all inside it, each once."""
+    """Return the parameters of `module` and of all inside it, each once."""
     walked = _walked_here.tree
     if walked is not None and walked.root is module:
         return walked.tensors[0][:]
@@ -153,9 +154,9 @@ def parameters_of(module: Module) -> list[Tensor]:
 
 
 def first_tensor(module: Module) -> Tensor | None:
-    """The first parameter of `module` or of those inside it, else the first buffer; None if there is no tensor.
+    """Return the first parameter of `module` or of those inside it, else the first buffer, else None.
 
-    No generator is left half-way: an exception that a signal handler raises as one ends would be lost.
+    No generator is left half-way, because a signal handler's exception while one ends would be lost.
     """
     for name in ("_parameters", "_buffers"):
         seen: set[int] = set()
@@ -180,7 +181,7 @@ def attribute_of(thing: Any, name: str) -> Any:
     """Return what `thing`, or its class, holds under `name`, or None.
 
     No code of the host runs: no property, no `__getattr__`, no `__class__`. A property of the host's may draw random
-    numbers or print, so that to read it would change the program.
+    numbers or print, so that reading it would change the program.
     """
     own = dictionary_of(thing)
     if name in own:
@@ -204,7 +205,7 @@ def dictionary_of(thing: Any) -> dict[str, Any]:
 
 
 def _can_be_asked(kind: type, *names: str) -> bool:
-    """Return whether to read these attributes of an object of this class runs no code of the host."""
+    """Return whether reading these attributes of an object of this class runs no code of the host."""
     if _of_class(kind, "__getattr__") is not None or _of_class(kind, "__getattribute__") != object.__getattribute__:
         return False
     return all([_is_plain(_of_class(kind, name)) for name in names])
@@ -236,7 +237,7 @@ def _of_class(kind: type, name: str) -> Any:
 
 
 def home_of_class(kind: type) -> str:
-    """Return the module that defines `kind`; "" if it says something else."""
+    """Return the module that defines `kind`; "" if that is not a string."""
     home = _of_class(kind, "__module__")
     return home if type(home) is str else ""
 
@@ -246,7 +247,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def holders_of(root: Module, name: str) -> list[Module]:
-    """The modules in `root` that have this attribute, themselves or by their class."""
+    """Return the modules in `root` that have this attribute, themselves or by their class."""
     kinds = {id(type(one)) for one in kinds_of(root) if _of_class(type(one), name) is not None}
     if kinds:
         return [one for one in modules_of(root) if id(type(one)) in kinds or name in one.__dict__]
@@ -254,7 +255,7 @@ def holders_of(root: Module, name: str) -> list[Module]:
 
 
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
-    """The attribute of each of `modules`, see `attribute_of`. Each class is looked up once."""
+    """Return the attribute of each of `modules`, see `attribute_of`. Each class is looked up once."""
     values = []
     of_class: dict[int, Any] = {}  # by the id of the class: its metaclass may be the host's
     for module in modules:
@@ -273,7 +274,7 @@ def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
 class WeakModuleDict(Generic[Value]):
     """Values by module, told apart by identity. An entry ends with its module.
 
-    torch's WeakIdKeyDictionary asks each module for an attribute, which runs a `__getattr__` of the host's.
+    torch's WeakIdKeyDictionary reads an attribute of each module, which runs a `__getattr__` of the host's.
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type that a product computes in with weights of type `stored` computes."""
+    """Return the type that a product with weights of type `stored` computes in."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 

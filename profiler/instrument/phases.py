@@ -1,9 +1,9 @@
-"""What a call of a model is: its phase, tokens, sequences and the positions its cache holds, by its arguments alone.
+"""The description of a model's call: phase, tokens, sequences and cached positions, from its arguments alone.
 
-Nothing here waits for a device: what only a tensor's contents there could tell is unknown. Hugging Face's names of
-arguments are known, those of models written by hand (llama's reference, gpt-fast) for where the new tokens stand, and
-a first tensor of token ids (sequences x tokens). Of a spectrogram, a picture, or a first tensor of other numbers the
-tokens are not known: its shape tells the phase alone, and sequences where their axis is said.
+Nothing here waits for a device: facts that only a device tensor's contents could tell are unknown. Known arguments
+are Hugging Face's names, the names of hand-written models (llama's reference, gpt-fast) for the positions of new
+tokens, and a first tensor of token ids (sequences x tokens). A spectrogram, a picture, or a first tensor of other
+numbers does not tell the tokens: its shape gives only the phase, and the sequences if their axis is known.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, h
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
 NO_CACHE = "decode, no cache"  # `generate` computes the whole sequence again for each token
 ENCODE = "encode"  # the model has no cache and its attention looks both ways: an encoder
-FORWARD = "forward"  # nothing says prefill, decode or encode
+FORWARD = "forward"  # not known to be prefill, decode or encode
 
-# Ids and their embeddings. The decoder's come first: of a model with an encoder, the step is what its decoder does.
+# Ids and their embeddings. The decoder's come first: in a model with an encoder, the step is its decoder's.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # of whose shape no axis is that of tokens
+PICTURES = ("input_features", "pixel_values")  # their shape has no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
-PACKED = "cu_seq_lens_q"  # where sequences that lie behind one another end
+PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
 _LENGTH = (
-    "get_seq_length"  # the method of caches that tells their length; an object that answers to any name lacks it
+    "get_seq_length"  # the method of caches that gives their length; an object that answers to any name lacks it
 )
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
 class Call(NamedTuple):
-    """`cached`: positions that the cache held of each sequence before; None where they differ or only a device knows.
+    """`cached`: positions that the cache held for each sequence before; None if they differ or only a device knows.
 
-    `tokens` and `sequences` are 0 where their number is not known.
+    `tokens` and `sequences` are 0 if their number is not known.
     """
 
     phase: str
@@ -58,12 +58,12 @@ def describe(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """What a call with these arguments does. `has_cache` says whether the model can take one at all.
+    """Describe a call with these arguments. `has_cache`: whether the model can take one at all.
 
     `without_cache` is the phase of a model that cannot.
 
-    `axis` is that of sequences in what comes without a known name; None: the model does not say. `takes_ids` is
-    whether whole numbers without a known name can be token ids.
+    `axis` is the axis of sequences in arguments without a known name; None: not known. `takes_ids`: whether integers
+    without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if new is None:  # a batch as one argument
@@ -90,8 +90,8 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # they lie behind one another: nobody says where each ends
-        # Where only a device knows where several new tokens stand, they are taken for a prompt.
+            sequences = 0  # packed sequences: it is not known where each ends
+        # If only a device knows the positions of several new tokens, they are taken for a prompt.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -104,7 +104,7 @@ def describe(
         phase = DECODE
     else:
         phase = EXTEND
-    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # which `Call` does in a frame of Python's
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # as `Call` does in a Python frame
 
 
 def describe_captured(
@@ -116,9 +116,9 @@ def describe_captured(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """What a replay of a call with these arguments does: with one new token of each sequence, it decodes.
+    """Describe a replay of a call with these arguments: with one new token of each sequence, it decodes.
 
-    No cache is asked: what it does to answer might be captured, too.
+    No cache is read, because its work to answer might be captured, too.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -132,20 +132,20 @@ def describe_captured(
 
 
 def _batch(value: Any) -> dict[str, Any] | None:
-    """The entries of a dictionary, or of a UserDict, as batches of transformers are. No code of the host runs."""
+    """Return the entries of a dictionary, or of a UserDict (a batch of transformers). Runs no code of the host."""
     if issubclass(type(value), UserDict):
         value = dictionary_of(value).get("data")
     return dict(dict.items(value)) if issubclass(type(value), dict) else None
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    return issubclass(type(value), Tensor)  # `isinstance` would ask objects of the host's what class they have
+    return issubclass(type(value), Tensor)  # `isinstance` would ask objects of the host's for their class
 
 
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """The tensor that is the likeliest to be the new tokens, its sequences, the length of each, and all tokens."""
+    """Return the likeliest tensor of new tokens, its sequences, the length of each, and the total of tokens."""
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]
@@ -175,14 +175,14 @@ def _new_tokens(
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
-    """What an engine's step is for one sequence: `new` tokens behind `cached` ones; `writes`, once it has output."""
+    """Return an engine's phase for one sequence: `new` tokens after `cached` ones; `writes` once it has output."""
     if writes and new == 1:
         return DECODE
     return EXTEND if cached else PREFILL
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """The phase of a step with sequences of these phases; where drafts are verified the others decode beside them."""
+    """Return the phase of a step with sequences of these phases. In a step that verifies, others may decode."""
     found = set(sequences)
     if found == {DECODE, VERIFY}:
         return VERIFY
@@ -190,7 +190,7 @@ def of_several(sequences: Iterable[str]) -> str:
 
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
-    """A call whose sequences of different lengths lie behind one another (Hugging Face's continuous batching)."""
+    """Describe a call with packed sequences of different lengths (Hugging Face's continuous batching)."""
     ends, longest, longest_kept = kwargs.get(PACKED), kwargs.get("max_length_q"), kwargs.get("max_length_k")
     if not _is_tensor(ends) or not isinstance(longest, int):
         return None
@@ -205,7 +205,7 @@ def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
 
 
 def cached_positions(cache: Any) -> int | None:
-    """How many positions a cache holds; None where it has some, and their number lies on a device or is not kept."""
+    """Return the number of cached positions, or None if it is stored on a device or not tracked."""
     kind = type(cache)
     if can_be_asked(kind, *_OF_CACHE) and has_method(kind, _LENGTH):
         length = cache.get_seq_length
@@ -216,13 +216,13 @@ def cached_positions(cache: Any) -> int | None:
             and getattr(first, "is_initialized", None) is True
             and hasattr(first, _LENGTH)
         ):
-            found = length()  # as almost always, and fewer calls
+            found = length()  # almost always, and with fewer calls
         else:
             if _is_fresh(cache, layers):
                 return 0
             found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
-    if issubclass(type(cache), (tuple, list)):  # of before there were caches: layers of (keys, values)
+    if issubclass(type(cache), (tuple, list)):  # before there were caches: layers of (keys, values)
         first = cache[0] if cache else None
         keys = first[0] if isinstance(first, (tuple, list)) and first else None
         return int(keys.shape[-2]) if _is_tensor(keys) and keys.dim() > 2 else None
@@ -230,14 +230,14 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _counts_on_a_device(cache: Any) -> bool:
-    """Whether a device alone knows how much a cache holds: as a static one's, which may have been emptied since."""
+    """Whether only a device knows the cached positions, as with a static cache, which may have been emptied since."""
     is_known = can_be_asked(type(cache), *_OF_CACHE) and has_method(type(cache), _LENGTH)
     found = cache.get_seq_length() if is_known and _counts_positions(_layers_of(cache)) else None
     return _is_tensor(found) and not found.is_cpu
 
 
 def _on_the_host(found: Any) -> int | None:
-    """The whole number that all of a tensor's are, where they are on the host; a kind of its own may have none."""
+    """Return the integer that all elements of a tensor on the host are, or None. A tensor subclass may have none."""
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
     numbers = set(found.flatten().tolist())
@@ -245,9 +245,9 @@ def _on_the_host(found: Any) -> int | None:
 
 
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
-    """Where sequences begin, by one number, one of each, or the positions of all new tokens; empty: unknown.
+    """Return where sequences begin, from one number, one of each, or the positions of all new tokens; empty: unknown.
 
-    Positions that do not follow one another, where there is not one for each sequence, may each begin one.
+    Positions that are not consecutive may each begin a sequence, unless there is one for each sequence.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():
@@ -266,14 +266,14 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
 
 
 def _layers_of(cache: Any) -> list[Any]:
-    """The layers of a cache of transformers, of the decoder's own one where there are two."""
+    """Return the layers of a cache of transformers, of the decoder's own one if there are two."""
     own = getattr(cache, "self_attention_cache", cache)
     layers = getattr(own, "layers", None) if can_be_asked(type(own), *_OF_CACHE) else None
     return layers if type(layers) is list else []
 
 
 def _is_fresh(cache: Any, layers: list[Any]) -> bool:
-    """Whether nothing has been put into a cache: no layer is there, or none has been used."""
+    """Whether nothing has been put into a cache: it has no layer, or none has been used."""
     is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
@@ -286,7 +286,7 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Of lists too: a layer with several states has a list of whether each was used."""
+    """Whether a value, or any in a list, is True: a layer with several states has a list of whether each was used."""
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))
     if isinstance(value, dict):
@@ -298,7 +298,7 @@ def _counts_positions(layers: list[Any]) -> bool:
     """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
     if not layers:
         return True
-    for layer in layers:  # noqa: SIM110 - the first says so, mostly; any() would cost more than the question
+    for layer in layers:  # noqa: SIM110 - the first decides, mostly; any() would cost more than the question
         if has_method(type(layer), _LENGTH):
             return True
     return False

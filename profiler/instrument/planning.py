@@ -1,7 +1,7 @@
-"""The plan of a model: its stacks of layers, which brick each module is, and which modules lead to a stack.
+"""The plan of a model: its stacks of layers, the brick of each module, and the modules that lead to a stack.
 
-Stacks are the outermost lists of two or more modules that have children, two of them of one class. A model that holds
-none has no plan: what its layers are is not known.
+Stacks are the outermost lists with two or more possible layers of one class: modules with children, or with weights
+of their own. A model without stacks has a plan without layers, if two of its modules have weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("ModuleList", "Sequential")
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-LEAST_BLOCK_WEIGHTS = 1 << 17  # some 20 us: to time a block takes 1 us
+LEAST_BLOCK_WEIGHTS = 1 << 17  # some 20 us: timing a block takes 1 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Product:
     brick: BrickId | str
     top_k: int | None = None
     may_be_first: bool = False  # it multiplies, and comes before the first layer
-    axes: int = 0  # of the images on whose size its work depends
+    axes: int = 0  # of the images, if its work depends on their size
 
 
 class Part(NamedTuple):
@@ -57,12 +57,12 @@ class Part(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # of its definition, equal in alike layers; all experts of a list share one
+    place: Hashable = None  # of its definition, equal in similar layers; all experts of a list share one
 
 
 @dataclass(slots=True)
 class Section:
-    """A piece of a plan that is replaced as a whole: one layer, or all that is in no layer.
+    """A piece of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
     `state` is what a layer was planned from, or None if it must be planned each time. `visited` are the ids of the
     modules inside it that no other section plans.
@@ -77,7 +77,7 @@ class Section:
 
 
 class _Pattern(NamedTuple):
-    """The plan of a layer, for all layers of its stack that are built alike. Numbers are places in `modules_of`."""
+    """The plan of a layer, for all layers of its stack with the same build. Numbers are indices in `modules_of`."""
 
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]  # with the path in the layer
     others: list[int]
@@ -94,12 +94,12 @@ class Known(Protocol):
 
 @dataclass(slots=True)
 class Plan:
-    """What of a model is timed, and how."""
+    """The timed modules of a model, and how they are timed."""
 
     stacks: dict[str, int] = field(default_factory=dict)  # layers by the stack's name; of a single one it is ""
-    trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: who calls them wants a step
+    trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: a call of one begins a step
     parts: list[Part] = field(default_factory=list)  # layers and bricks
-    others: list[nn.Module] = field(default_factory=list)  # hold bricks, or lie inside one: they pay nothing
+    others: list[nn.Module] = field(default_factory=list)  # hold bricks, or are inside one: their calls cost nothing
     sections: list[Section] = field(default_factory=list)  # hold all of `parts` and `others`
 
     @property
@@ -112,7 +112,7 @@ class Plan:
 
 
 def holds_a_stack(root: nn.Module) -> bool:
-    """Whether `root` is a model in whose calls there are layers to be seen."""
+    """Whether `root` is a model with layers that its calls show."""
     return bool(_Stacks(root).found)
 
 
@@ -129,9 +129,9 @@ def plan_of(
     known: Mapping[Hashable, Known] | None = None,
     mode: Mode = PLAIN,
 ) -> Plan | None:
-    """The plan of `root`, timed by the host or on its device; None if it is no model.
+    """Return the plan of `root`, timed by the host or on its device; None if it is not a model.
 
-    A layer whose state is that of the section `known` at its place is not planned again.
+    A layer with the same state as the section `known` at its place is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -156,9 +156,9 @@ def plan_of(
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """What a plan of `root` was made from: which modules there are, and the first weight of each."""
+    """Return the state that a plan of `root` depends on: its modules, and the first weight of each."""
     modules = modules_of(root)
-    return [*map(id, modules), *_weights_in(modules)]  # by what they are, not held
+    return [*map(id, modules), *_weights_in(modules)]  # by identity, not held
 
 
 def _weights_in(modules: list[nn.Module]) -> list[object]:
@@ -177,7 +177,7 @@ def _weights_in(modules: list[nn.Module]) -> list[object]:
 class _Stacks:
     """The stacks of a model with their paths, and the modules that hold them, outermost first.
 
-    Each module is visited once, also if it is a child of several or of itself.
+    Each module is visited once, even if it is a child of several or of itself.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -219,7 +219,7 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """What tells several stacks apart: the path of each without what all have in common; "" of a single one."""
+    """Return names for stacks: the path of each without the common beginning; "" for a single one."""
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
@@ -230,13 +230,13 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _vocabulary(root: nn.Module) -> int:
-    """The rows of the largest embedding of a model: its words."""
+    """Return the rows of the largest embedding of a model: its vocabulary."""
     rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
 def _is_large(block: nn.Module) -> bool:
-    """Whether a block computes for so long that to time it, too, is little."""
+    """Whether a block is large enough that timing it as well costs little."""
     return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
@@ -258,11 +258,11 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
-        self.section = Section(None)  # that is planned now
+        self.section = Section(None)  # the section that is planned now
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # the section that is planned now leaves out modules of others
+        self._shares_modules = False  # the current section leaves out modules that it shares
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
@@ -270,10 +270,10 @@ class _Planner:
         self._vocabulary = _vocabulary(root)
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
-        self._found: list[_Found] = []  # bricks of the layer, or of what lies outside of layers
+        self._found: list[_Found] = []  # bricks of the layer, or of everything outside of layers
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
-        # Layers of a stack are alike: what was found of a module in one is so of its like in the next.
-        self._layer = ("", "")  # the path of the layer that is planned now, and of its stack
+        # Layers of a stack are similar: the kind of a module in one holds for its counterpart in the next.
+        self._layer = ("", "")  # the path of the current layer, and of its stack
         self._kinds: dict[tuple[object, ...], Kind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
@@ -296,7 +296,7 @@ class _Planner:
         in_layer: bool,
     ) -> None:
         """Plan `child` of `module`. `path` and `classes` are its own."""
-        if id(child) in self._seen:  # one that several layers share is planned where it is met first
+        if id(child) in self._seen:  # a module shared by several layers is planned at its first
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -327,7 +327,7 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        """Plan the layers of `stack`. A single product or activation between them is no layer."""
+        """Plan the layers of `stack`. A single product or activation between them is not a layer."""
         self.section.others.append(stack)
         siblings = frozenset(index for index, _ in children_of(stack))
         for at, (index, layer) in enumerate(children_of(stack)):
@@ -376,7 +376,7 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
-        """Plan a layer as the one `pattern` was made from. Returns False if it shares modules with another."""
+        """Plan a layer like the one `pattern` was made from. Returns False if it shares modules with other layers."""
         visited = {id(modules[at]) for at in pattern.visited}
         if not self._seen.isdisjoint(visited):
             return False
@@ -404,7 +404,7 @@ class _Planner:
         return _Pattern(bricks, others, visited, _weights_in(modules))
 
     def _place(self, path: str) -> tuple[str, str]:
-        """The path in the layer, and the path of the stack: equal for modules in the same place of alike layers."""
+        """Return the path in the layer, and that of the stack: equal for corresponding modules of similar layers."""
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 
@@ -415,7 +415,7 @@ class _Planner:
         return self._kinds[key]
 
     def finish(self) -> None:
-        """Define the bricks found since the last time; a label that two of a name share grows by one part."""
+        """Define the bricks found since the last time. A label that two of a name share grows by one part."""
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
             place = (kind.name, _label(path, 1))
@@ -466,7 +466,7 @@ class _Planner:
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """The inputs of the work of a module with plain parameters and nothing else; None for any other."""
     if module._modules or module._buffers or not module._parameters or is_convolution(module):
-        return None  # of convolutions that also follows from their settings
+        return None  # for a convolution it also follows from its settings
     held: list[object] = []
     for weight in module._parameters.values():
         if weight is not None:

@@ -1,9 +1,9 @@
-"""The roofs over a model: what `cbtop calibrate` has measured of the device that its weights lie on.
+"""The roofs over a model: the measurements by `cbtop calibrate` of its device.
 
 Rules
-- Nothing is measured here: one small file is read as the model is attached, and where its weights were changed.
-- A compute roof has a type, and applies to bricks that multiply that type. All are announced: autocast may multiply
-  a type other than that of the weights, and a verdict recommends a faster type that the machine has.
+- Nothing is measured here: one small file is read when the model is attached, and after its weights were changed.
+- A compute roof has a type, and applies to bricks that multiply that type. All are announced: autocast may multiply a
+  type other than that of the weights, and a verdict recommends a faster type that the machine has.
 - If no roof was measured for the type of most weights, the manifest says so.
 """
 
@@ -38,11 +38,11 @@ _INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisa
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """The roofs over `model`, and in words why some are not known ("": nothing to say)."""
+    """Return the roofs over `model`, and a text why some are not known ("": nothing to report)."""
     try:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
-    except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         let_through(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"
 
@@ -72,7 +72,7 @@ def _with_type(ceiling: Ceiling, types: Mapping[str, str]) -> Ceiling:
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
-    """What is known of `device`; where nothing is, the way out."""
+    """Return the roofs of `device`, or None, and what to do if there are none."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         way_out = f"run `cbtop calibrate --threads {threads}`, then start this again"

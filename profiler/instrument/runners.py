@@ -1,10 +1,10 @@
 """Engines that run their model through a runner: each of its runs is a step, with the model's bricks inside.
 
 Rules
-- The names of an engine's classes, and what a run does, its own file says. It loads nothing of the engine.
-- A runner that is other than expected is said in one line, and runs on without us.
-- The model's own calls are no steps: the engine calls it to warm up and to capture graphs.
-- An engine that runs its model compiled or as captured graphs calls no module of it: there steps are all there is.
+- The engine's own file has the names of its classes, and describes a run. It loads nothing of the engine.
+- An unexpected runner is reported in one line, and runs on without us.
+- The model's own calls are not steps, because the engine also calls it to warm up and to capture graphs.
+- An engine that runs its model compiled or as captured graphs calls no module of it: then only steps are shown.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What its own file knows of an engine."""
+    """The facts about an engine, from its own file."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # whether its runner calls the modules; what is said where not always
-    describe: Callable[..., Call | None]  # what a run with these arguments does; None where it is no step
-    samples_later: Callable[[Any], bool]  # after a run that gave this: tokens are chosen in the same step
+    bricks: Callable[[Any], tuple[bool, str]]  # whether its runner calls the modules; what to report if not always
+    describe: Callable[..., Call | None]  # describes a run with these arguments; None if it is not a step
+    samples_later: Callable[[Any], bool]  # after a run with this result: tokens are chosen in the same step
 
 
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
@@ -50,9 +50,9 @@ _functions = Functions()
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """When `module` is imported, let its class `kind` have what the wrappers make of its methods.
+    """When `module` is imported, replace methods of its class `kind` by the results of `wrappers`.
 
-    The first of them must be there; of the others those that are.
+    The first method must exist; the others are replaced if they exist.
     """
 
     def wrap() -> None:
@@ -61,7 +61,7 @@ def once_there(
             vars(owner)[next(iter(wrappers))]
             for name, wrapper in wrappers.items():
                 _functions.replace(owner, name, wrapper)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             let_through(error)
             _say_other(engine, error)
 
@@ -69,7 +69,7 @@ def once_there(
 
 
 class Run:
-    """One run of a runner: what is called as a step."""
+    """One run of a runner, called as a step."""
 
     waits = True
 
@@ -84,7 +84,7 @@ class Run:
 
 
 def runs(original: Function, engine: Engine) -> Function:
-    """`original`, which runs the model: each run is a step."""
+    """Return `original`, which runs the model, with each run as a step."""
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """`original`, which loads the model: it is attached to at the runner's first run, not at its own first call."""
+    """Return `original`, which loads the model. Attach at the runner's first run, not at the model's first call."""
 
     @functools.wraps(original)
     def load_model(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -126,14 +126,14 @@ def loads(original: Function, engine: Engine) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """`original`, which chooses tokens: it is the brick Sampling of the step that is open."""
+    """Return `original`, which chooses tokens, as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
 
 
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
-    """`original`, which ends the step of the last run; `accepted` says how many tokens came of it, where known."""
+    """Return `original`, which ends the step of the last run; `accepted` gives the number of its tokens, if known."""
 
     @functools.wraps(original)
     def end(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
 
 
 def _waiting(runner: Any) -> OpenStep | None:
-    """The step of a runner's last run, if it is open still."""
+    """Return the step of a runner's last run, if it is still open."""
     attachment = None
     try:
         attachment = _attachments.get(runner)
@@ -180,7 +180,7 @@ def _samples_later(engine: Engine, result: Any) -> bool:
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
-    """What is attached to a runner's model, from its first run on; None where nothing is."""
+    """Return the attachment of a runner's model, from its first run on; None if there is none."""
     profiler = installed()
     if profiler is None:
         return None
@@ -201,7 +201,7 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # one that cannot be kept: it is asked again at its next run
+    with suppressed(TypeError):  # one that cannot be kept: its next run tries again
         _attachments[runner] = None
 
 

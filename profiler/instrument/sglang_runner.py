@@ -2,11 +2,11 @@
 
 Rules
 - SGLang has no plugins for this: its classes are patched when its modules are imported.
-- The names are those of its runtime (srt). No SGLang was at hand: this is tested on stand-ins with its names and
+- The names are those of its runtime (srt). No SGLang was available: this is tested on stand-ins with its names and
   signatures.
 - A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
-  tokens; outside of that (a draft's forwards, embeddings) it ends with `forward`.
-- Tokens of a step that verifies are those of the drafts: which are accepted is known later, and on the device.
+  tokens. Outside of that (a draft's forwards, embeddings) it ends with `forward`.
+- The tokens of a step that verifies are the drafts': the accepted ones are known later, and on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKER = "sglang.srt.managers.tp_worker"
 
 
 def await_import() -> None:
-    """Patch SGLang's runner and worker as soon as they are there."""
+    """Patch SGLang's runner and worker as soon as they are imported."""
     engine = Engine(
         "SGLang", _model_of, _bricks, _describe, samples_later=lambda result: unit().generation is not None
     )

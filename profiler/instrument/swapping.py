@@ -134,13 +134,13 @@ class Swaps:
     """The functions of this process that are timed while calls of a model are timed."""
 
     def __init__(self) -> None:
-        # Also of the calls of models, which may share modules. A handler of the host's may call one where a signal
-        # finds us in here.
+        # Also used for the calls of models, which may share modules. Reentrant, because a handler of the host's may
+        # call one when a signal interrupts us in here.
         self.lock = threading.RLock()
         self._functions: list[Timed] = []  # in the order they were added
         self._are_in: bool | None = False  # None: some of them may be
         self._stay_out = False
-        self._watched: Any = None  # Dynamo's list of whom it tells that it begins to compile
+        self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
 
     def add(self, function: Timed) -> None:
         """Add a function, and start to time it if calls are timed now."""
@@ -167,16 +167,16 @@ class Swaps:
             await_no_more(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
-        """The calls of `model` are timed from now on."""
+        """Time the calls of `model` from now on."""
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which told us: it is compiling
+                self._stay_out, self._are_in = True, None  # the host has reset Dynamo: our callback says it compiles
             if self._are_in is not True:
                 self._swap(True)
 
     def swap_out(self, model: ref[Any]) -> None:
-        """The calls of `model` are timed no longer."""
+        """Stop timing the calls of `model`."""
         with self.lock:
             swapped_in.pop(model, None)
             if self._are_in is not False and not swapped_in:
@@ -192,7 +192,7 @@ class Swaps:
         return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:
-        """Be told when Dynamo, which has been imported, begins to compile."""
+        """Add our callback for the begin of compiling to Dynamo, which has been imported."""
         dynamo: Any = sys.modules[DYNAMO]
         self._watched = getattr(getattr(dynamo, "callback_handler", None), "start_callbacks", None)
         frames = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", {}).get("frames")

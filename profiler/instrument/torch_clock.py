@@ -1,4 +1,4 @@
-"""torch's CUDA streams as a device clock: `BrickProfiler(device_clock=torch_clock())` times what runs on them."""
+"""torch's CUDA streams as a device clock: `BrickProfiler(device_clock=torch_clock())` times their work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cbtop.profiler.device.stamp_clock import StampClock
 
 
 def torch_clock() -> StampClock:
-    """A clock of the CUDA device that is current now. Raises DriverError, or what torch does, where there is none.
+    """Return a clock of the current CUDA device. Raises DriverError, or torch's error, if there is none.
 
-    What it marks is on the caller's stream of that device, whichever is current then.
+    Its marks are on the caller's stream of that device, even if a different device is current then.
     """
     driver = CudaDriver()
     if not driver.context():
@@ -33,7 +33,7 @@ def torch_clock() -> StampClock:
 
 
 def while_current(device: int) -> contextlib.AbstractContextManager[object]:
-    """`with while_current(1):` the host's current CUDA device is that one, and then again what it was."""
+    """`with while_current(1):` makes it the current CUDA device, and restores the previous one at the end."""
     return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
 
 

@@ -1,4 +1,4 @@
-"""What fails of ours inside a host: it is said in one line, once; what is the host's own goes on to the host."""
+"""Errors of ours inside a host: each is logged in one line, once. Exceptions of the host's own go on to the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _said: dict[str, None] = {}
 
 
 def say(what: str) -> None:
-    """One line, once. A handler of the host's that fails at it does not reach the host's model."""
+    """Log one line, once. A logging handler of the host's that fails does not reach the host's model."""
     if what not in _said and len(_said) < MAX_SAID:
         _said[what] = None
         with suppressed(Exception):
@@ -21,14 +21,14 @@ def say(what: str) -> None:
 
 
 def first_said() -> str:
-    """The first of all that was said; "" where nothing was."""
+    """Return the first logged line; "" if there is none."""
     return next(iter(_said), "")
 
 
 def ours(error: Exception, what: str) -> None:
-    """Say `what`, and why; raise it again where a signal handler of the host raised it while we were at work.
+    """Log `what` and the error; raise it again if a signal handler of the host raised it in our code.
 
-    At the end of the host's stack nothing is said: the host will find that out by itself.
+    At the end of the host's stack nothing is logged: the host will find that out by itself.
     """
     let_through(error)
     if not isinstance(error, RecursionError):
@@ -36,7 +36,7 @@ def ours(error: Exception, what: str) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """Its type and what it says, where it can say it."""
+    """Return its type and its message, if it has a usable one."""
     with suppressed(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__

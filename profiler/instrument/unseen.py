@@ -1,4 +1,4 @@
-"""What was called and is not shown: why, where in the end a process has shown nothing."""
+"""Calls that are not shown, and the reason if a process has shown nothing in the end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _once: set[str] = set()  # classes of models without a list of layers that were 
 
 
 def note_call(module: nn.Module) -> None:
-    """`module` is called for the first time, and is no model of which anything could be shown.
+    """Note the first call of a `module` that is not a model to show.
 
-    One that another calls, and one that holds no other, tells nothing.
+    A module that a second one calls, or that holds no other, tells nothing and is not noted.
     """
     kind = type(module).__name__
     if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not is_called_by_another():
@@ -27,7 +27,7 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """`module` is called for the first time; without a list of layers it is shown from its second call on."""
+    """Note the first call of `module`, which has no list of layers and is shown from its second call on."""
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)
 
@@ -41,7 +41,7 @@ def is_called_by_another() -> bool:
 
 
 def why() -> str:
-    """Why nothing is shown, as far as is known; "" where nothing was seen."""
+    """Return why nothing is shown, if it is known; "" if nothing was seen."""
     failed = first_said()
     if failed:
         return failed

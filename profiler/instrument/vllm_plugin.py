@@ -1,14 +1,15 @@
 """vLLM's plugin (`vllm.general_plugins`): under `cbtop run` each run of its model runner is a step.
 
-vLLM calls `register` in every process that it starts. Nothing of vLLM loads here, nor anything of ours elsewhere.
+vLLM calls `register` in every process that it starts. This loads nothing of vLLM, and without `cbtop run` nothing of
+ours.
 
 Rules
-- The names are those of vLLM's engine of version 1, with either of its model runners. No vLLM was at hand: this is
+- The names are those of vLLM's engine of version 1, with either of its model runners. No vLLM was available: this is
   tested on stand-ins with its names and signatures.
-- A step begins with the runner's `execute_model` and ends with `sample_tokens`, where vLLM calls that apart.
-- What is scheduled says the phase. A request without output is a prompt: with no computed tokens it is a prefill,
-  with some (a later chunk, or a prefix that was cached) an extend. One with a draft's tokens is verified.
-- Tokens are those scheduled; of a step that only verifies those accepted, where they are on the host.
+- A step begins with the runner's `execute_model` and ends with `sample_tokens`, if vLLM calls that separately.
+- The scheduled requests decide the phase. A request without output is a prompt: with no computed tokens it is a
+  prefill, with some (a later chunk, or a cached prefix) an extend. One with a draft's tokens is verified.
+- Tokens are the scheduled ones; of a step that only verifies, the accepted ones if they are on the host.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument import phases
 
-# Where its runners are, and what each calls its choice of tokens. Those for other devices derive from the first.
+# The modules of its runners, and each one's method that chooses tokens. Runners for other devices derive from the
+# first.
 RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
 
 
 def register() -> None:
-    """What vLLM calls, in some processes more than once."""
+    """Patch vLLM's runners. vLLM calls this, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
     from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
@@ -44,7 +46,7 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # without what replays its graphs
+    model: nn.Module = runner.get_model()  # without the wrapper that replays its graphs
     return model
 
 
@@ -87,5 +89,5 @@ def _describe(
 def _accepted(output: Any) -> int | None:
     chosen = getattr(output, "sampled_token_ids", None)
     if not isinstance(chosen, list) or not all(isinstance(tokens, list) for tokens in chosen):
-        return None  # they are on the device still
+        return None  # they are still on the device
     return sum(map(len, chosen))

@@ -29,7 +29,7 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # Of each step, while the kind warms up: how long it took, and how long each of its tokens did.
+        # For each step, while the kind warms up: its duration, and the duration per token.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:

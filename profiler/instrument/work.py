@@ -1,12 +1,12 @@
-"""FLOP and bytes of a module's call: derived from its weights as they are stored, and from what the call is given.
+"""FLOP and bytes of a module's call: derived from its stored weights and from the elements the call is given.
 
 Rules
-- The elements of a call are those of its first tensor (`rows x columns`): what is counted here is a line in them.
-- Bytes are those of the weights as stored (4-bit weights count their packed bytes and scales) and of the activations.
-- What is not known stays unknown: a class of its own, the experts that the router chooses, a mask's contents.
+- The elements of a call are its first tensor's (`rows x columns`): the work is a straight line in them.
+- Bytes are the weights as stored (4-bit weights count their packed bytes and scales) and the activations.
+- Unknown facts stay unknown: a class of its own, the experts that the router chooses, a mask's contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights: see multiplied.py.
-- Of a module on another device than the CPU nothing is counted where the host alone times it: that sees when it was
-  launched, and no rate is made of that.
+- A module on a device other than the CPU has no work if only the host times it, because the host sees only the
+  launch, and no rate is computed from that.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # square, add up, scale, weigh: of each element of an RMS norm; a layer norm's mean is one more
+_NORM_FLOPS = 4  # square, add up, scale, weigh each element of an RMS norm; a layer norm's mean is one more
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# What linear layers call their sizes: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
+# Names of the sizes of linear layers: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that the work of a module follows from
@@ -71,7 +71,7 @@ def work_of(
     top_k: int | None = None,
     size: Sequence[int] | None = None,
 ) -> Work:
-    """Return what a call of `module` does, as far as it is known.
+    """Return the work of a call of `module`, as far as it is known.
 
     `is_timed_there`: it is timed on its device. `top_k`: a token runs through this number of grouped experts. `size`:
     the size of the image for a convolution.
@@ -105,7 +105,7 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
     dtype = "float64" if is_double else "float32"  # half-precision inputs are converted, too
-    if not itemsize or mode.autocast is not None:  # it may be given another type than it has
+    if not itemsize or mode.autocast is not None:  # its input may have a different type
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
         flops_per_element=flops, bytes_per_call=stored_bytes(module), bytes_per_element=2 * itemsize, dtype=dtype
@@ -129,7 +129,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # what it computes with, whatever its attributes say
+        rows, columns = shape  # the real sizes, whatever its attributes say
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -176,7 +176,7 @@ class _Packed(NamedTuple):
 
     itemsize: int  # bytes of a weight
     bias_bytes: int
-    is_whole: bool  # whole numbers are multiplied
+    is_whole: bool  # integers are multiplied
     activation_bytes: int
 
 
@@ -250,7 +250,7 @@ def adapted_in(root: nn.Module) -> nn.Module | None:
 
 
 def device_of(*modules: nn.Module) -> str:
-    """The kind of device (`cpu`, `cuda`) that the weights of the first of `modules` that has any lie on."""
+    """Return the kind of device (`cpu`, `cuda`) of the weights of the first of `modules` that has any."""
     for module in modules:
         tensor = first_tensor(module)
         if tensor is not None:
@@ -259,7 +259,7 @@ def device_of(*modules: nn.Module) -> str:
 
 
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
-    """What runs the first of `modules` that has weights, and what its times are where the host times a device."""
+    """Return what runs the first of `modules` that has weights; marked if the host times a device."""
     device = device_of(*modules)
     if device == "cpu":
         return "torch"
@@ -274,7 +274,7 @@ def _may_add(kind: Any) -> bool:
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Columns and rows of a module that multiplies by one matrix; None of any other."""
+    """Return the columns and rows of a module that multiplies by one matrix; None for any other."""
     columns = _first_attribute(module, _COLUMNS)
     rows = None if columns is None else _first_attribute(module, _ROWS)
     if not isinstance(columns, int) or not isinstance(rows, int) or min(columns, rows) <= 0:
@@ -287,7 +287,7 @@ def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        return True  # packed out of sight, as torch's dynamic quantisation does; or torch's own, which says its size
+        return True  # packed out of sight, as torch's dynamic quantisation does; or torch's own, with a reliable size
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
     return 8 * stored_bytes_of(tensors) >= elements  # packed in a bit or more each
@@ -302,12 +302,12 @@ def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """The bytes of a module's weights and buffers as they are stored, with what quantisation keeps beside them."""
+    """Return the stored bytes of a module's weights and buffers, including the data that quantisation adds."""
     return stored_bytes_of(tensors_of(module))
 
 
 def stored_bytes_of(held: list[Tensor]) -> int:
-    """The bytes of tensors as they are stored, with what quantisation keeps next to them."""
+    """Return the stored bytes of tensors, with the data that quantisation keeps next to them."""
     total = 0
     for tensor in held:
         kind = type(tensor)
@@ -338,7 +338,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Bytes of one activation: what the module's floating-point weights have; 0 where it has none."""
+    """Return the bytes of one activation, of the type of the module's floating-point weights; 0 without any."""
     for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())

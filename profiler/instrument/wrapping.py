@@ -37,7 +37,7 @@ MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of f
 
 
 def is_symbolic() -> bool:
-    """Whether calls are traced into a graph, or run on tensors without contents: their times are none of a model."""
+    """Whether calls are traced into a graph, or run on tensors without contents: their times are not a model's."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     keys = torch._C._TorchDispatchModeKey
@@ -45,7 +45,7 @@ def is_symbolic() -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether Dynamo has compiled the call of `module` before, by whatever way it got there."""
+    """Whether Dynamo has compiled the call of `module` before, in any way."""
     if "_orig_mod" in module._modules or of_host(module) is not None:
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
@@ -54,10 +54,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class Call:
-    """Replaces the call of a module. Subclasses add what they do next to the call.
+    """Replaces the call of a module. Subclasses add what they do before and after the call.
 
-    `instead` is called next: the replacement of another model, the callable that `module.compile()` has set, or None
-    for the module itself.
+    `instead` is called next: the replacement of a different model, the callable that `module.compile()` has set, or
+    None for the module itself.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -68,12 +68,12 @@ class Call:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the model that it is called for is no more, while another has the module."""
+        """Whether its model no longer exists, while a different one has the module."""
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The module's call, as it is without us."""
-        instead = self.instead  # another thread may change it
+        """Call the module as it is without us."""
+        instead = self.instead  # a second thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
@@ -114,7 +114,7 @@ class Call:
 
 
 def _chain(there: object) -> list[Call]:
-    """The calls of ours, of one model each, that stand in for a module: each calls the next."""
+    """Return our replacements of a module, one for each model: each calls the next."""
     found = []
     while isinstance(there, Call):
         found.append(there)
@@ -142,9 +142,9 @@ class BrickCall(Call):
     `asks` is called before, if it is set. `key_in` gives the brick by the mode, because the multiplied type is a part
     of its work. Without it the brick is always the same.
 
-    Only in steps of its model: another's, which shares the module, are timed by that one's call, and what runs in no
-    step (a layer by itself, what a backward pass computes again) is part of no sample.
-    On a compiled hot path calls are made in C, which does the same.
+    Only calls in steps of its model are timed. In steps of a different model that shares the module, that model's
+    call times it. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are in no sample.
+    With a compiled hot path calls are made in C, which does the same.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class BrickCall(Call):
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # By mode and size; None if it was not asked for another one. C borrows them: `key_in` keeps each that it has
+        # By mode and size; None until a second one is needed. C borrows the keys: `key_in` keeps each that it has
         # given.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
@@ -184,7 +184,7 @@ class BrickCall(Call):
         return self._key
 
     def follow(self, mode: Hashable) -> None:
-        """Record the module as the brick that it is in steps of `mode`."""
+        """Record the module as its brick in steps of `mode`."""
         if self._key_in is not None:
             if self._keys is not None and len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
@@ -204,7 +204,7 @@ class BrickCall(Call):
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
-        """What stands in for the module, too, while a graph is captured; None where that is no more."""
+        """Return the replacement of the module during the capture of a graph; None if the module no longer exists."""
         module = self.module()
         return None if module is None else NotedCall(module, self._key, capture)
 
@@ -218,7 +218,7 @@ class BrickCall(Call):
                 if self.asks is not None:
                     self.asks()
                 timer = self._path.start_brick(self._key_of(args, kwargs))
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             ours(error, "some calls are not timed")
         if timer is None:
             return self.plain(*args, **kwargs)
@@ -253,7 +253,7 @@ class SizedCall(BrickCall):
         image = args[0] if args else kwargs.get("input")
         if not issubclass(type(image), Tensor) or is_symbolic():
             return self._key
-        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
             size = tuple(image.shape[-self._axes :])
         keys = self._keys or {}
         is_new = (self._image_mode, size) not in keys
@@ -261,7 +261,7 @@ class SizedCall(BrickCall):
 
 
 class NotedCall(Call):
-    """Lets a capture note between which nodes of its graph the calls of a module lie."""
+    """Notes the nodes of a captured graph that the calls of a module made."""
 
     __slots__ = ("_capture", "_key")
 
@@ -275,7 +275,7 @@ class NotedCall(Call):
         capture, span = self._capture, None
         try:
             span = capture.begin(self._key, self.module())
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             capture.failed(error)
         result = self.plain(*args, **kwargs)
         try:
@@ -286,15 +286,15 @@ class NotedCall(Call):
 
 
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
-    """The elements of the first tensor among the arguments; 0 where there is none, and no number where it fails.
+    """Return the elements of the first tensor among the arguments; 0 without a tensor, the exception if it fails.
 
-    `failed` is what it raised where it was asked before.
+    `failed` is the exception of an earlier try.
     """
     try:
         if failed is not None:
             raise failed
         for value in (*args, *kwargs.values()):
-            if issubclass(type(value), Tensor):  # `isinstance` would ask objects of the host's what class they have
+            if issubclass(type(value), Tensor):  # `isinstance` would ask objects of the host's for their class
                 return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor of the host's own kind: the call is timed, and not counted
         let_through(error)
@@ -303,13 +303,13 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
 
 
 def _count(tensor: Tensor) -> int | None:
-    """Its elements; None where they are a symbol. No `__torch_function__` of the host's sees that it was asked."""
+    """Return its elements; None for a symbol. No `__torch_function__` of the host's sees this."""
     if torch._C._has_torch_function_unary(tensor):
         with torch._C.DisableTorchFunction():
             count = tensor.numel()
     else:
         count = tensor.numel()
-    return count if isinstance(count, int) else None  # to make a symbol a number would bind it to that
+    return count if isinstance(count, int) else None  # making a symbol a number would bind it to that
 
 
 if chosen() is not HotPath:

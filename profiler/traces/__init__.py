@@ -1,6 +1,6 @@
-"""Traces: what a model computed, measured forward pass by forward pass; one file for each kind of trace."""
+"""Traces: measurements of a model's results, forward pass by forward pass; one file per kind of trace."""
 
-# No numpy in here: who only wants the names should not load it.
+# No numpy here: code that only needs the names should not load it.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLT-01: what goes into each layer, what it adds, what comes out; and when it blows up or dies away."""
+"""MLT-01: each layer's input, its contribution and its output; and whether they explode or vanish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerActivationTrace:
 
     @property
     def residual_ratio(self) -> float | None:
-        """|input| / (|input| + |attention| + |ffn|), in L2 norms: 1 where the layer adds nothing."""
+        """|input| / (|input| + |attention| + |ffn|), in L2 norms: 1 if the layer adds nothing."""
         norms = [stats.l2_norm for stats in (self.input, self.post_attn, self.post_ffn)]
         total = sum(norm for norm in norms if norm is not None)
         return norms[0] / total if norms[0] is not None and total > 0 else None
@@ -50,7 +50,7 @@ class LayerActivationTrace:
 
 
 def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
-    """What is wrong with one layer, a sentence each."""
+    """Yield the problems of one layer, a sentence each."""
     for name, stats in trace.parts:
         where = f"layer {trace.layer} {name}"
         if stats.nan_count:
@@ -69,7 +69,7 @@ def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[LayerActivationTrace]]) -> Iterator[TraceNumber]:
-    """A row a layer over all `passes`: extremes of the extremes, means of the rest."""
+    """Yield a row per layer over all `passes`: extremes of the extremes, means of the rest."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

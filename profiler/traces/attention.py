@@ -1,4 +1,4 @@
-"""MLT-02: where each head looks from one query: top positions, entropy, sinks, and whether its weights sum to 1."""
+"""MLT-02: the attention of each head from one query: top positions, entropy, sinks, and the sum of its weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cbtop.profiler.traces.base import AttentionConfig, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
-# float32 softmax over 100,000 positions stays below 1e-5: what is above is wrong, not rounded.
+# A float32 softmax over 100,000 positions stays below 1e-5: a larger error is a bug, not rounding.
 SUM_TOLERANCE = 1e-4
 SINK_WEIGHT = 0.5  # on the first position: more than on all others together
-UNIFORM_ENTROPY_SHARE = 0.95  # of the entropy that equal weights would have
+UNIFORM_ENTROPY_SHARE = 0.95  # of the entropy of equal weights
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
 NO_POSITION = -1
@@ -25,10 +25,10 @@ NO_POSITION = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeightTrace:
-    """All traced heads of one layer, looking from `query_pos`. An array holds one entry (or row) a head.
+    """All traced heads of one layer, as seen from `query_pos`. An array holds one entry (or row) per head.
 
-    `top_positions` is int64 and `top_weights` float64, both (heads, top_k), largest first; a place whose weight
-    is below the threshold holds NO_POSITION and 0. `tail_mass` is what lies outside the top; entropy is in nats.
+    `top_positions` is int64 and `top_weights` float64, both (heads, top_k), largest first. An entry with a weight
+    below the threshold holds NO_POSITION and 0. `tail_mass` is the weight outside the top; entropy is in nats.
     """
 
     layer: int
@@ -45,7 +45,7 @@ class AttentionWeightTrace:
 
 
 def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig) -> AttentionWeightTrace:
-    """Measure `weights` (heads, positions), those of the query at the last position."""
+    """Measure `weights` (heads, positions) of the query at the last position."""
     heads = tuple(range(len(weights))) if config.heads is None else config.heads
     wide = weights[list(heads)].astype(np.float64)
     positions = wide.shape[1]
@@ -75,8 +75,8 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
-    """The heads whose weights are no distribution."""
-    # A NaN compares false with everything, so it is asked for what should hold.
+    """Yield the heads with weights that are not a distribution."""
+    # A NaN compares false with everything, so the test is for the valid case.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "
@@ -85,7 +85,7 @@ def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[AttentionWeightTrace]]) -> Iterator[TraceNumber]:
-    """A row a layer: means over heads and passes, and the worst sum."""
+    """Yield a row per layer: means over heads and passes, and the worst sum."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

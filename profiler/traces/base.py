@@ -1,6 +1,6 @@
-"""What every trace shares: which are on, and how named numbers are put into a summary."""
+"""The common part of all traces: their configuration, and named numbers in a summary."""
 
-# No numpy in here: who only chooses traces should not load it.
+# No numpy here: code that only chooses traces should not load it.
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # traced passes that are kept, and that a summary's rows are about
+HISTORY_FORWARDS = 32  # traced passes that are kept, and that a summary's rows cover
 MAX_ANOMALIES = 16  # the latest ones, of each trace
-MAX_ROWS = 48  # of a summary; a model with more layers is shown at places spread over all of them
+MAX_ROWS = 48  # per summary; a model with more layers is shown at places spread over all of them
 
 Item = TypeVar("Item")
 
@@ -42,17 +42,17 @@ class TracerConfig:
 
     @classmethod
     def full(cls) -> TracerConfig:
-        """Everything."""
+        """Return a config with all traces on."""
         return cls(True, True, True, True, True)
 
     @classmethod
     def lightweight(cls) -> TracerConfig:
-        """Activations and the KV cache: what costs least."""
+        """Return a config with the cheapest traces: activations and the KV cache."""
         return cls(trace_activations=True, trace_kv_cache=True)
 
     @classmethod
     def of(cls, names: Collection[str]) -> TracerConfig:
-        """Those of `cbtop.profiler.traces.TRACES` that are named."""
+        """Return a config with these traces on, by their names in `cbtop.profiler.traces.TRACES`."""
         return cls(
             trace_activations="activations" in names,
             trace_attention="attention" in names,
@@ -63,19 +63,19 @@ class TracerConfig:
 
 
 def number(row: str, name: str, value: float | None) -> TraceNumber:
-    """A number as a summary carries it: what is not finite is not known."""
+    """Return a number for a summary: a value that is not finite is not known."""
     known = value is not None and math.isfinite(value)
     return TraceNumber(row, name, float(value) if known and value is not None else None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of what is known; None when nothing is."""
+    """Return the mean of the known values, or None if there are none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """At most `most` of `items`, evenly spread, the first and the last among them."""
+    """Return at most `most` of `items`, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

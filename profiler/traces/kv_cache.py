@@ -1,4 +1,4 @@
-"""MLT-05: how full the KV cache is, what it threw away, and whether it throws away too much."""
+"""MLT-05: the use of the KV cache, its evictions, and whether there are too many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
 HIGH_EVICTION_SHARE = 0.1  # of the steps
-THRASHING_EVICTION_SHARE = 0.5  # of the steps between the passes that are kept
+THRASHING_EVICTION_SHARE = 0.5  # of the steps between the kept passes
 THRASHING_HIT_RATE = 0.5
 
 
@@ -18,9 +18,9 @@ THRASHING_HIT_RATE = 0.5
 class KvCacheStateTrace:
     """The cache after one pass.
 
-    `step` and `evictions` count since the beginning, also over passes that are not traced; an eviction is an
-    event that throws positions away, `evicted_positions` are those it threw away.
-    `hit_rate` is None for a cache that never looks anything up (a decoder's own keeps every position it needs).
+    `step` and `evictions` count since the beginning, including passes that are not traced. An eviction is an event
+    that drops positions; `evicted_positions` is the number of positions dropped. `hit_rate` is None for a cache that
+    never looks anything up (a decoder's own keeps every position it needs).
     """
 
     step: int
@@ -46,12 +46,12 @@ class KvCacheStateTrace:
 
 
 def has_high_eviction(latest: KvCacheStateTrace) -> bool:
-    """Whether more than HIGH_EVICTION_SHARE of all steps threw something away."""
+    """Whether more than HIGH_EVICTION_SHARE of all steps evicted."""
     return latest.evictions > HIGH_EVICTION_SHARE * latest.step
 
 
 def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
-    """Whether more than half of the steps among `states` evicted, with few hits where hits are known."""
+    """Whether more than half of the steps among `states` evicted, with few hits if hits are known."""
     if len(states) < 2:
         return False
     first, last = states[0], states[-1]
@@ -61,7 +61,7 @@ def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
 
 
 def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
-    """What the latest of `states` makes plain."""
+    """Yield the problems that the latest of `states` shows."""
     latest = states[-1]
     if has_high_eviction(latest):
         yield f"{latest.evictions} evictions in {latest.step} steps: more than {HIGH_EVICTION_SHARE:.0%}"

@@ -16,7 +16,7 @@ from cbtop.profiler.traces.base import mean, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "each layer's output through final norm and output matrix: logit and rank of the token that won the pass"
-TRACKED_TOKENS = 5  # followed when the config names none
+TRACKED_TOKENS = 5  # followed if the config names none
 RANK_FIRST = 1
 
 
@@ -30,7 +30,7 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The earliest layer from which on the token is first and stays it; None when it is not first at the end."""
+        """The earliest layer from which on the token stays first; None if it is not first at the end."""
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:
@@ -41,7 +41,7 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The tracked tokens of one pass, the one that won first (where it is tracked)."""
+    """The tracked tokens of one pass; the winner comes first if it is tracked."""
 
     position: int
     not_finite: int  # final logits that are NaN or infinite
@@ -56,8 +56,8 @@ def logit_evolution(
 ) -> LogitEvolutionTrace:
     """Follow `tracked` tokens (None: the TRACKED_TOKENS most likely of `final`) through `layers`.
 
-    `final` and every one of `layers` are logits (vocabulary,); `layers` is read once, one at a time, so that a
-    generator may give the same buffer again and again.
+    `final` and each of `layers` are logits (vocabulary,). `layers` is read once, one at a time, so that a generator
+    may yield the same buffer every time.
     """
     tokens = _most_likely(final, TRACKED_TOKENS) if tracked is None else list(tracked)
     logits: list[list[float]] = []
@@ -74,13 +74,13 @@ def logit_evolution(
 
 
 def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
-    """Logits that cannot be ranked."""
+    """Yield the logits that cannot be ranked."""
     if trace.not_finite:
         yield f"position {trace.position}: {trace.not_finite} logits are NaN or infinite"
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Of the first tracked token of each pass: a row a layer, and the layers in which it was decided."""
+    """Yield numbers of the first tracked token of each pass: a row per layer, and the layers that decided it."""
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]
     yield number("", "mean decisive layer", mean(decided))
@@ -102,6 +102,6 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """The `count` largest, largest first, of equals the smaller token."""
+    """Return the `count` largest, largest first; the smaller token first if equal."""
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
     return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

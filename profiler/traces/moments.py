@@ -1,7 +1,7 @@
 """A tensor's statistics in one pass over memory."""
 
-# A chunk's mean and sum of squares are taken in float64 while it is in cache, and joined to those of the chunks
-# before it as Chan, Golub & LeVeque do (1979): exact enough at any length, where a running sum of squares is not.
+# A chunk's mean and sum of squares are taken in float64 while it is in cache. They are joined to those of the earlier
+# chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length, and a running sum of squares is not.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64: fits a second-level cache
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of a tensor's finite values. `count` is of all of them; without a finite one the rest is None."""
+    """Statistics of a tensor's finite values. `count` is of all values; without a finite one the rest is None."""
 
     count: int
     nan_count: int
@@ -36,7 +36,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Of some values, divided by `scale`: their mean, and their summed squared distance from it."""
+    """The mean of some values divided by `scale`, and their summed squared distance from it."""
 
     count: int
     mean: float
@@ -56,7 +56,7 @@ class _Moments:
 
 
 def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
-    """The statistics of `tensor`, of any float type and shape. Values of any size: squares do not overflow."""
+    """Return the statistics of `tensor`, of any float type and shape. Squares of large values do not overflow."""
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
@@ -100,7 +100,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
 
 
 def _power_of_two(magnitude: float) -> float:
-    """The smallest power of two not below `magnitude`, as far as float64 has one; 0 for 0."""
+    """Return the smallest power of two not below `magnitude`, within the range of float64; 0 for 0."""
     if magnitude == 0:
         return 0.0
     return math.ldexp(1.0, min(max(math.frexp(magnitude)[1], -1021), 1023))

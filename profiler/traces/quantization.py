@@ -1,7 +1,7 @@
-"""MLT-04: how far a brick's output is from what exact arithmetic, or unrounded input, would have given."""
+"""MLT-04: the distance of a brick's output from the result of exact arithmetic, or of unrounded input."""
 
-# What can be measured depends on what is there. A quantised model file holds no float weights, so the error of
-# having quantised them is unknown, and nobody here makes one up: each trace names its `source`.
+# The available data decides what can be measured. A quantised model file holds no float weights, so the error of
+# quantising them is unknown, and no trace invents it: each names its `source`.
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """What was compared with the exact product of the stored weights and the float activations."""
+    """The values that were compared with the exact product of the stored weights and the float activations."""
 
     KERNEL = "kernel as it ran"  # the kernel's own output, as the model used it
     ACTIVATIONS = (
         "if activations were Q8_0"  # the exact product of activations rounded to Q8_0; not used by the model
     )
-    WEIGHTS = "weights"  # a product of quantised weights against one of their float originals, where both are there
+    WEIGHTS = "weights"  # a product of quantised weights against one of their float originals, if both exist
 
 
 class Verdict(Enum):
@@ -45,7 +45,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """One sampled output. `snr_db` is None where nothing differs."""
+    """One sampled output. `snr_db` is None if nothing differs."""
 
     brick: str
     layer: int | None  # None outside the layers
@@ -73,9 +73,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare `actual` with `expected`, of one shape and at least one element."""
+    """Compare `actual` with `expected`, of the same shape and at least one element."""
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    # What is infinite has no error that could be stated; it comes out as NaN, and as critical.
+    # An infinite value has no defined error; it comes out as NaN, and as critical.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - wanted
         signal, noise = float(wanted @ wanted), float(error @ error)
@@ -94,7 +94,7 @@ def quantization_error(
 
 
 def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
-    """A sentence for a warning, or for what is critical."""
+    """Yield a sentence for a warning, or for a critical error."""
     if trace.verdict is not Verdict.OK:
         place = "" if trace.layer is None else f"layer {trace.layer} "
         yield (
@@ -104,7 +104,7 @@ def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[TraceNumber]:
-    """A row for each source, brick and format, over the layers sampled: the worst of each."""
+    """Yield a row for each source, brick and format, over the sampled layers: the worst of each."""
     traces = [trace for one in passes for trace in one]
     for verdict in Verdict:
         yield number("", verdict.value, sum(trace.verdict is verdict for trace in traces))
@@ -130,7 +130,7 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
 def _decibels(signal: float, noise: float) -> float | None:
     if noise == 0:
         return None
-    ratio = signal / noise  # NaN where both are infinite
+    ratio = signal / noise  # NaN if both are infinite
     return -math.inf if ratio == 0 else 10 * math.log10(ratio)
 
 

@@ -1,4 +1,4 @@
-"""ModelTracer: takes in what was measured of each traced forward pass, and sums it up."""
+"""ModelTracer: collects the measurements of each traced forward pass, and summarises them."""
 
 # Everything is bounded: the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of a trace, and counts.
 
@@ -20,7 +20,7 @@ from cbtop.protocol.messages import TraceAnomaly, TraceNumber, TraceSummary
 
 @dataclass(slots=True)
 class _Forward:
-    """One forward pass, as it is being traced."""
+    """One forward pass, while it is traced."""
 
     position: int
     activations: list[LayerActivationTrace] = field(default_factory=list)
@@ -40,7 +40,7 @@ class TracerTotals:
     logit_traces: int = 0
     kv_steps: int = 0
     total_evictions: int = 0
-    avg_hit_rate: float | None = None  # over the passes that are kept; None for a cache that looks nothing up
+    avg_hit_rate: float | None = None  # over the kept passes; None for a cache that looks nothing up
     quant_warnings: int = 0
     quant_criticals: int = 0
 
@@ -48,8 +48,8 @@ class TracerTotals:
 class ModelTracer:
     """Traces forward passes: `begin_forward`, any number of records, `end_forward`.
 
-    What a trace of the config is off for is passed over. Records take what the functions of each trace's file
-    measured (`tensor_stats`, `attention_weights`, `logit_evolution`, `quantization_error`).
+    Records of a trace that the config turns off are ignored. Records are results of the functions in each trace's
+    file (`tensor_stats`, `attention_weights`, `logit_evolution`, `quantization_error`).
     """
 
     def __init__(self, config: TracerConfig, history_forwards: int = HISTORY_FORWARDS) -> None:
@@ -58,7 +58,7 @@ class ModelTracer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the config."""
+        """Forget everything except the config."""
         self._kept: deque[_Forward] = deque(maxlen=self._history_forwards)
         self._anomalies = {name: deque[str](maxlen=MAX_ANOMALIES) for name in TRACES}
         self._counts = dict.fromkeys(("forwards", "anomalies", "heads", "logits", "kv", "warning", "critical"), 0)
@@ -66,11 +66,11 @@ class ModelTracer:
 
     @property
     def position(self) -> int:
-        """Where the pass that is being traced began; -1 between passes."""
+        """The position at which the traced pass began; -1 between passes."""
         return self._current.position if self._current else -1
 
     def begin_forward(self, position: int) -> None:
-        """A pass begins, whose first token stands at `position`; one that was not ended is dropped."""
+        """Begin a pass with its first token at `position`. A pass that was not ended is dropped."""
         self._current = _Forward(position)
 
     def record_layer_activation(self, trace: LayerActivationTrace) -> None:
@@ -94,7 +94,7 @@ class ModelTracer:
             self._current.kv_state = trace
 
     def end_forward(self) -> tuple[str, ...]:
-        """The pass is over: what was anomalous in it, a sentence each."""
+        """End the pass. Returns its anomalies, a sentence each."""
         forward, self._current = self._current, None
         if forward is None:
             return ()
@@ -116,7 +116,7 @@ class ModelTracer:
         return tuple(found)
 
     def summary(self) -> TracerTotals:
-        """The counts of everything traced."""
+        """Return the counts of everything traced."""
         counts, states = self._counts, self._kv_states()
         return TracerTotals(
             total_forwards=counts["forwards"],
@@ -131,7 +131,7 @@ class ModelTracer:
         )
 
     def trace_summaries(self) -> tuple[TraceSummary, ...]:
-        """One message for each trace that is on: its rows are about the passes that are kept."""
+        """Return one message for each trace that is on; its rows cover the kept passes."""
         kept, config = self._kept, self.config
         every: tuple[tuple[str, bool, str, Iterator[TraceNumber]], ...] = (
             (

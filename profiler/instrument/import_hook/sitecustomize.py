@@ -1,18 +1,19 @@
-"""What every Python process under `cbtop run` begins with: it waits for torch to be imported, and does nothing else.
+"""Runs at the start of every Python process under `cbtop run`: it only waits for torch to be imported.
 
 Python imports a `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
 Rules
-- It runs in whatever Python a program starts, from 3.6 on, with cbtop installed there or not: it imports only what
-  Python has loaded by then, and nothing of ours before torch is there.
+- It runs in any Python that a program starts, from 3.6 on, whether or not cbtop is installed there. So it imports
+  only modules that Python has already loaded, and nothing of ours before torch.
 - The program finds sys.path, sys.modules and its own sitecustomize as it would without us. PYTHONPATH keeps this
-  directory: that is how its children are reached. Children find it first there, see `stay_first`.
-- Whatever of ours fails is one line on stderr; the program runs on.
+  directory, to reach its children. Children find it first there, see `stay_first`.
+- A failure of ours is one line on stderr; the program runs on.
 
 CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
 `PID,PID:FILE`: the process that the command became, the first Python of this branch of its children, and a file that
-is there until some process of the run has recorded a step of a model. In it stands, a line each, why those that have
-imported torch did not. Next to FILE there may be a FIFO, FILE.end: a process waits there to print a summary.
+exists until some process of the run has recorded a step of a model. Processes that have imported torch without
+recording write their reasons into it, one per line. Next to FILE there may be a FIFO, FILE.end: a process waits there
+to print a summary.
 """
 
 import atexit
@@ -26,12 +27,12 @@ if MYPY:
     from typing import Any
 
 MAX_REASONS_BYTES = 4096
-SUMMARY_WITHIN_MS = 300  # at most so much later does a process end because of its summary
+SUMMARY_WITHIN_MS = 300  # the longest that a process waits at its end for its summary
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
-    """Stands before the other finders until torch has been imported, and finds nothing itself."""
+    """Comes before the other finders until torch has been imported, and finds nothing itself."""
 
     def __init__(self, overhead_percent: float, run_id: str) -> None:
         self._overhead_percent = overhead_percent
@@ -45,7 +46,7 @@ class TorchFinder:
         self._saw_torch = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """What those behind it find. The loader of torch is made to tell us that it has been imported."""
+        """Return the result of the finders after it. Makes the loader of torch report when it has imported it."""
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -58,7 +59,7 @@ class TorchFinder:
         return None
 
     def torch_is_imported(self) -> None:
-        """Instrument it before its first module is called."""
+        """Instrument torch before its first module is called."""
         self._saw_torch = True
         self._note(NO_CALL)
         try:
@@ -69,7 +70,7 @@ class TorchFinder:
             self._failed(error)
 
     def at_exit(self) -> None:
-        """One line where nothing was instrumented: by the process that was launched, or the first one with torch."""
+        """Log one line if nothing was instrumented: in the launched process, or in the first one with torch."""
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
@@ -90,7 +91,7 @@ class TorchFinder:
 
     def _failed(self, error: Exception) -> None:
         let_through(error)
-        self._nothing_yet = ""  # why nothing is instrumented is said here
+        self._nothing_yet = ""  # the reason is logged here
         say(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
 
     def _note_why(self) -> None:
@@ -102,7 +103,7 @@ class TorchFinder:
             let_through(error)
 
     def _await_summary(self) -> None:
-        """Have the summary of the run printed while this process is still there, and a shell shows no prompt yet."""
+        """Have the summary of the run printed while this process still exists, before a shell shows its prompt."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:  # with --quiet there is none
@@ -133,7 +134,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add a reason to the file, if it is there: nothing was recorded so far."""
+        """Add a reason to the file, if it exists because nothing was recorded yet."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
@@ -145,7 +146,7 @@ class TorchFinder:
             let_through(error)
 
     def _reason(self) -> str:
-        """Why nothing was recorded; "" where something was, or it has been said."""
+        """Return why nothing was recorded; "" if something was, or if the reason was reported."""
         try:
             file = os.open(self._nothing_yet, os.O_RDONLY)
             try:
@@ -167,7 +168,7 @@ class TorchFinder:
 
 
 def let_through(error: Exception) -> None:
-    """Raise what a signal handler of the program raised while we were at work."""
+    """Raise the exception if a signal handler of the program raised it in our code."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
         return  # it was raised right there, and in no handler
     try:
@@ -178,11 +179,11 @@ def let_through(error: Exception) -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr, where there is one."""
+    """Print one line on stderr, if there is one."""
     try:
         sys.stderr.write(f"cbtop: {line}\n")
         sys.stderr.flush()
-    except Exception as error:  # noqa: BLE001 - closed, or the program's own, which may do as it likes
+    except Exception as error:  # noqa: BLE001 - closed, or the program's own, which may raise anything
         let_through(error)
 
 
@@ -200,11 +201,11 @@ def begin() -> None:
 
 
 def stay_first(directory: str) -> None:
-    """Keep `directory` first on the PYTHONPATH that children are given.
+    """Keep `directory` first on the PYTHONPATH that children get.
 
-    Python imports the first sitecustomize alone. A wrapper such as opentelemetry-instrument puts another one before
-    it and becomes Python. The program reads from os.environ what it has stored there: only the environment of the C
-    library, which children inherit, has the other order.
+    Python imports only the first sitecustomize. A wrapper such as opentelemetry-instrument puts its own before it and
+    becomes Python. Only the environment of the C library, which children inherit, gets the new order. The program
+    still reads from os.environ the value it has stored there.
     """
     own, real = os.fsencode(directory), os.putenv
 
@@ -220,12 +221,12 @@ def stay_first(directory: str) -> None:
 
 
 def leave(directory: str) -> None:
-    """Take this file out of the program's sight."""
+    """Hide this file from the program."""
     sys.path[:] = [entry for entry in sys.path if entry != directory]
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # else another one has called this one
+    ):  # else a different one has called this one
         del sys.modules["sitecustomize"]
 
 
@@ -236,5 +237,5 @@ if __name__ == "sitecustomize":
     except Exception as error:  # noqa: BLE001 - see the rules
         let_through(error)
         say(f"process {os.getpid()} runs uninstrumented: {error}")
-    # The program's own. Where there is none, this raises what Python expects of a file that is not there.
+    # The program's own. If there is none, this raises what Python expects for a missing file.
     __import__("sitecustomize")
