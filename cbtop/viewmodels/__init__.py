@@ -1,4 +1,4 @@
-"""Pure functions from the store's snapshot to frozen rows, points and sums: what every view and report draws."""
+"""Pure functions from the store's data to frozen rows, points and sums, which every view and report draws."""
 
 from enum import StrEnum
 
