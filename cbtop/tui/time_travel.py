@@ -22,7 +22,7 @@ from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import TimeView
 
 ADVANCE_S, ANSWER_S = 0.05, 0.005  # read a recording for this long, then answer keys for this long
-AskBack = Callable[[], Callable[[], ReplayFeed]]  # gives what waits, in a thread, for what a daemon remembers
+AskBack = Callable[[], Callable[[], ReplayFeed]]  # returns a function that blocks until the history is read
 Way = Callable[[ReplayFeed, float], float]  # from one moment to another, in seconds from the beginning
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 

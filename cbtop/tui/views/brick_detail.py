@@ -84,7 +84,7 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> Part:
-    """Lines as they are and, where there is room, a blank one behind them."""
+    """Return fixed lines as a part, followed by a blank line if there is room."""
     return Part(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 

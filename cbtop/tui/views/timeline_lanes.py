@@ -21,15 +21,15 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # at least so many lie between two ticks
-LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer say nothing
+TICK_CELLS = 12  # minimum cells between two ticks
+LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer are useless
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane: what lies there, gaps among the bricks, and how each is drawn."""
+    """One row of a lane: its spans, with gaps among the bricks, and their drawing."""
 
     lane: Lane
     title: str
@@ -38,12 +38,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """The block at a moment, or the last one before it."""
+        """Return the index of the block at a moment, or of the last one before it."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """How the parts of a row are drawn. A block is made when it is asked for: few are in sight."""
+    """The drawing of a row's parts. A block is made on access, because few are visible."""
 
     def __init__(self, parts: Sequence[Span | Gap]) -> None:
         self._parts = parts
@@ -62,7 +62,7 @@ class Blocks(Sequence[Block]):
 
 
 def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
-    """Every row of every lane, from the top down."""
+    """Return every row of every lane, from top to bottom."""
     found: list[RowBlocks] = []
     for lane in lanes:
         for number, row in enumerate(lane.rows):
@@ -108,7 +108,7 @@ def _step_names(span: Span) -> tuple[str, ...]:
 
 
 def label_width(width: int) -> int:
-    """Cells for the names of lanes and rows."""
+    """Return the cells for the names of lanes and rows."""
     return 9 if width < 60 else 16
 
 
