@@ -39,7 +39,7 @@ class SortedTable(Table[RowT]):
         self._words = words  # texts searched by the filter
         self.sort_by = sort_by
         self.descending = True
-        self.chosen: tuple[str, bool] | None = None  # by a key or a click: the column's title, and whether descending
+        self.chosen: tuple[str, bool] | None = None  # by key or click: the column, and whether descending
         self._wanted = sort_by, True  # the preferred sort column, used whenever it exists
         self.filter_text = ""
         self.nothing_at_all = empty  # shown if there are no rows, whatever the filter
