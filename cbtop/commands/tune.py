@@ -1,4 +1,4 @@
-"""`cbtop tune`: the setting that a model runs fastest with on this machine, found from its measured bricks."""
+"""`cbtop tune`: the setting with which a model runs fastest on this machine, found from its measured bricks."""
 
 from __future__ import annotations
 
