@@ -69,7 +69,7 @@ class BusySlices:
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Return those of the last SLICES in which steps of `phase` ended, oldest first."""
+        """Return the slices with ended steps of `phase`, among the last SLICES, oldest first."""
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []

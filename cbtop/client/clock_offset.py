@@ -45,7 +45,7 @@ class ClockExchange:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        self._asked_ns: int | None = None  # when the open question was asked, or None
+        self._asked_ns: int | None = None  # when the open question was sent, or None
         self._due_ns = 0
 
     @property
@@ -58,7 +58,7 @@ class ClockExchange:
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Note that a question is asked now. Returns its number, which the answer will carry."""
+        """Note that a question is sent now. Returns its number, which the answer will carry."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)

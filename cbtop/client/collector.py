@@ -71,7 +71,7 @@ class Collector:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last message, or since the start if there was none."""
+        """Seconds since the last message, or since the start if none has arrived."""
         return self._clock_s() - self._heard_s
 
     @property

@@ -162,8 +162,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together with `key` (None: the first), or None if there
-        is none.
+        """Return one view of all sources that belong together with `key` (None: the first).
+
+        None without any source.
         """
         seen = self.seen()
         if key not in seen:
@@ -393,7 +394,7 @@ class Feed(Views):
             link.want(key)
 
     def key_of(self, pid: int) -> str | None:
-        """Return the source whose process is `pid`, or None if it has not appeared yet."""
+        """Return the source of process `pid`, or None if it has not appeared yet."""
         records = (record for link in self._links for record in link.store.sources.values())
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
@@ -409,7 +410,7 @@ class Feed(Views):
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses where no daemon has answered yet, each with the reason if known."""
+        """The addresses that no daemon has answered from yet, each with the reason if known."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
 

@@ -17,7 +17,7 @@ MAX_HOLES = 64
 
 
 class Hole(NamedTuple):
-    """A time range (monotonic ns) whose records are missing here."""
+    """A time range (monotonic ns) with missing records."""
 
     begin_ns: int
     end_ns: int

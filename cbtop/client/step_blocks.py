@@ -150,7 +150,7 @@ class StepBlocks:
     def _pile(
         self, work: Work, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps numbered `chosen`, whose records are `records`, to the pile of their work."""
+        """Add the steps numbered `chosen`, with their `records`, to the pile of their work."""
         pile = self._piles.get(work)
         if pile is None:
             if len(self._piles) >= MAX_WORKS:

@@ -32,7 +32,7 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records what the daemon at `endpoint` sends, except processes whose rings are in `left_out`.
+    """Records the messages of the daemon at `endpoint`, except those of rings in `left_out`.
 
     If `endpoint` is None, it is this user's daemon, started inside if none runs. Raises RecordingError if the file
     cannot be made, EndpointError for an invalid address, KeysError for an address on another host without `keys`.
@@ -76,7 +76,7 @@ class StreamRecorder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first keyframe has arrived, with which a recording begins."""
+        """Whether the first keyframe has arrived, because a recording begins with it."""
         return self._began
 
     @property

@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
 _SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
-MAX_BRICKS = 256  # per source: those whose first nodes were defined first
+MAX_BRICKS = 256  # per source: the bricks that were defined first
 _SECOND_BYTES = 400  # approximate, without its arrays
 
 
@@ -144,7 +144,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` in `rows`, whose columns are `bricks`; NaN if it is not among them."""
+    """Return the values of `brick` in `rows` (columns: `bricks`); NaN if it is not among them."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found

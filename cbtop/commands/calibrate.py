@@ -162,7 +162,7 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # Compare the GPU with the processor as it will run then. Why there is no GPU is reported later.
+    # Compare the GPU with the processor as it will run then. A missing GPU is reported later.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

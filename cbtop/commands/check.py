@@ -267,7 +267,7 @@ def budgets(path: Path) -> list[Threshold]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """Return the factor by which calls of each brick may slow down by its kernels' contracts, with file and line.
+    """Return the allowed slow-down of each brick's calls in its kernels' contracts, with file and line.
 
     Raises UsageError if no brick's contract has one.
     """

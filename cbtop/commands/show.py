@@ -174,7 +174,7 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Whether to print instead of opening the screen: on request, or if there is no suitable terminal.
+    """Whether to print instead of opening the screen: on request, or without a suitable terminal.
 
     Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
     """

@@ -257,7 +257,7 @@ def _wanted(options: argparse.Namespace) -> str:
 
 
 def unanswered(feed: Feed) -> str:
-    """Return a text with the addresses where no daemon answers."""
+    """Return a text with the addresses that no daemon answers from."""
     return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 

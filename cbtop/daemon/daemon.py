@@ -78,7 +78,7 @@ RETRY_S = 5.0  # for a file that could not be opened, perhaps for lack of descri
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # processes that are new here
-REMOVED_AT_ONCE = 256  # processes whose files are deleted at once
+REMOVED_AT_ONCE = 256  # maximum number of processes deleted at once
 LISTING_SHARE = 10
 MAX_COMPLAINTS = 16  # lines of the log; their total size is less than a pipe holds
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate size of a message of records
@@ -323,7 +323,7 @@ class Daemon:
         self._say(FrameKind.RECORDS, together)
 
     def _say_devices(self) -> None:
-        """Publish new samples of devices. Samplers pause while there are no listeners."""
+        """Publish new samples of devices. Samplers pause without listeners."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return

@@ -58,8 +58,8 @@ class QuietWatch:
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # Of several threads, the one that began last shows where progress stopped. A thread in a step comes before
-        # threads that wait outside steps, for a request, because the step is what makes no progress.
+        # If several threads run, the one that began last shows where progress stopped. A thread in a step comes
+        # before threads that wait outside steps for a request, because the step is what makes no progress.
         # If its begin is unknown, something in it has ended since, at the last known progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)

@@ -78,7 +78,7 @@ class Source:
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
-        self._changed_from_ns: int | None = None  # no record behind these changes began before
+        self._changed_from_ns: int | None = None  # the records of these changes began no earlier
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._last = NO_NODE, 0  # the node of the newest record, and its lane

@@ -1,6 +1,6 @@
 """Reports: the view models as text on stdout, one file per format."""
 
-# `cbtop --help` needs this list, so numpy and others are loaded only by the first report.
+# `cbtop --help` needs this list, so slow imports such as numpy wait for the first report.
 
 from __future__ import annotations
 

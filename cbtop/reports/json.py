@@ -55,7 +55,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# The origins of a source's figures outside the statistics; all others are counted or measured.
+# The origins of a source's figures outside the statistics; all other ones are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -282,7 +282,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the baseline's median step for the newest one; null if there is none or it is not comparable."""
+    """Return the baseline's median step for the newest one; null without one, or if it is not comparable."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)

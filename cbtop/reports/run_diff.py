@@ -56,7 +56,7 @@ def diff_markdown(found: RunDiff) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return where the time of a unit goes, layer → brick: parts add up to their whole, the worst first."""
+    """Return the time of a unit by layer → brick: parts add up to their whole, the worst first."""
     lines = [f"{_named(found.base)} → {_named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -289,7 +289,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """Return each place's own time per unit, for the recorded parts of a step."""
+    """Return each place's own time per unit, from the recorded parts of a step."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 

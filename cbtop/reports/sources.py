@@ -211,7 +211,7 @@ def stall_fields(found: StallView | None) -> dict[str, Any] | None:
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """Return the rank that is slower than the others; null if there is none."""
+    """Return the rank that is slower than the others; null without a straggler."""
     return None if found is None else asdict(found)
 
 

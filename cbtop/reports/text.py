@@ -159,7 +159,7 @@ def head_text(view: SourceView) -> str:
 
 
 def verdicts_text(verdicts: Sequence[Verdict]) -> str:
-    """Return problems and limits, each with advice; "" if there are none."""
+    """Return problems and limits, each with advice; may be ""."""
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
@@ -216,7 +216,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
-    """Return the rate over the time in which steps ran, their concurrency, and the time of a token."""
+    """Return the rate while steps ran, their concurrency, and the time of a token."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran_us = next((one.us for one in stretch.by_phase if one.name == steps.phase), None) if stretch else None
     of = fmt.duration(stretch.wall_us if stretch else None)
@@ -391,7 +391,7 @@ def _categories(view: SourceView) -> str:
 
 
 def _layers(view: SourceView) -> str:
-    """Return a line per layer, with the cause if it stands out among its peers."""
+    """Return a line per layer, with the cause if it is slower than its peers."""
     layers = view.layer_times
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"

@@ -1,8 +1,8 @@
 """Counters that never decrease, whatever happens to their sources."""
 
-# The value behind a series may decrease: part of a keyframe is lost, a process leaves and returns, a different one
-# begins with the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus
-# takes every decrease for a restart and adds the whole value to the rate again.
+# A series' source may decrease: part of a keyframe is lost, a process leaves and returns, a different one begins with
+# the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus takes every
+# decrease for a restart and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Counted:
 
     life: HostHello | None
     since_ns: int
-    before: float | Durations  # 0 if there was none
+    before: float | Durations  # 0 without earlier lives
     highest: float | Durations
 
 

@@ -13,7 +13,7 @@ MAX_SERIES = 10_000  # per export; a brick has 34 of them, which is enough for a
 
 
 class Kind(StrEnum):
-    """How a metric's values may be used."""
+    """The type of a metric."""
 
     INFO = "info"  # always 1: the labels are the content
     GAUGE = "gauge"

@@ -125,7 +125,7 @@ def _buckets(value: Durations) -> list[tuple[str, float]]:
 class _Server(ThreadingMixIn, WSGIServer):
     """A server with bounded threads and time, so that a slow or silent client harms no other.
 
-    If there is no room, the oldest connection without a request is closed; if all have requests, the new one.
+    If all connections are in use, the oldest one without a request is closed; if all have requests, the new one.
     """
 
     daemon_threads = True  # the daemon's end waits for no scraper

@@ -137,7 +137,7 @@ def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float
     """Call `send` at every interval and once when `stop` is set. Logs when the collector begins or stops to reject
     data.
 
-    `send` returns whether the collector accepted the data, or None if there was none.
+    `send` returns whether the collector accepted the data, or None without data.
     """
     said = _Said()
     _sdk_log.addHandler(said)

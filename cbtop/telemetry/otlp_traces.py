@@ -25,7 +25,7 @@ MAX_TIME_NS = 1 << 63
 # The names of links: of a step's span, and of every span.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # programs whose last step is kept: 2 MB each for the longest steps
+MAX_PROGRAMS = 16  # kept programs, each with its last step of up to 2 MB
 
 Place = tuple[tuple[str, int], ...]  # names from the step inwards, each with its index among namesakes
 Places = Mapping[Place, "SpanContext"]
@@ -109,7 +109,7 @@ class _Placer:
 
 
 class SentSteps:
-    """The steps that were sent, to which later steps link."""
+    """The steps that were sent. Later steps link to them."""
 
     def __init__(self) -> None:
         self._last: dict[str, SpanContext] = {}  # per process in the last export, its step

@@ -1,7 +1,7 @@
 """The points of every metric, read from the store: the content of an export, and what it leaves out."""
 
-# A counter must never decrease, or its rate is wrong. So time derived by subtraction is counted over ended steps, in
-# which the content of a brick is complete; and losses are as counted by the daemon.
+# A counter must never decrease, or its rate is wrong. So time derived by subtraction is counted over ended steps,
+# because their bricks are complete; and losses are as counted by the daemon.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One whole step of each process, record by record, from which traces are made."""
+"""One whole step of each process, record by record, as the input of traces."""
 
 # The daemon's records are followed only while a step is needed. Between samples they cost neither side anything.
 

@@ -134,7 +134,7 @@ class Bench:
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Return a separate decoder of a setting, whose bricks `profiler` records."""
+        """Return a separate decoder of a setting that records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
 

@@ -50,14 +50,14 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast B was: the tokens/s of B over those of A."""
+        """The speed of B relative to A: tokens/s of B divided by tokens/s of A."""
         return sum(self.a_ns) / sum(self.b_ns)
 
     @property
     def change(self) -> Change | None:
         """The change from A (1.0) to B with its noise; None if there are too few rounds to know their scatter.
 
-        The two times of a round belong together, so the scatter of their ratio counts, not that of each time.
+        The two times of a round belong together, so the scatter of their ratio counts.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None

@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # it loads Numba
     from cbtop.profiler.session import Report
 
 MAX_ROUNDS = 20  # per try; more would only detect negligible differences
-PROFILED = 3  # requests whose bricks are recorded
+PROFILED = 3  # number of requests recorded by brick
 SPARE = 1.2  # a round may take this many times as long as the first ones
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# What a setting changes, as contracts of the kernels that compute differently with it.
+# The contracts of kernels that compute differently with a setting.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
@@ -31,7 +31,7 @@ CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 class Share:
     """The share of a brick in a request over all its places, and whether its kernels use threads.
 
-    `contracts` are those of its kernels.
+    `contracts` are its kernels' contracts.
     """
 
     brick: str
@@ -45,7 +45,7 @@ class Share:
 class Candidate:
     """A setting to try instead of the one in use, with the reason from measured bricks.
 
-    `limit`: the maximum factor by which a request can become faster, by Amdahl's law (derived); None if the bricks
+    `limit`: the maximum speed-up of a request by Amdahl's law (derived); None if the bricks
     set no limit. `numbers`: how its results differ; "" if they do not.
     """
 
@@ -122,11 +122,11 @@ class Tuned:
 
 
 class BrickTuner:
-    """Finds the setting with which a model runs fastest on this machine, beginning with the one in use.
+    """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
     It records the bricks of some requests and names the settings that could make them faster, with a limit. It tries
     these in turns with the best one, and keeps one only if its whole requests are faster beyond chance. A try is left
-    out if it could gain less than 3 %, or if there is no time.
+    out if it could gain less than 3 %, or if time is up.
 
         bench = Bench(Path("model.gguf"), Request(128, 32).tokens)
         tuned = BrickTuner(bench, Setting(threads=1), Request(128, 32)).tune(budget_s=120)
@@ -358,7 +358,7 @@ class _Touched:
 
     @property
     def limit(self) -> float:
-        """The factor by which a request would become faster if they took no time."""
+        """The speed-up of a request if they took no time."""
         return 1 / (1 - self.part) if self.part < 1 else math.inf
 
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class MergeMode(StrEnum):
-    """How several sources are shown as one."""
+    """The ways to show several sources as one."""
 
     SUM = "sum"
     MAX = "max"

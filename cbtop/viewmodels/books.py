@@ -8,7 +8,7 @@ from cbtop.profiler.books import Beside, Books
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.model import BesideView, BooksView, NamedTime
 
-# For a step recorded by its kernels: the time in which none of them ran.
+# For a step recorded by its kernels: the time without any running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
@@ -43,7 +43,7 @@ def books_view(books: Books | None, measured: str = "") -> BooksView | None:
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Return the time next to the steps in µs, or None if there is none."""
+    """Return the time next to the steps in µs, or None without any."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

@@ -1,4 +1,4 @@
-"""How much longer each brick takes at the end of a window than at its beginning."""
+"""The growth of each brick's time from the beginning to the end of a window."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the factor by which all larger bricks take longer, or None if they differ or fewer than two are
-    known.
-    """
+    """Return the common growth factor of all larger bricks, or None if they differ or fewer than two are known."""
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]
     if len(larger) < 2 or not before_us:

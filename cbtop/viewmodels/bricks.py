@@ -38,7 +38,7 @@ class BrickRow:
     failed: int
     total_inclusive_us: float  # including what ran inside each call
     total_exclusive_us: float  # without the bricks that ran inside it
-    avg_exclusive_us: float | None  # None if it belongs to steps none of which has ended
+    avg_exclusive_us: float | None  # None if no step of its phase has ended
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None

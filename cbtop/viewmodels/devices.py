@@ -141,7 +141,7 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return the share of recent time in which its busiest thread waited for a processor, or None if unknown."""
+    """Return the share of recent time that its busiest thread waited for a processor, or None if unknown."""
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start

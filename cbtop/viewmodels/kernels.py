@@ -85,7 +85,7 @@ def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst)
 
 
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
-    """Return the kernels of `burst` by phase and brick. Entries whose node is unknown or not a kernel are ignored."""
+    """Return the kernels of `burst` by phase and brick. Ignores entries with an unknown node or not of a kernel."""
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
     for times in burst.kernels:

@@ -1,6 +1,6 @@
 """The parts of a timeline: lanes with rows of spans, one per record, and the gaps between the outermost bricks.
 
-What a lane is
+Lanes
 - Threads are not recorded. Records that ran one after the other or nested share a lane. A step that overlaps another
   takes the next lane, and so does work that overlaps its siblings inside a step.
 - Work done by other threads or tasks for a step (adopted work), work outside steps, and host times of a step timed by
@@ -24,7 +24,7 @@ UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-CUT_SHORT = "a step cut short"  # parts of a step that was cancelled, has not ended, or whose record is lost
+CUT_SHORT = "a step cut short"  # parts of a step that was cancelled, has not ended, or has lost its record
 UNNAMED = "unnamed gap"  # records are missing, so what ran is unknown
 # Lanes
 BRICKS = "bricks"  # name of the part of a lane that is not a gap
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time in which no brick of a lane ran."""
+    """Time without a brick of the lane."""
 
     start_ns: int
     duration_ns: int

@@ -380,7 +380,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return by node id the outermost layer around it: itself for such a layer, 0 if there is none."""
+    """Return by node id the outermost layer around it: itself for such a layer, 0 without one."""
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     found = np.zeros(len(table) + 1, np.int64)

@@ -108,7 +108,7 @@ def merged_view(
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """Return the begin of the first range and the end of the last, or None if there are none."""
+    """Return the begin of the first range and the end of the last, or None without any."""
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
@@ -133,7 +133,7 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank. If none runs, return those after whose end none began."""
+    """Return the running processes of one rank. If none runs, return those that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
@@ -224,7 +224,7 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """Return the sum and its members. A source whose nodes do not fit into one table is left out."""
+    """Return the sum and its members. A source is left out if its nodes do not fit into the table."""
     table = NodeTable()
     known: dict[Hashable, int] = {}
     taken: list[SourceRecord] = []
@@ -456,7 +456,7 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Take each brick and category from the rank where it takes longest, and the steps of the slowest rank.
+    """Take each brick and category from its slowest rank, and the steps of the slowest rank.
 
     Values from several ranks do not add up, so there are no books and no graph.
     """

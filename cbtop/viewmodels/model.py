@@ -94,7 +94,7 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # time in which at least one step ran, including time before the range
+    union_us: float | None = None  # time with at least one running step, including time before the range
     at_once: float | None = None  # average number of concurrent steps: their time / union_us
     sequences: SpanView | None = None  # sequences per step
     cached: SpanView | None = None  # positions in the cache of each sequence before a step
@@ -147,7 +147,7 @@ class CeilingRow:
 
     @property
     def spread_percent(self) -> float | None:
-        """How far the median round is below the best one, or None if there is only one number."""
+        """Distance of the median round below the best one, or None if there is only one number."""
         return roofline.spread_percent(self.value, self.median)
 
     @property
@@ -260,7 +260,7 @@ class BooksView:
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # brick time in a step that has not ended
-    overlap_us: float = 0.0  # time in which parts overlap, counted once per extra part
+    overlap_us: float = 0.0  # time of overlapping parts, counted once per extra part
     close: bool = True
     over: int = 0  # number of steps exceeded by their parts
     over_us: float = 0.0  # by this much
@@ -292,7 +292,7 @@ class StretchView:
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # time in which steps of each phase ran; phases may overlap
+    by_phase: tuple[NamedTime, ...]  # time with running steps, per phase; phases may overlap
     between_us: float | None
     since_last_us: float | None
     counts_whole: bool = False  # earlier steps count in full: when steps ran is not reported
@@ -346,7 +346,7 @@ class LossView:
 
     @property
     def lost_percent(self) -> float:
-        """Percentage of lost records since the daemon attached; 0 if there are none."""
+        """Percentage of records lost since the daemon attached."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
@@ -458,7 +458,7 @@ class StragglerView:
 
 
 class Standstill(StrEnum):
-    """How a running process makes no progress."""
+    """The ways a running process makes no progress."""
 
     STALLED = "stalled"  # something has run for far longer than usual
     SUSPENDED = "suspended"  # stopped by a signal or a debugger
@@ -491,7 +491,7 @@ class StallView:
 
 
 class Severity(StrEnum):
-    """How bad a verdict is."""
+    """The severity of a verdict."""
 
     ERROR = "error"  # the figures cannot be trusted, or nothing runs
     WARNING = "warning"  # time is wasted
@@ -564,7 +564,7 @@ class MergedView:
     keys: tuple[str, ...]
     left_out: int  # sources of the model that are silent, not read yet, or without room
     running: int = 0  # running members that were watched; if any, the recent window (not a range) is theirs
-    # Members that are gone, suspended or stalled, besides the one whose state is shown; the worst first.
+    # Members that are gone, suspended or stalled, besides the one with the shown state; the worst first.
     troubled: tuple[TroubledMember, ...] = ()
     together: int = 1  # members that report to compute each token together; the rate counts once
     may_share_tokens: bool = False  # they exchange results, and none reports whether tokens are shared
@@ -737,7 +737,7 @@ class SourceView:
     window: WindowView | None = None  # None: since the start
     since_s: float | None = None  # Unix time when its data begins; None if unknown
     stretch: StretchView | None = None  # None without steps, or if none has ended
-    warm_up: WarmUpView | None = None  # None if there were none
+    warm_up: WarmUpView | None = None  # None without warm-ups
     is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
     compiling: CompilingView | None = None  # None if no compilation was reported, and in a merge
     rank: int | None = None  # reported by its launcher
@@ -749,7 +749,7 @@ class SourceView:
     sample_every: int | None = 1  # records one step in this many; None in a merge
     clock_resolution_ns: int | None = None  # smallest difference of two clock readings; None: not reported
     overhead: Sampling | None = None  # cost of recording; None if not measured
-    # Calls outside every step; None if there were none, or without steps.
+    # Calls outside every step; None without such calls, or without steps.
     outside: OnDemand[BesideView | None] = OnDemand(None)
     stall: StallView | None = None  # None if it makes progress or has ended
     stale_s: float | None = None  # how long its daemon has been silent; None if it is not
@@ -762,7 +762,7 @@ class SourceView:
     # None without layers, or in a merge by maximum.
     layer_times: OnDemand[LayersView | None] = OnDemand(None)
     machines: tuple[MachineView, ...] = ()  # where it runs; a merge may have several
-    # Of the steps shown, in the last two minutes; empty in a merge.
+    # Pace of the steps shown in the last two minutes; empty in a merge.
     pace: OnDemand[tuple[PaceView, ...]] = OnDemand(())
     brick_growth: OnDemand[tuple[BrickGrowth, ...]] = OnDemand(())  # empty if the window is too short
     # Mean step time in each second, like the rates above; empty in a merge.
@@ -770,11 +770,11 @@ class SourceView:
     # Recent window compared with the baseline; None without a baseline.
     baseline: OnDemand[Comparison | None] = OnDemand(None)
     verdicts: OnDemand[tuple[Verdict, ...]] = OnDemand(())  # of the time range shown, the worst first
-    # All sources including this one; None if there is no list.
+    # All sources including this one; None without a list.
     listed: OnDemand[ListView | None] = OnDemand(None)
-    # Of the phase shown, as measured in the last burst; empty without one.
+    # The phase's kernels in the last burst; empty without one.
     kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
-    # Of the last steps of all phases; None if no records are followed.
+    # The last steps of all phases; None if no records are followed.
     timeline: OnDemand[TimelineView | None] = OnDemand(None)
     # Second of the daemon's clock: plots are drawn once per second. None for a view that will not be updated.
     second: int | None = field(default=None, compare=False)
@@ -818,7 +818,7 @@ class SourceView:
 
     @property
     def shares_close(self) -> bool | None:
-        """Whether the bricks' shares are parts of one whole, or None if there are none.
+        """Whether the bricks' shares are parts of one whole, or None without shares.
 
         Work that overlaps inside a step may add up to more than the step. A merge by maximum mixes several steps.
         """

@@ -1,4 +1,4 @@
-"""How far chance may have moved a mean of steps, if steps are not independent; derived."""
+"""The effect of chance on a mean of steps that are not independent; derived."""
 
 # Consecutive steps are similar, because caches, clocks and neighbours change slowly. The spread of single steps would
 # promise too much accuracy. So the spread of whole blocks of about a second is used, and if consecutive blocks are

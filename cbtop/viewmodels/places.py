@@ -111,7 +111,7 @@ class Places:
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes whose calls belong to each of `bricks`, `cells` and `layers`.
+        """The nodes of the calls of each of `bricks`, `cells` and `layers`.
 
         The time between bricks is judged by the layer or step around them.
         """
@@ -224,7 +224,7 @@ def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain others, whose calls are longer than their own time."""
+    """Return the bricks that contain others, so that their calls are longer than their own time."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

@@ -79,7 +79,7 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How the wall-clock time of a unit was spent, µs then and now: the sum of the other fields."""
+    """The parts of a unit's wall-clock time, µs then and now; `wall` is the sum of the others."""
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
@@ -182,7 +182,7 @@ class PartDiff:
 
     @property
     def known(self) -> list[PlaceDiff]:
-        """The places whose change is known."""
+        """The places with a known change."""
         return [one for one in self.places if one.change is not None and not one.is_below_resolution]
 
     @property
@@ -225,7 +225,7 @@ class PartDiff:
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """The comparison of two runs. If `why_not` is set, they are not comparable and there are no parts."""
+    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty."""
 
     base: Run
     now: Run
@@ -233,7 +233,7 @@ class RunDiff:
     is_too_little: bool = False  # that is the reason: more steps would suffice
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
-    not_judged: tuple[str, ...] = ()  # phases of the baseline of which no part was compared
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without a compared part
     alone: tuple[PartDiff, ...] = ()  # parts that only the new run has, each compared with itself
     alone_short: tuple[TooShort, ...] = ()  # phases with too few steps, with their additional time in the new run
 
@@ -519,7 +519,7 @@ def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Like `_shifted`, for a figure whose median is per unit, too."""
+    """Like `_shifted`, but the figure's median is per unit, too."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 

@@ -119,7 +119,7 @@ class Run:
     lost: int  # records
     seen: int
     untrusted: str = ""  # why nothing in it can be trusted
-    is_cut: bool = False  # its recording was never closed: whoever wrote it was killed, writes on, or it was cut off
+    is_cut: bool = False  # not closed: its writer was killed or still writes, or the file was cut off
     is_gone: bool = False  # the process sent no goodbye: it was killed, or left by os._exit or exec
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # median of its GPUs while it ran

@@ -53,7 +53,7 @@ from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
-_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also that of a draft model; `decode, a sample`
+_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also with a draft model; `decode, a sample`
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:

@@ -83,7 +83,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[Standstill, str] | None:
-    """Return the state, and why no more specific one is known; None if nothing can be concluded.
+    """Return the state, and why a more specific one is unknown; None if nothing can be concluded.
 
     `runs`: a step is running, or a brick if the process marks no steps.
     """
@@ -115,7 +115,10 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
 
 
 def _most_s(record: SourceRecord, step: Node) -> float | None:
-    """How long a step with the most tokens may take; 0 if all have the same number, None if the most is unknown."""
+    """Return the time a step with the most tokens may take.
+
+    0 if all steps have the same number, None if the largest number is unknown.
+    """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None or not calls.elements:
         return 0.0

@@ -57,7 +57,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return the steps and time of all warm-ups, or None if there were none."""
+    """Return the steps and time of all warm-ups, or None without any."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]

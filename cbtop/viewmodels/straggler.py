@@ -77,7 +77,7 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
     """Return the highest k so that the k-th smallest of `count` values is above their median at most `alpha` of the
     time.
 
-    0 if there is none. The number of values below the median is binomial with p = 1/2.
+    0 without such a k. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -88,7 +88,7 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """Return the rank among `records` of one job that is clearly slower than every other, or None.
 
-    A rank's busy time is its step time outside communication, where it waits for others. If no communication is seen,
+    A rank's busy time is its step time outside communication, because it waits there. If no communication is seen,
     or the host sees only launches, waits cannot be located: then only the bricks' own time counts, without gaps.
     While a running rank has too little data, there is no verdict, because it may be as slow. Two processes with the
     same rank also prevent a verdict, because they belong to two jobs.

@@ -69,7 +69,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None) -> CompilingView | None:
-    """Return the compile time within `stretch`, or None if there is none, or no steps."""
+    """Return the compile time within `stretch`, or None without compilations or steps."""
     if stretch is None:
         return None
     found = [
@@ -124,7 +124,7 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """Return the phases of which any step has ended."""
+    """Return the phases with an ended step."""
     known = record.stats.nodes_with("first_ns")
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
@@ -159,7 +159,7 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node that holds the time in which any step ran, or None if unknown."""
+    """Return the node that holds the total time with a running step, or None if unknown."""
     if record.stats.rare_value("union_ns", ANY_STEP) is not None:
         return ANY_STEP
     # Older daemons do not report it; whether several phases overlapped is unknown.

@@ -134,7 +134,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return its result on each place it applies to. Raises UsageError if there is none."""
+    """Return its result on each place it applies to. Raises UsageError if it applies to none."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent
@@ -260,8 +260,8 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Return the default gate's results of two consecutive new runs.
 
-    What both break is broken, in whichever layer. What only one breaks is unsure. If each breaks something different,
-    the result is unknown.
+    A rule that both break is broken, in whichever layer. A rule that only one breaks is unsure. If each breaks a
+    different rule, the result is unknown.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -464,7 +464,7 @@ def _calls(place: PlaceDiff, figure: str) -> str:
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the place; for a brick over all layers, with the layer where its cost grew most."""
+    """Return the place; for a brick over all layers, with the layer of the largest growth."""
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -506,7 +506,7 @@ def _about(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the places a threshold names. Raises UsageError if there are none."""
+    """Return the places a threshold names. Raises UsageError if it names none."""
     wanted = _bare(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if _bare(brick[0]) == wanted}

@@ -53,7 +53,7 @@ class TimelineView:
     newest_s: float | None  # Unix time at which `newest` ended
     spans: int  # on all lanes
     older: int  # kept records that began before
-    unplaced: int  # records in steps that have not ended, or whose own record is missing
+    unplaced: int  # records in steps that have not ended, or lack their own record
     missing: int  # records lost since the timeline was followed
     steps: int  # on all lanes
     lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
@@ -78,7 +78,7 @@ class TimelineView:
 
 
 def timeline_view(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
-    """Return the last steps of `record`, or None if there are no records. `is_sample`: steps may lack records.
+    """Return the last steps of `record`, or None without records. `is_sample`: steps may lack records.
 
     Returns the same object until new records arrive.
     """
@@ -295,7 +295,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Number the lanes whose name occurred before."""
+    """Number lanes with a repeated name."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -305,7 +305,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times in which any of them ran, disjoint and sorted."""
+    """Return the times with any of them running, disjoint and sorted."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []

@@ -64,7 +64,7 @@ class Nvml:
         self._seen_us: dict[str, int] = {}  # per device, the driver's time of the latest use by a process
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return every GPU and MIG device with all its processes in NVML, or the reason why there is none."""
+        """Return every GPU and MIG device with all its processes in NVML, or why none was found."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
@@ -278,7 +278,7 @@ def _percent(value: float) -> float:
 
 
 def _slowed_by(reasons: int) -> str:
-    """Return the reasons why clocks are reduced, from their bits; "" if there are none."""
+    """Return the reasons why clocks are reduced, from their bits; may be ""."""
     words = [word for bit, word in SLOWED_BY.items() if reasons & bit]
     unnamed = reasons & ~(IDLE | sum(SLOWED_BY))
     return ", ".join([*words, *([f"reason {unnamed:#x}"] if unnamed else [])])
