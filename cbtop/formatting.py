@@ -171,9 +171,7 @@ def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a range of length `wall_us`: the time of day, with its day if it is long, with its year on
-    request.
-    """
+    """Format the begin of a range: the time of day, with its day if the range is long, with its year on request."""
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]
 
@@ -189,9 +187,7 @@ def between_steps(found: StretchView | None) -> str:
 
 
 def stretch(source: SourceView) -> str:
-    """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one ended
-    20 ms`.
-    """
+    """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one …`."""
     found = source.stretch
     if found is None:
         return ""
@@ -304,9 +300,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline: `the 10.0 s before 20:02:11`, with the process if it is a
-    different one.
-    """
+    """Format the time range of the baseline: `the 10.0 s before 20:02:11`, with the process if it differs."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"
@@ -486,8 +480,7 @@ def warm_up(found: WarmUpView) -> str:
 
 
 def overhead(sampling: Sampling) -> str:
-    """Format the cost of recording: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is
-    allowed)`.
+    """Format the cost of recording: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
     Costs that are invisible in the process are not included, such as the model's loss of processor cache.
     """

@@ -45,8 +45,7 @@ _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups; commen
 
 
 def matcher(text: str) -> Callable[[str], bool]:
-    """Return a function that searches a word for `text`, ignoring case: as a regular expression, or literally if
-    invalid.
+    """Return a function that searches a word for `text`, ignoring case, as a regular expression if it is valid.
 
     Expressions that repeat a group or have more than MAX_CHOICES are also taken literally, because their search might
     never end.

@@ -25,9 +25,7 @@ Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """The kind of row of a statistic: a BrickRow, a CategoryRow, a GraphRow, a Device (GPU or CPU) or a
-    ProcessRow.
-    """
+    """The row type of a statistic: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or ProcessRow."""
 
     BRICK = "brick"
     CATEGORY = "category"

@@ -387,9 +387,7 @@ class Feed(Views):
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the data of an ended source if it was not read: one per daemon at a time, and a later poll
-        gets it.
-        """
+        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
         for link in self._links:
             link.want(key)
 
@@ -467,9 +465,7 @@ class Feed(Views):
         self.close()
 
     def _clock_of(self, link: Link) -> ClockView | None:
-        """Return the most accurate clock offset among the links to the same boot, because its daemons share
-        clocks.
-        """
+        """Return the most accurate clock offset of the links to the same boot, whose daemons share clocks."""
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
         offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]

@@ -22,8 +22,7 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A request for the kernels of a process's next steps. Call `poll` until they arrive; closing withdraws the
-    request.
+    """A request for the kernels of a process's next steps. Call `poll` until they arrive; `close` withdraws it.
 
     Raises CbtopError if the process takes no requests or refuses, NoDataError if it ends or `wait_s` is over,
     RequestError if it cannot be asked. The caller still owns `source`.

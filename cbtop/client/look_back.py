@@ -62,7 +62,7 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """Open the history from a temporary file that is already unlinked, so nothing remains once it is closed."""
+    """Open the history from a temporary file that is deleted at once, so nothing remains after closing."""
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
         return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

@@ -168,8 +168,9 @@ class ReplayFeed(StoreViews):
         self.advance()
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment `steps` steps of source `key` after `from_s` (before it if negative), and the steps
-        found.
+        """Return the moment `steps` steps of source `key` after `from_s`, and how many were found.
+
+        Negative `steps` go back.
 
         A joined key counts the steps of all its members. If `key` is None or has no data, steps of any source
         count. The search covers five minutes in each direction. Steps reported in one update (four a second) count
@@ -186,9 +187,7 @@ class ReplayFeed(StoreViews):
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the moments at which the next (or last) `steps` steps ended, or None if nothing was reported of
-        them.
-        """
+        """Return the moments at which the next (or last) `steps` steps ended, or None without any report of them."""
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
             if (first := next(told, None)) is None:
@@ -438,8 +437,7 @@ class ReplayFeed(StoreViews):
             self._store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Show the last records until now, from frames before offset `until`. Returns the offset of the first later
-        frame.
+        """Show the last records until now, from frames before offset `until`. Returns the next frame's offset.
 
         For an ended source these are the records before its end, if that is within the reach of a jump.
         """

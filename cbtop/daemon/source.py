@@ -367,9 +367,7 @@ class Source:
         self._changed_cells.append(cells)
 
     def _updates(self, node: Column, cell: Column, ran_from_ns: int | None) -> Iterator[StatsUpdate]:
-        """Yield the totals of `node`, the counts of histogram cells (ascending), and when steps ran since
-        `ran_from_ns`.
-        """
+        """Yield the totals of `node`, the counts of the ascending histogram cells, and when steps ran."""
         yield self._update(node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
             yield self._update(node[:0], cell[at : at + MAX_CELLS], None)

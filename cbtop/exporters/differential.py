@@ -35,9 +35,7 @@ def folded(stacks: Sequence[DiffStack]) -> str:
 
 
 def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
-    """Return a file of four sampled profiles of the same frames: before, now, what became longer, and what
-    shorter.
-    """
+    """Return a file of four sampled profiles of the same frames: before, now, longer, and shorter."""
     frames: dict[str, int] = {}
     samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]
     profiles = []

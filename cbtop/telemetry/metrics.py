@@ -213,10 +213,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the previous bound; the last count,
-    more.
+    """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the previous bound.
 
-    Without bounds it only has the number of calls, because not every duration is known.
+    The last count has no upper bound. Without bounds there is only the number of calls, because some durations are
+    unknown.
     """
 
     bounds_ns: tuple[int, ...]

@@ -134,8 +134,7 @@ def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
 
 
 def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float, stop: threading.Event) -> None:
-    """Call `send` at every interval and once when `stop` is set. Logs when the collector begins or stops to reject
-    data.
+    """Call `send` at every interval and once when `stop` is set. Logs when data begins or ceases to be rejected.
 
     `send` returns whether the collector accepted the data, or None without data.
     """

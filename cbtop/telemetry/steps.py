@@ -28,8 +28,7 @@ MAX_STEP_RECORDS = 4_096  # larger steps are skipped, because a part of a step w
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """Return the first whole step that each live process of the daemon at `endpoint` begins from now on, with its
-    source.
+    """Return the first whole step of each live process of the daemon at `endpoint` from now on, with its source.
 
     Returns what was found after SAMPLE_S, or when `stop` is set.
     """
@@ -66,8 +65,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first step in `batch` that began after its first record ended, so that it is
-    complete.
+    """Return the records of the first complete step in `batch`: one that began after its first record ended.
 
     None if there is no such step of at most MAX_STEP_RECORDS records that was recorded inside.
     """

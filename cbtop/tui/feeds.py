@@ -37,8 +37,7 @@ class AppFeed(Protocol):
         """Return every source, in a stable order."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return the view of source `key` (None: the newest live one) in `phase` (None: the default); None if there
-        is none.
+        """Return the view of source `key` (None: the newest live one) in `phase` (None: the default), or None.
 
         Its statistics cover all data, or the recent `window`.
         """

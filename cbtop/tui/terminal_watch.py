@@ -69,8 +69,7 @@ class TerminalWatch:
         os._exit(exit_code)
 
     def _leave_a_dead_terminal(self) -> None:
-        """Leave when the terminal is gone: Textual's input would spin and its output block for ever, even while
-        leaving.
+        """Leave when the terminal is gone: Textual's input would spin and its output block for ever.
 
         Nothing on the terminal has to be restored.
         """

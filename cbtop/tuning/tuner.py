@@ -308,9 +308,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest instead of `setting`, the most promising first, and those they do
-    not.
-    """
+    """Return the settings that the bricks suggest, the most promising first, and those that they do not."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"

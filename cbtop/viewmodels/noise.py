@@ -131,10 +131,9 @@ def figures(
     along: NDArray[np.float64] | None = None,
     pace: NDArray[np.float64] | None = None,
 ) -> list[Figure]:
-    """Return per column of `amount` (shape: blocks × columns) its figure per unit of `weight`; needs MIN_BLOCKS
-    blocks.
+    """Return the figure of each column of `amount` (shape: blocks × columns) per unit of `weight`.
 
-    If `along` is given, such as the cached positions of each block, the mean is at the mean of `along`, and what a
+    Needs at least MIN_BLOCKS blocks.     If `along` is given, such as the cached positions of each block, the mean is at the mean of `along`, and what a
     straight line through the blocks explains is not noise. `pace` is the factor of all places' times in each
     block. If given, errors and slopes relative to it are known, too: caches grow while a clock drifts, and the
     clock's part is noise.
@@ -185,9 +184,7 @@ def figures(
 def _errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int
 ) -> tuple[NDArray[np.float64], int, float]:
-    """Return the standard error of each mean from the deviations of blocks, the blocks, and their effective
-    number.
-    """
+    """Return the standard error of each mean, the number of blocks, and their effective number."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)

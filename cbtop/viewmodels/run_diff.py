@@ -153,9 +153,7 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """Those of `slower` that are also slower relative to all others, if separated: a common change is
-        not theirs.
-        """
+        """Those of `slower` that are also slower relative to all others, if that is known."""
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
@@ -175,9 +173,7 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether a unit takes longer beyond chance although the typical step does not, so that a few steps became
-        longer.
-        """
+        """Whether only a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property

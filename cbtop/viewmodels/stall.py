@@ -3,7 +3,7 @@
 Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
   if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
-- Only a step that is known to run, and has ended before, is stalled: how long a first step may take is unknown.
+- Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
 - The number of tokens in a running step is unknown. If steps of its name differ in tokens, it may have as many as the
   model's context, at their time per token. Without a context length, no limit is known.
 - Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what

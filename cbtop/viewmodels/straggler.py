@@ -74,8 +74,7 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """Return the highest k so that the k-th smallest of `count` values is above their median at most `alpha` of the
-    time.
+    """Return the highest k so that the k-th smallest value is above the median at most `alpha` of the time.
 
     0 without such a k. The number of values below the median is binomial with p = 1/2.
     """

@@ -204,9 +204,7 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Return whether the calls of each brick keep its allowed factor over the baseline; the bounds have file and
-    line.
-    """
+    """Return whether each brick's calls keep their allowed factor over the baseline; `bounds` has file and line."""
     judged = []
     for part in found.parts:
         for one in part.bricks:
@@ -332,9 +330,7 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """Return a result for more failed steps: work skipped after an exception takes no time, so such a run
-    seems fast.
-    """
+    """Return a result for more failed steps: failing saves time, so such a run seems fast."""
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before: what they left undone took no time"

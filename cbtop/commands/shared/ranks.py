@@ -130,9 +130,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the rank that caused the end: a killed one, else the first with an error, else one that has not
-    ended.
-    """
+    """Return the rank that caused the end: a killed one, else the first with an error, else one still running."""
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):
             if is_it(code):

@@ -45,8 +45,7 @@ class Rates:
         self._read: dict[tuple[object, ...], deque[tuple[int, float]]] = {}
 
     def per_second(self, counter: tuple[object, ...], now_ns: int, value: float, over_ns: int = 0) -> float:
-        """Return the mean rate since the previous sample of a counter that is `value` at `now_ns`. Raises
-        NotKnownError.
+        """Return the mean rate of a counter since the previous sample; it is `value` now. Raises NotKnownError.
 
         With `over_ns`, it is the mean since the newest sample at least that old, or the oldest one.
         """

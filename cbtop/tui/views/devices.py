@@ -237,9 +237,7 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Return a chart with the last value and the extremes in its heading, and a mean if samples are equally
-    weighted.
-    """
+    """Return a chart with the last value, the extremes and, if samples are equally weighted, the mean."""
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:

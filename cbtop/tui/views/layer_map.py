@@ -184,9 +184,7 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 
 
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
-    """Return the numbers of layers above their bars, with marks at odd ones and at the one `slower` than the
-    baseline.
-    """
+    """Return the numbers of layers above their bars, with marks at odd ones and at the one `slower`."""
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
     def write(column: int, text: str, role: str) -> None:

@@ -203,9 +203,7 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Give the list its full height if the details still have room, and the rest to the source under the
-        cursor.
-        """
+        """Give the list its full height if the details still have room, and the rest to the details."""
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5

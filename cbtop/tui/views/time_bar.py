@@ -52,9 +52,7 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """Return the position, and the length with a legend of the most urgent signs, on at most half of the
-        width.
-        """
+        """Return the position, and the length with a legend of the most urgent signs in half of the width."""
         length = formatting.position(found.duration_s)
         before: Line = ((f" {formatting.position(found.at_s):>{len(length)}} ", "strong"),)
         after: Line = ((f" {length} ", "dim"),)
