@@ -133,10 +133,10 @@ def figures(
 ) -> list[Figure]:
     """Return the figure of each column of `amount` (shape: blocks × columns) per unit of `weight`.
 
-    Needs at least MIN_BLOCKS blocks.     If `along` is given, such as the cached positions of each block, the mean is at the mean of `along`, and what a
-    straight line through the blocks explains is not noise. `pace` is the factor of all places' times in each
-    block. If given, errors and slopes relative to it are known, too: caches grow while a clock drifts, and the
-    clock's part is noise.
+    Needs at least MIN_BLOCKS blocks. If `along` is given, such as the cached positions of each block, the mean is at
+    the mean of `along`, and what a straight line through the blocks explains is not noise. `pace` is the factor of
+    all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
+    clock drifts, and the clock's part is noise.
 
     The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
@@ -287,7 +287,7 @@ def _student(freedom: float, compared: int) -> float:
     """Return how many standard errors a mean is off at most, in either direction.
 
     By G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970, without its part for
-    fewer than five degrees of freedom at a lower confidence.
+    fewer than five degrees of freedom at a confidence lower than ours.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)

@@ -173,7 +173,7 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
+        """Whether a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property
