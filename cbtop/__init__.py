@@ -1,13 +1,13 @@
 """cbtop: measure the bricks of an inference process for real, and watch them live.
 
-Nothing heavy loads here: the public names arrive when they are first used (PEP 562).
+Nothing heavy loads here: the public names are imported on first use (PEP 562).
 """
 
 from __future__ import annotations
 
 from cbtop.version import __version__
 
-TYPE_CHECKING = False  # typing's own takes longer to load than Python to start
+TYPE_CHECKING = False  # importing typing takes longer than starting Python
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.profiler.budget import ByteBudget, TokenBudget

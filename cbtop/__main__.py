@@ -1,16 +1,16 @@
 """`python -m cbtop` is `cbtop`."""
 
-import _signal  # all of signal that Python has loaded by now: what is imported here is what `cbtop run` waits for
+import _signal  # the part of signal that Python has already loaded: every import here delays `cbtop run`
 import sys
 
-# Until there is somebody to catch it, Ctrl-C ends us at once: who pressed it wants no traceback of an import.
+# Until a handler exists, Ctrl-C ends the process at once, without a traceback of an import.
 _catches = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _catches:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
 def main() -> int:
-    """Run the command line of this process and give its exit code."""
+    """Run the command line of this process and return its exit code."""
     if sys.argv[1:2] == ["run"] and sys.stdout is not None:
         from cbtop.commands import run
 

@@ -1,7 +1,7 @@
 """The command line: finds the command, runs it, and turns errors into one line and an exit code.
 
-Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the
-timeout · 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
+Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the timeout ·
+4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`. One with TAKES_COMMAND finds what follows `--` in `options.command`."""
+    """A module of `cbtop.commands`. With TAKES_COMMAND, the words after `--` are in `options.command`."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -46,12 +46,12 @@ DESCRIPTION = "Watch the bricks of running LLM inference processes: every number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `cbtop` with `argv` (default: the process's own) and give its exit code."""
+    """Run `cbtop` with `argv` (default: the process's own) and return its exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
-    for stream in (sys.stdout, sys.__stderr__):  # reports are written to the one, the screen to the other
+    for stream in (sys.stdout, sys.__stderr__):  # reports go to the first, the screen to the second
         if isinstance(stream, io.TextIOWrapper):
-            is_ascii = stream.isatty() and signs.are_wanted()  # a file or a program reads what it is given
+            is_ascii = stream.isatty() and signs.are_wanted()  # files and programs must get unchanged text
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=signs.ERRORS)
     _name_errors_of(sys.stdout)
     debug = False
@@ -59,17 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # Which they were is for a command that hands the process over.
+        # For a command that hands the process over.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }
         code = command.run(options)
-        sys.stdout.flush()  # while there is somebody to say why it cannot be
+        sys.stdout.flush()  # while an error can still be reported
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read us has gone; Python would complain once more when it flushes at exit.
+        # The reader is gone; without this, Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it flushes at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
         if debug:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Let an error that writing to `stdout` raises name it: Python gives it no file name."""
+    """Make write errors of `stdout` name it, because Python gives them no file name."""
     buffer = getattr(stdout, "buffer", None)
     raw: Any = getattr(buffer, "raw", buffer)  # unbuffered (-u), it is the file itself
     if not isinstance(raw, io.FileIO):
@@ -113,14 +113,14 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Whatever stands in the names that it repeats."""
-    from cbtop.profiler.graph.nodes import printable  # 40 ms, for who has no error to read
+    """Return the message with unprintable characters of names escaped."""
+    from cbtop.profiler.graph.nodes import printable  # takes 40 ms, so only for errors
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says errors in one line, and it when its help cannot be written, where argparse keeps silent."""
+    """Reports errors in one line, also if its help cannot be written, which argparse ignores."""
 
     def error(self, message: str) -> NoReturn:
         super().error(_in_one_line(message))

@@ -2,7 +2,7 @@
 
 
 class CbtopError(Exception):
-    """Something the user should read; `exit_code` as in `cbtop.cli`."""
+    """An error for the user; `exit_code` as in `cbtop.cli`."""
 
     exit_code = 1
 
@@ -14,13 +14,13 @@ class UsageError(CbtopError):
 
 
 class FailedCheckError(CbtopError):
-    """A brick computes something else than it should."""
+    """A brick computes a wrong result."""
 
     exit_code = 4
 
 
 class UntrustedError(CbtopError):
-    """What was recorded cannot be trusted."""
+    """The recorded data cannot be trusted."""
 
     exit_code = 5
 

@@ -1,4 +1,4 @@
-"""How what a screen or a report shows is said in words; numbers and units are written as `cbtop.units` does."""
+"""Texts of screens and reports. Numbers and units are written by `cbtop.units`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, SourceStatus
 
 # isort: off
-from cbtop.units import (  # also written by this module's name
+from cbtop.units import (  # also available under this module's name
     NOT_MEASURED as NOT_MEASURED,
     bytes_per_second as bytes_per_second,
     count as count,
@@ -59,22 +59,22 @@ from cbtop.viewmodels.places import WHOLE_STEP
 from cbtop.viewmodels.timeline import TimelineView
 
 NONE_THERE = "–"
-BUSY_PERCENT = 5  # of a machine: what an idle system does is less
+BUSY_PERCENT = 5  # of a machine: an idle system uses less
 
-_MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may claim anything
-_DATE_FROM_US = 12 * 3600e6  # of so long ago a time of day alone does not say when
-_NAMED = 3  # of many, so many are named
+_MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may contain any number
+_DATE_FROM_US = 12 * 3600e6  # for older times, a time of day alone is ambiguous
+_NAMED = 3  # maximum number of names in a list
 
 
 def position(value_s: float) -> str:
-    """A place in a recording: `0:07`, `1:02:07`."""
+    """Format a place in a recording: `0:07`, `1:02:07`."""
     whole = int(value_s)
     hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{hours}:{whole % 60:02}"
 
 
 def age(value_s: float | None) -> str:
-    """How long ago something was measured: `40 s`, `12 min`, `5 h`, `3 days`."""
+    """Format how long ago something was measured: `40 s`, `12 min`, `5 h`, `3 days`."""
     if value_s is None:
         return NOT_MEASURED
     for unit_s, limit_s, unit in ((1, 120, "s"), (60, 7_200, "min"), (3_600, 172_800, "h")):
@@ -84,12 +84,12 @@ def age(value_s: float | None) -> str:
 
 
 def day(moment: str) -> str:
-    """The day of a moment such as `2026-11-22T10:30:59+01:00`."""
+    """Return the day of a moment such as `2026-11-22T10:30:59+01:00`."""
     return moment[: len("2026-11-22")]
 
 
 def limit(row: BrickRow) -> str:
-    """Which roof bounds it, and how much of what its roof allows is used: `memory 79 %`, `? latency 12 %`."""
+    """Format which roof bounds a brick, and the used part of it: `memory 79 %`, `? latency 12 %`."""
     if row.roof is None:
         return NOT_MEASURED
     mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
@@ -98,7 +98,7 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """How its rounds were, and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`."""
+    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`."""
     of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""
     load = with_unit(whole(row.load_percent), "%")
@@ -107,7 +107,7 @@ def ceiling_rounds(row: CeilingRow) -> str:
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
-    """Why roofs may not be what the machine can do: rounds far apart, and what others used of it meanwhile."""
+    """Return why roofs may be inaccurate: rounds that differ much, and use by others meanwhile."""
     found = []
     if unsure := [row for row in ceilings if row.is_unsure]:
         named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
@@ -119,7 +119,7 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
 
 
 def without_work(names: Sequence[str]) -> str:
-    """Which bricks are not on the roofline, by why: they declare no work, or their device waited for the host."""
+    """Return the bricks missing on the roofline by reason: no declared work, or their device waited for the host."""
     waited = f", {LAUNCH_BOUND}"
     silent = [name for name in names if not name.endswith(waited)]
     bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]
@@ -128,26 +128,26 @@ def without_work(names: Sequence[str]) -> str:
 
 
 def date(unix_s: float) -> str:
-    """A moment in local time: `2026-03-01 12:30:59`."""
+    """Format a moment in local time: `2026-03-01 12:30:59`."""
     return moment(unix_s)[:19]
 
 
 def moment(unix_s: float) -> str:
-    """The same to the millisecond: `2026-03-01 12:30:59.123`."""
+    """Format a moment to the millisecond: `2026-03-01 12:30:59.123`."""
     return f"{datetime.fromtimestamp(min(max(unix_s, 0), _MAX_DATE_S)):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
 def seconds(value: float) -> str:
-    """A short time a person set: `0.25 s`, `5 s`."""
+    """Format a short configured time: `0.25 s`, `5 s`."""
     return f"{value:g} s"
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
-    """The time that figures are of: `last 10.4 s`, `its last 10.4 s` of what has ended, `since 20:02:11`.
+    """Format the time range of figures: `last 10.4 s`, `its last 10.4 s` if it has ended, `since 20:02:11`.
 
-    Of a merge whose members run in part, `last 10.4 s of the 2 that run`: those alone are in its last seconds.
-    Of a range `20:02:11.3–20:02:19.8, 41 steps`. Of a sum, whose rates are each over a time of its own,
-    `since 20:02:11 at the earliest`.
+    For a merge with some running members, `last 10.4 s of the 2 that run`, because its window only has those. For a
+    range, `20:02:11.3–20:02:19.8, 41 steps`. For a sum, whose members have different ranges, `since 20:02:11 at the
+    earliest`.
     """
     if source.window is not None and source.window.range_s is not None:
         steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
@@ -165,19 +165,19 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 
 
 def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
-    """From one moment to another, in local time to the tenth: `20:02:11.3–20:02:19.8`."""
+    """Format a range in local time to the tenth: `20:02:11.3–20:02:19.8`."""
     begin, end = (moment(unix_s)[:-2] for unix_s in range_s)
     return f"{begin[0 if with_date else 11 :]}–{end[11:]}"
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """When a time began that is so long: the time of day, with its day where it is long or the year is asked for."""
+    """Format the begin of a range: the time of day, with its day if the range is long, with its year on request."""
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]
 
 
 def between_steps(found: StretchView | None) -> str:
-    """`between steps 49.7 % (4.97 s of 10.0 s)`, `at least` where steps count whole; "" where it is not known."""
+    """Format `between steps 49.7 % (4.97 s of 10.0 s)`, `at least` if steps count whole; "" if unknown."""
     if found is None or found.between_us is None:
         return ""
     if found.since_last_us == found.wall_us:
@@ -187,7 +187,7 @@ def between_steps(found: StretchView | None) -> str:
 
 
 def stretch(source: SourceView) -> str:
-    """`wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one ended 20 ms`."""
+    """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one …`."""
     found = source.stretch
     if found is None:
         return ""
@@ -211,13 +211,13 @@ def stretch(source: SourceView) -> str:
 
 
 def exact(ns: int) -> str:
-    """Nanoseconds as microseconds, to the last of them: `-1,234.567 µs`."""
+    """Format nanoseconds as exact microseconds: `-1,234.567 µs`."""
     whole_us, rest = divmod(abs(ns), 1000)
     return f"{'-' * (ns < 0)}{whole_us:,}.{rest:03d} µs"
 
 
 def lane_sum(lane: Lane, begin_ns: int, end_ns: int) -> str:
-    """What the time of a lane from one moment to another is: `1.35 ms = bricks 1.29 ms + unattributed 61.2 µs`."""
+    """Format the time of a lane between two moments: `1.35 ms = bricks 1.29 ms + unattributed 61.2 µs`."""
     parts = lane.parts_ns(begin_ns, end_ns).items()
     return f"{duration((end_ns - begin_ns) / 1e3)} = " + " + ".join(
         f"{name} {duration(ns / 1e3)}" for name, ns in parts if ns or len(parts) == 1
@@ -225,7 +225,7 @@ def lane_sum(lane: Lane, begin_ns: int, end_ns: int) -> str:
 
 
 def timeline_notes(found: TimelineView) -> list[str]:
-    """What of the records is not drawn, and what is not known of those that are."""
+    """Return notes on records that are not drawn, and on what is unknown of the others."""
     notes = [
         (found.unplaced, "of steps that have not ended, or whose own record is missing"),
         (found.missing, "lost on the way or overwritten: gaps there have no name"),
@@ -236,14 +236,14 @@ def timeline_notes(found: TimelineView) -> list[str]:
 
 
 def rank(number: int | None, of: int | None) -> str:
-    """`rank 3 of 8`; nothing for a process that is no rank."""
+    """Format `rank 3 of 8`; "" for a process without a rank."""
     if number is None:
         return ""
     return f"rank {number}" if of is None else f"rank {number} of {of}"
 
 
 def straggler(found: StragglerView) -> str:
-    """`rank 3 is 15.0 % slower, most of it in …`, the most telling first."""
+    """Format `rank 3 is 15.0 % slower, most of it in …`, the most important fact first."""
     others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
     return (
         f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
@@ -255,13 +255,13 @@ def straggler(found: StragglerView) -> str:
 
 
 def gain(verdict: Verdict) -> str:
-    """What mending it would bring: `+3.10 tokens/s if it were as fast as the median layer (derived)`."""
+    """Format the gain of fixing it: `+3.10 tokens/s if it were as fast as the median layer (derived)`."""
     more = verdict.gain_tokens_per_sec
     return "" if more is None else f"+{number(more)} tokens/s if {verdict.gain_if} (derived)"
 
 
 def change(found: Change) -> str:
-    """How a figure has changed: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
+    """Format the change of a figure: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
     if found.percent is None:
         return NOT_MEASURED
     if not found.is_beyond_noise:
@@ -270,12 +270,15 @@ def change(found: Change) -> str:
 
 
 def rate_change(found: Change) -> str:
-    """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
+    """Format `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
     return f"{number(found.now)} tokens/s, was {number(found.before)} ({change(found)})"
 
 
 def step_beside(found: Comparison, step: Span) -> str:
-    """`decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`, or why not; of one step, so not judged."""
+    """Format `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`, or why it is unknown.
+
+    One step is not judged as slower or faster.
+    """
     median_us = found.median_us(step.name, WHOLE_STEP)
     if median_us is None:
         other = "" if step.name == found.phase else f"it is no {found.phase} step, as those compared"
@@ -286,7 +289,7 @@ def step_beside(found: Comparison, step: Span) -> str:
 
 
 def baseline_rates(found: Comparison) -> list[str]:
-    """`41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same of a step."""
+    """Format `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same for a step."""
     parts = []
     if found.tokens_per_sec is not None:
         parts.append(rate_change(found.tokens_per_sec))
@@ -297,7 +300,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Which seconds what is shown is compared with: `the 10.0 s before 20:02:11`, of another process which."""
+    """Format the time range of the baseline: `the 10.0 s before 20:02:11`, with the process if it differs."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"
@@ -305,7 +308,7 @@ def baseline(found: Comparison) -> str:
 
 
 def merged(found: MergedView) -> str:
-    """`sum of 4: rank 0–2, rank 7`."""
+    """Format `sum of 4: rank 0–2, rank 7`."""
     what = {MergeMode.SUM: "sum", MergeMode.MAX: "slowest", MergeMode.RANKS: "side by side"}[found.mode]
     names = _spans(found.members)
     if len(names) > 4:
@@ -315,7 +318,7 @@ def merged(found: MergedView) -> str:
 
 
 def _spans(names: Sequence[str]) -> list[str]:
-    """`rank 0`, `rank 1`, `rank 2` as `rank 0–2`; what is no rank stands alone."""
+    """Join `rank 0`, `rank 1`, `rank 2` to `rank 0–2`; other names stay single."""
     found: list[tuple[str, int, int]] = []  # name of the first, the first and the last rank
     for name in names:
         kind, _, number = name.partition(" ")
@@ -335,7 +338,7 @@ _MERGED_MEANS = {
 
 
 def merged_means(merged: MergedView) -> str:
-    """How what a merge shows was derived."""
+    """Return how the figures of a merge were derived."""
     means = _MERGED_MEANS[merged.mode]
     if merged.mode is MergeMode.MAX:  # all steps are those of one rank
         return means
@@ -347,7 +350,7 @@ def merged_means(merged: MergedView) -> str:
 
 
 def critical_path(found: CriticalPathView) -> str:
-    """`critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
+    """Format `critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
     if found.unknown:
         return f"critical path {NOT_MEASURED}: {found.unknown}"
     nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"
@@ -355,14 +358,14 @@ def critical_path(found: CriticalPathView) -> str:
 
 
 def in_burst(times: KernelTimes) -> str:
-    """What a burst measured of a kernel: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
+    """Format a burst's times of a kernel: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
     deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
     return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
 
 
 def burst(found: BurstView) -> list[str]:
-    """What was recorded of each of its phases: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
+    """Return a line for each phase of a burst: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
     heads = [
         f"{phase.phase}: {counted(phase.steps, 'step')} recorded of pid {found.pid}, "
         f"{per_step(phase.launches_per_step)} launches a step, {duration(phase.us_per_step)} in kernels"
@@ -372,7 +375,7 @@ def burst(found: BurstView) -> list[str]:
 
 
 def burst_notes(found: BurstView) -> list[str]:
-    """What was recorded and is in none of these numbers."""
+    """Return notes on what was recorded but is not included in the numbers."""
     notes = (
         (found.unplaced, "launches in no call of a module that is known"),
         (found.lost, "records lost"),
@@ -382,7 +385,7 @@ def burst_notes(found: BurstView) -> list[str]:
 
 
 def per_step(launches: float) -> str:
-    """Launches a step, whole where they are: `8`, `2.7`."""
+    """Format launches per step, without decimals if whole: `8`, `2.7`."""
     return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"
 
 
@@ -390,7 +393,7 @@ OVERLAP = "overlap"  # in the books
 
 
 def no_books(source: SourceView) -> str:
-    """Why books that there are say nothing of this time; empty where they do."""
+    """Return why the books have no data for this time, or ""."""
     steps = source.steps
     if steps is None or steps.recorded:
         return ""
@@ -400,7 +403,7 @@ def no_books(source: SourceView) -> str:
 
 
 def books_trouble(books: BooksView | None) -> str:
-    """Why the books do not close, and by how much: then shares of the wall time may be beyond 100 % or below 0."""
+    """Return why the books do not close, and by how much: then shares of wall time may be above 100 % or below 0."""
     if books is None or books.close:
         return ""
     why = []
@@ -417,7 +420,10 @@ def books_trouble(books: BooksView | None) -> str:
 
 
 def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str]:
-    """What stands beside the books, and what is not known for them; up to the first comma, in short."""
+    """Return notes on time outside the books, and on missing data.
+
+    The part before the first comma is the short form.
+    """
     found = []
     if books is not None and books.adopted is not None:
         found.append(f"in other threads for these steps: {_beside(books.adopted)}, beside the wall time")
@@ -437,25 +443,25 @@ def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str
 
 
 def _beside(found: BesideView) -> str:
-    """`5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    """Format `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
     return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({_longest(found)})"
 
 
 def _longest(found: BesideView) -> str:
-    """`Sampling 4.00 ms, detokenize 1.00 ms`."""
+    """Format `Sampling 4.00 ms, detokenize 1.00 ms`."""
     named = ", ".join(f"{one.name} {duration(one.us)}" for one in found.by_name[:_NAMED])
     return f"{named}{', …' if len(found.by_name) > _NAMED else ''}"
 
 
 def sample(every: int | None) -> str:
-    """`a sample: one step in 10`; nothing where every step is recorded."""
+    """Format `a sample: one step in 10`; "" if every step is recorded."""
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
 
 
 def inside_of_all(source: SourceView) -> str:
-    """The number of recorded steps that bricks and layers are of, if it is small or of all steps; else ""."""
+    """Return the number of recorded steps behind bricks and layers, if it is small or covers all steps; else ""."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -466,7 +472,7 @@ def inside_of_all(source: SourceView) -> str:
 
 
 def warm_up(found: WarmUpView) -> str:
-    """The steps of the warm-up in a line."""
+    """Return a line about the warm-up steps."""
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
     return (
         f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
@@ -474,8 +480,10 @@ def warm_up(found: WarmUpView) -> str:
 
 
 def overhead(sampling: Sampling) -> str:
-    """What recording costs a process: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is
-    allowed)`. What cannot be seen in process is not in it: what ours in the processor's caches costs the model."""
+    """Format the cost of recording: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
+
+    Costs that are invisible in the process are not included, such as the model's loss of processor cache.
+    """
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
     if cost is None or low is None or high is None:
@@ -484,8 +492,10 @@ def overhead(sampling: Sampling) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Why no brick is shown: `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`, and
-    the way out."""
+    """Return why no brick is shown, and what to do.
+
+    For example `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`.
+    """
     steps, every = view.steps, view.sample_every
     if steps is None or not steps.count or steps.recorded or every is None or every <= 1:
         return "no brick of this phase was recorded in this time"
@@ -495,7 +505,7 @@ def no_bricks(view: SourceView) -> str:
 
 
 def process_cost(cost: ProcessCost) -> str:
-    """What a process of ours costs: `this viewer 3.4 % of a core over 10.0 s, 84.1 MB`."""
+    """Format the cost of a cbtop process: `this viewer 3.4 % of a core over 10.0 s, 84.1 MB`."""
     if cost.cpu_percent is None and cost.resident_bytes is None:
         return f"{cost.name} {NOT_MEASURED}: {cost.why}"
     over = f" over {cost.over_s:.1f} s" if cost.over_s else ""
@@ -505,7 +515,7 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def losses(loss: LossView) -> str:
-    """`95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, 4 unread`."""
+    """Format `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, 4 unread`."""
     share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
     parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]
     parts += [f"{count(loss.before_attach)} before attach", f"{count(loss.unread)} unread"]
@@ -513,7 +523,7 @@ def losses(loss: LossView) -> str:
     return ", ".join(parts)
 
 
-# Of a source in the list of all: what its figures are called, by their keys in the JSON.
+# Titles of a source's figures in the list, by their JSON keys.
 SOURCE_FIGURES = {
     "model": "model",
     "tokens_per_sec": "tokens/s",
@@ -527,7 +537,7 @@ SOURCE_FIGURES = {
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Each reason once: `recording costs of pid 7, pid 8: it does not measure …`."""
+    """Return each reason once: `recording costs of pid 7, pid 8: it does not measure …`."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for unknown in row.unknown:
@@ -541,12 +551,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def placed_rank(row: SourceRow) -> str:
-    """`3/8`, `3/?`; a dash for a process that is no rank."""
+    """Format `3/8`, `3/?`; a dash for a process without a rank."""
     return NONE_THERE if row.rank is None else f"{row.rank}/{'?' if row.world_size is None else row.world_size}"
 
 
 def rates_since(row: SourceRow) -> str:
-    """Which time its rates are of: `20:02:11`, `last 10.4 s`."""
+    """Format the time range of its rates: `20:02:11`, `last 10.4 s`."""
     if row.window is not None and row.window.range_s is not None:
         return between(row.window.range_s)
     if row.window is not None:
@@ -555,12 +565,12 @@ def rates_since(row: SourceRow) -> str:
 
 
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
-    """`42.1`, or `≥42.1` where some of what it is the rate of was lost."""
+    """Format `42.1`, or `≥42.1` if records of that time were lost."""
     return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
 
 
 def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
-    """`42.1 tokens/s`; of a model without tokens `12.5 steps/s`, or `12.5 steps/s, 100 samples/s`."""
+    """Format `42.1 tokens/s`; for a model without tokens `12.5 steps/s`, or `12.5 steps/s, 100 samples/s`."""
     if steps.has_tokens:
         return f"{rate(of, steps.tokens_per_sec)} tokens/s"
     found = f"{rate(of, steps.steps_per_sec)} steps/s"
@@ -568,21 +578,21 @@ def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
 
 
 def lag(row: SourceRow) -> str:
-    """How old what is known of it is: `0.1 s`; nothing lags behind what has ended."""
+    """Format the age of its newest data: `0.1 s`; a dash if it has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     return NOT_MEASURED if row.lag_s is None else f"{row.lag_s:.1f} s"
 
 
 def clock(found: ClockView | None) -> str:
-    """Of another host `3.21 ms ahead ± 110.0 µs`; a dash where there is no other clock."""
+    """Format the clock of a different host, `3.21 ms ahead ± 110.0 µs`; a dash on the same clock."""
     if found is None:
         return NOT_MEASURED
     return clock_offset(found.offset_us, found.uncertainty_us) if found.uncertainty_us else NONE_THERE
 
 
 def on_devices(row: SourceRow) -> str:
-    """`GPU 0–3`, `cpu`; what has ended is on none."""
+    """Format `GPU 0–3`, `cpu`; a dash if it has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     if row.devices is None:
@@ -591,7 +601,7 @@ def on_devices(row: SourceRow) -> str:
 
 
 def short_overhead(sampling: Sampling | None) -> str:
-    """What recording costs at least, of the time in steps, and its bounds (95 %): `≥0.62 % (0.41–0.80)`."""
+    """Format the lower bound of recording's cost in steps, with its interval (95 %): `≥0.62 % (0.41–0.80)`."""
     if sampling is None or sampling.overhead_percent is None:
         return NOT_MEASURED
     low, high = sampling.low_percent, sampling.high_percent
@@ -600,12 +610,12 @@ def short_overhead(sampling: Sampling | None) -> str:
 
 
 def stale_sampler(sampler: str, age_s: float) -> str:
-    """How old figures of devices are: `nvml has not answered for 12 s: its figures are so old`."""
+    """Format the age of device figures: `nvml has not answered for 12 s: its figures are so old`."""
     return f"{sampler} has not answered for {age_s:.0f} s: its figures are so old"
 
 
 def labels(found: Sequence[str]) -> str:
-    """`0`, `1`, `2` as `0–2`; what is no run of numbers one by one."""
+    """Format `0`, `1`, `2` as `0–2`; other labels are listed one by one."""
     numbers = [int(label) for label in found if label.isdecimal()]
     if len(numbers) == len(found) > 2 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return f"{numbers[0]}–{numbers[-1]}"
@@ -613,21 +623,21 @@ def labels(found: Sequence[str]) -> str:
 
 
 def stale(seconds: float) -> str:
-    """How old what is shown is: `nothing heard for 12 s`."""
+    """Format the age of what is shown: `nothing heard for 12 s`."""
     return f"nothing heard for {seconds:.0f} s"
 
 
 def standing(view: SourceView | SourceRow) -> str:
-    """How a process is, in capitals, and for how long it has not gone on: `LIVE`, `STALLED 32 s`, `GONE`."""
+    """Format the state of a process in capitals, with the time without progress: `LIVE`, `STALLED 32 s`, `GONE`."""
     age = f" {view.stall.age_s:.0f} s" if view.stall else ""
     return f"{view.standing.upper()}{age}"
 
 
 def stall(found: StallView) -> str:
-    """`stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
+    """Format `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # The process may have stood still before it was stopped.
+    # The process may have made no progress before it was suspended.
     standing = "suspended, without progress" if found.word is Standstill.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
@@ -642,18 +652,18 @@ def stall(found: StallView) -> str:
 
 
 def troubled(found: TroubledMember) -> str:
-    """`rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
+    """Format `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
     if found.stall is not None:
         return stall(found.stall)
     return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"
 
 
 def clock_offset(offset_us: float, uncertainty_us: float) -> str:
-    """How far another host's clock is from ours: `3.21 ms ahead ± 110.0 µs`."""
+    """Format the offset of another host's clock: `3.21 ms ahead ± 110.0 µs`."""
     direction = "ahead" if offset_us >= 0 else "behind"
     return f"{duration(abs(offset_us))} {direction} ± {duration(uncertainty_us)}"
 
 
 def scientific(value: float | None) -> str:
-    """An error or a tolerance: `1.2e-06`."""
+    """Format an error or a tolerance: `1.2e-06`."""
     return NOT_MEASURED if value is None else f"{value:.1e}"

@@ -1,4 +1,4 @@
-"""Which bricks a table shows and in which order, chosen by a column and a text: for the screen and for reports."""
+"""The choice of bricks in a table and their order, by a filter and a sort column, for screen and reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # by their titles on the screen
 
 
 def bare(name: str) -> str:
-    """As names of columns are compared: `P95 µs` is `p95us`."""
+    """Return the form in which column names are compared: `P95 µs` is `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -33,25 +33,26 @@ def _sort_names() -> dict[str, str]:
     return names
 
 
-SORT_NAMES = _sort_names()  # the column that each of its names means: `p95`, `p95us`
+SORT_NAMES = _sort_names()  # the column for each accepted name: `p95`, `p95us`
 
 
-# Names come from others, and an expression may take exponentially long to see that it is not in one. Each of these is
-# a choice for it; a repetition has as many as a name has characters, and is counted as so many binary ones.
+# Names are untrusted, and a regular expression may take exponential time on them. Each of these characters counts as
+# a choice; a repetition has as many as a name has characters, so it counts as this many binary ones.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
-MAX_SEARCHED = 128  # characters of a name; as it stands, a text is looked for in all of it
+MAX_SEARCHED = 128  # characters of a name; plain text is searched in the whole name
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
-_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # a group repeated; comments, flags and what else may follow (?
+_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups; comments, flags and other uses of (?
 
 
 def matcher(text: str) -> Callable[[str], bool]:
-    """Whether `text` is in a word, in any case: as a regular expression or, where it is none, as it stands.
+    """Return a function that searches a word for `text`, ignoring case, as a regular expression if it is valid.
 
-    What repeats a group, or makes more than MAX_CHOICES, is looked for as it stands too: its search might never end.
+    Expressions that repeat a group or have more than MAX_CHOICES are also taken literally, because their search might
+    never end.
     """
     if _ends_soon(text):
         try:
-            with warnings.catch_warnings(action="ignore"):  # of what later Pythons may read in another way
+            with warnings.catch_warnings(action="ignore"):  # about future changes of the syntax
                 expression = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError):
             pass
@@ -66,32 +67,32 @@ def _ends_soon(expression: str) -> bool:
     if _REFUSED.search(bare):
         return False
     most = choices = depth = 0
-    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy choice is one
+    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy quantifier counts as one choice
         depth += (char == "(") - (char == ")")
         if char in "*+{":
             choices += REPETITION
         elif char == "?" or (char == "|" and depth > 0):
             choices += ALTERNATIVE
         elif char == "|":
-            choices = 0  # one after the other
+            choices = 0  # choices add up only within one alternative
         most = max(most, choices)
     return most <= MAX_CHOICES
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """In which a filter looks."""
+    """Return the texts searched by a filter."""
     return row.name, row.category.display_name
 
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """`sort` is one of SORT_COLUMNS, figures from the largest on and names from A on; "": as they come."""
+    """`sort` is one of SORT_COLUMNS: largest figures first, names from A on; "": no sorting."""
 
     sort: str = ""
     filter: str = ""
 
     def of(self, source: SourceView) -> SourceView:
-        """`source` with these bricks alone in its lists of bricks and points, in this order."""
+        """Return `source` with only these bricks in its lists of bricks and points, in this order."""
         matches = matcher(self.filter)
         ranks = source.ranks
         if ranks is not None and self.filter:

@@ -1,12 +1,12 @@
 """The statistics of bricks, categories, graph nodes, devices and processes: one table, and where each is shown.
 
-The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. A
-new statistic is a row in STATISTICS, its key in the lists at the end and, where it is new data, a field of what it is
-of (viewmodels/bricks.py, categories.py, model.py). The JSON takes every row.
+The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. To
+add a statistic, add a row to STATISTICS, its key to the lists at the end and, for new data, a field to its view model
+(viewmodels/bricks.py, categories.py, model.py). The JSON contains every row.
 """
 
 # Rules
-# - A statistic is read from the attribute of the row that is called like its key in the JSON.
+# - A statistic is the attribute of the row that has the name of its JSON key.
 # - Its origin belongs to it: the words `derived` and `static` in the help, the panel and the JSON come from there.
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """What a statistic is of: a BrickRow, a CategoryRow, a GraphRow, a Device (GPU or CPU) or a ProcessRow."""
+    """The row type of a statistic: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or ProcessRow."""
 
     BRICK = "brick"
     CATEGORY = "category"
@@ -36,7 +36,7 @@ class Of(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where a number comes from, as the JSON says it."""
+    """The origin of a number, as in the JSON."""
 
     MEASURED = "measured"
     SHAPES = "derived from shapes"
@@ -45,7 +45,7 @@ class Origin(StrEnum):
 
     @property
     def provenance(self) -> Provenance:
-        """The one word for it."""
+        """The origin in one word."""
         if self in (Origin.SHAPES, Origin.MEASUREMENTS):
             return Provenance.DERIVED
         return Provenance.STATIC if self is Origin.DECLARED else Provenance.MEASURED
@@ -53,7 +53,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a value is written: bare, where a column's head carries the unit, and in full."""
+    """How a value is written: bare, if the column's head has the unit, and in full."""
 
     bare: Callable[[Any], str]
     in_full: Callable[[Any], str]
@@ -118,19 +118,19 @@ class Statistic:
     """One row of the table."""
 
     key: str
-    title: str  # heads its column on the screen
+    title: str  # head of its column on the screen
     unit: str
     origin: Origin
     doc: str
     of: tuple[Of, ...] = (Of.BRICK,)
-    report_title: str = ""  # heads its column in the text report, where that is another
-    word: str = ""  # stands before it in the panel of a brick, where that is another
-    sort_key: str = ""  # the key of the statistic it is sorted by, where that is another
-    derived_in_window: bool = False  # measured over all that was seen, not over the last seconds
-    of_few_calls: bool = False  # so it scatters: rows that are sorted by it keep their places for longer
+    report_title: str = ""  # head of its column in the text report, if different
+    word: str = ""  # label in the panel of a brick, if different
+    sort_key: str = ""  # the key of the statistic it is sorted by, if different
+    derived_in_window: bool = False  # measured since the start, but derived for the recent window
+    of_few_calls: bool = False  # so it scatters: rows sorted by it keep their places longer
 
     def value(self, row: object) -> Value:
-        """Its value in `row`, None where nobody measured it."""
+        """Return its value in `row`, or None if it was not measured."""
         found: Value = getattr(row, self.key)
         return found
 
@@ -141,13 +141,13 @@ class Statistic:
         return FORMATS[self.unit].in_full(self.value(row))
 
     def sort_value(self, row: object) -> float:
-        """What a table is sorted by: what nobody measured comes last."""
+        """Return the sort value; unmeasured ones come last."""
         found = getattr(row, self.sort_key or self.key)
         return -1.0 if found is None else float(found)
 
     @property
     def help(self) -> str:
-        """What it says, and a word for where it comes from unless it was simply measured."""
+        """Its description, with a word for its origin unless it was measured."""
         is_measured = self.origin is Origin.MEASURED
         return self.doc if is_measured else f"{self.doc} ({self.origin.provenance.value})"
 
@@ -287,24 +287,24 @@ _BY_KEY = {(of, statistic.key): statistic for statistic in STATISTICS for of in 
 
 
 def statistic(key: str, of: Of = Of.BRICK) -> Statistic:
-    """The row of the table. Raises KeyError where there is none."""
+    """Return the row of the table. Raises KeyError if there is none."""
     return _BY_KEY[of, key]
 
 
 def statistics_of(of: Of) -> tuple[Statistic, ...]:
-    """All that is known of a brick, of a category or of a node, in the table's order."""
+    """Return all statistics of one kind of row, in the table's order."""
     return tuple(row for row in STATISTICS if of in row.of)
 
 
 def why_unknown(found: WhyView) -> str:
-    """`power W, MHz of 0:0, 0:1: Not Supported`."""
+    """Format `power W, MHz of 0:0, 0:1: Not Supported`."""
     titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
     of = f" of {formatting.labels(found.devices)}" if found.devices else ""
     return f"{', '.join(titles)}{of}: {found.why}"
 
 
 def keys_of(origin: Origin) -> list[str]:
-    """The keys of that origin, in the table's order, each once."""
+    """Return the keys of that origin, in the table's order, each once."""
     return list(dict.fromkeys(row.key for row in STATISTICS if row.origin is origin))
 
 
@@ -313,16 +313,16 @@ def keys_of(origin: Origin) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A column on the screen: its least width, and its priority (the lowest stays longest where there is no room)."""
+    """A column on the screen: its minimum width, and its priority (the lowest is dropped last)."""
 
     statistic: Statistic
     width: int
     priority: int
-    limit: Statistic | None = None  # stands behind it: 412/700
-    instead: Statistic | None = None  # in place of one that is n/a
+    limit: Statistic | None = None  # shown after it: 412/700
+    instead: Statistic | None = None  # shown if it is n/a
 
     def bare(self, row: object) -> str:
-        """Its value, and its limit where that is known."""
+        """Return its value, with its limit if known."""
         shown = self.statistic
         if self.instead is not None and shown.value(row) is None:
             shown = self.instead
@@ -354,8 +354,8 @@ BRICK_COLUMNS = _places(
     ("gb_per_sec", 6, 9),
     ("gflops", 8, 13),
 )
-BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # where a brick has a budget
-CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # where a brick was checked
+BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # if a brick has a budget
+CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # if a brick was checked
 POINT_COLUMNS = _places(
     Of.BRICK,
     ("intensity", 7, 4),
@@ -369,9 +369,9 @@ CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
-NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # beside the bar
-PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # where anything lies beside the critical path
-# Of a device, with what it can be at most.
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # next to the bar
+PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # if anything is off the critical path
+# Figures of a device, with their maxima.
 DEVICE_COLUMNS = (
     Place(statistic("utilization_percent", Of.GPU), 6, 1),
     Place(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
@@ -396,17 +396,17 @@ PROCESS_COLUMNS = _places(
 
 
 def device_text(place: Place, device: Device) -> str:
-    """A figure of a device and its limit; of what this kind of device has none of, a dash."""
+    """Return a figure of a device and its limit; a dash if this kind of device has none."""
     return place.bare(device) if has_figure(place.statistic, device) else formatting.NONE_THERE
 
 
 def has_figure(statistic: Statistic, device: Device) -> bool:
-    """Whether it is a figure of this kind of device."""
+    """Whether this kind of device has the figure."""
     return (Of.CPU if device.kind is DeviceKind.CPU else Of.GPU) in statistic.of
 
 
 def process_text(statistic: Statistic, process: ProcessRow) -> str:
-    """A figure of a process; of one on no GPU, a dash for what it has there."""
+    """Return a figure of a process; a dash for GPU figures of a process on no GPU."""
     is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
     return formatting.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
 
@@ -422,8 +422,8 @@ BRICK_PANEL = {
     "budget": _rows("budget_us_per_token", "budget_used_percent", "budget_over_us"),
 }  # fmt: skip
 
-# Tables of the text report, each for 80 columns: where the time goes, how long calls take, alike, apart and by the
-# second, what they were for, how near that is to the roof.
+# Tables of the text report, each for 80 columns: where the time goes, durations of calls (own, total, spread, by
+# second), work, and the distance from the roof.
 OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
 CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")

@@ -1,6 +1,6 @@
-"""How numbers and their units are written, everywhere: screens, reports, messages, the sentences of verdicts."""
+"""How numbers and units are written everywhere: screens, reports, messages, and texts of verdicts."""
 
-# A None is a number nobody measured and is written `n/a`; a 0 is a measured nothing and is written as 0.
+# None is a number that was not measured and is written `n/a`; 0 is a measured zero and is written as 0.
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NOT_MEASURED = "n/a"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # below these they would be 0.00 and 0.0000
-_MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number a column is made for
+_MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number of a column
 
 
 def number(value: float | None) -> str:
-    """`value` to about four digits, never with an exponent: `0.0042`, `8.45`, `123.4`, `12,345`, `12.3M`.
+    """Format `value` to about four digits, never with an exponent: `0.0042`, `8.45`, `123.4`, `12,345`, `12.3M`.
 
-    What is not 0 is never written as 0: below 0.0001 it is `<.0001`.
+    A nonzero value is never written as 0: below 0.0001 it is `<.0001`.
     """
     if value is None or math.isnan(value):
         return NOT_MEASURED
@@ -35,14 +35,14 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number of things: `12,345`, from ten million on `12.3M`."""
+    """Format a whole number: `12,345`, from ten million on `12.3M`."""
     if value is None:
         return NOT_MEASURED
     return si(value) if abs(value) > _MAX_PLAIN else f"{value:,.0f}"
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """`value` with a decimal prefix and its unit: `1.23 GFLOP`, `12.3M` without a unit."""
+    """Format `value` with a decimal prefix and its unit: `1.23 GFLOP`, `12.3M` without a unit."""
     if value is None:
         return NOT_MEASURED
     space = " " if unit else ""
@@ -60,7 +60,7 @@ def _three_digits(value: float) -> str:
 
 
 def duration(us: float | None) -> str:
-    """Microseconds in the unit a reader would choose: `840 ns`, `8.45 µs`, `8.45 ms`, `1.23 s`."""
+    """Format microseconds in a suitable unit: `840 ns`, `8.45 µs`, `8.45 ms`, `1.23 s`."""
     if us is None:
         return NOT_MEASURED
     size = abs(us)
@@ -74,47 +74,47 @@ def duration(us: float | None) -> str:
 
 
 def milliseconds(us: float | None) -> str:
-    """Microseconds as a bare number of milliseconds, for places that name the unit themselves."""
+    """Format microseconds as a number of milliseconds without the unit."""
     return NOT_MEASURED if us is None else number(us / 1e3)
 
 
 def percent(value: float | None) -> str:
-    """`42.1 %`; a share too small for its decimal is `<0.1 %`, not nothing."""
+    """Format `42.1 %`; a share too small for its decimal is `<0.1 %`, not 0."""
     return NOT_MEASURED if value is None else f"{percent_number(value)} %"
 
 
 def percent_number(value: float | None) -> str:
-    """The number of `percent` alone, for columns whose head carries the sign."""
+    """Format the number of `percent` without the sign, for columns with the sign in their head."""
     if value is None:
         return NOT_MEASURED
     return "<0.1" if 0 < value < 0.05 else f"{value:,.1f}"
 
 
 def size_bytes(value: float | None) -> str:
-    """A size in decimal units: `78.2 MB`."""
+    """Format a size in decimal units: `78.2 MB`."""
     return si(value, "B")
 
 
 def bytes_per_second(value: float | None) -> str:
-    """A rate in decimal units: `12.3 GB/s`."""
+    """Format a rate in decimal units: `12.3 GB/s`."""
     return si(value, "B/s")
 
 
 def whole(value: float | None) -> str:
-    """A figure nobody reads beyond its last whole digit: watts, megahertz, degrees."""
+    """Format a figure without decimals: watts, megahertz, degrees."""
     return NOT_MEASURED if value is None else count(round(value))
 
 
 def with_unit(text: str, unit: str) -> str:
-    """`text` and its unit; what nobody measured has none."""
+    """Return `text` with its unit; n/a has none."""
     return text if text == NOT_MEASURED else f"{text} {unit}"
 
 
 def counted(value: int, what: str) -> str:
-    """`1 step`, `12 steps`."""
+    """Format `1 step`, `12 steps`."""
     return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"
 
 
 def with_article(what: str) -> str:
-    """`a decode step`, `an encode step`."""
+    """Format `a decode step`, `an encode step`."""
     return f"{'an' if what[:1].lower() in tuple('aeiou') else 'a'} {what}"

@@ -1,3 +1,3 @@
-"""A viewer's end: receives what daemons publish, keeps it, and hands out views of it, live or replayed."""
+"""The viewer side: receives what daemons publish, stores it, and builds views of it, live or replayed."""
 
-DEFAULT_WINDOW_S = 10.0  # of the last seconds, where nobody says how many
+DEFAULT_WINDOW_S = 10.0  # default length of the recent window

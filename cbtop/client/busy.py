@@ -1,5 +1,7 @@
-"""What a rank was busy with of late, in slices: to compare it with the others. A daemon that updates four times a
-second gives twenty of them in five seconds."""
+"""Time per brick of one rank over its last seconds, in slices, to compare ranks with each other.
+
+A daemon that updates 4 times a second fills 20 slices in 5 s.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ from cbtop.profiler.histograms import Column
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-SLICE_S = 0.1  # an update: the first in each such stretch of the daemon's clock, whenever a viewer came
+SLICE_S = 0.1  # one update: slices are aligned to the daemon's clock, so all viewers see the same ones
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
-MAX_SILENT_SLICES = 20  # without a step for so many slices: it is not running steps now
+MAX_SILENT_SLICES = 20  # after this many slices without a step, the rank counts as stopped
 
 Brick = tuple[str, BrickCategory]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The recorded steps of one phase that ended within a slice, their time, and what each brick had for itself."""
+    """The recorded steps of one phase that ended within a slice, with their wall time and each brick's self time."""
 
     steps: int
     wall_ns: int
@@ -34,16 +36,16 @@ class Slice:
 
 
 class BusySlices:
-    """The totals of one source at a few moments at which a step had ended."""
+    """The totals of one source, taken at moments when a step had ended."""
 
     def __init__(self) -> None:
         self._taken: deque[_Taken] = deque(maxlen=SLICES + 1)
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
-        """It is `monotonic_ns` on the daemon's clock: begin a slice if one is due."""
+        """Set the daemon's clock to `monotonic_ns` and begin a slice if one is due."""
         self._now_ns = monotonic_ns
-        count = stats.of_recorded("count")  # of plain steps nobody knows what was busy in them
+        count = stats.of_recorded("count")  # steps that were only counted do not say what was busy
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
             before = self._taken[-1]
@@ -55,19 +57,19 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """How many slices there are, of whatever phase."""
+        """Number of slices, of any phase."""
         return max(0, len(self._taken) - 1)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether no step has ended for long, measured by how long they took before."""
+        """Whether no step has ended for much longer than steps took before."""
         if not self._taken:
             return True
         longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Of the last SLICES those in which steps of `phase` ended, the oldest first."""
+        """Return the slices with ended steps of `phase`, among the last SLICES, oldest first."""
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []
@@ -87,7 +89,7 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals at a moment, by node: recorded steps and their time, and what has ended in these."""
+    """Totals per node at one moment: recorded steps, their time, and the time that ended inside them."""
 
     monotonic_ns: int
     count: Column
@@ -105,12 +107,12 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """By name and category the nodes whose time is that brick's, and those inside them whose time is another's."""
+    """Return, per brick (name, category), its own nodes and the nodes inside them that belong to other bricks."""
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    holder: dict[int, Brick | None] = {step: None}  # the brick each node lies in
+    holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # done elsewhere, beside the step
+            continue  # adopted: it ran elsewhere, in parallel with the step
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

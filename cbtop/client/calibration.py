@@ -1,4 +1,4 @@
-"""Runs `cbtop calibrate` for the roofs over one source, and waits for it: measuring is nothing to do in a screen."""
+"""Runs `cbtop calibrate` for the roofs of one source in a subprocess, so that the screen is not blocked."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbtop.viewmodels.model import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-GOES_ON = " …"  # as ProgressLine ends what it says to no terminal
+GOES_ON = " …"  # ProgressLine ends its lines like this if the output is not a terminal
 
 
 def why_not_measured(source: SourceView) -> str:
-    """Why the roofs over what is shown cannot be measured here; empty where they can."""
+    """Return why the roofs of this source cannot be measured here, or "" if they can."""
     if source.merged is not None:
         return "these are several processes, and a roof is of one machine: press m until one is shown"
     if source.host != socket.gethostname():
@@ -28,14 +28,14 @@ def why_not_measured(source: SourceView) -> str:
 
 
 class Calibration:
-    """A `cbtop calibrate` of what `source` runs on. `poll` until it has ended; closing ends it before.
+    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended; `close` ends it early.
 
-    Its roofs are kept in the file, where whoever shows a source of this machine finds them.
+    The measured roofs are stored in the roofs file, which every viewer on this machine reads.
     """
 
     def __init__(self, source: SourceView) -> None:
         self.status = "measuring roofs"
-        self.done: float | None = None  # how far it is, it does not say
+        self.done: float | None = None  # calibrate does not report its progress
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed in `close`
         command = [sys.executable, "-m", "cbtop", "calibrate", *arguments(source)]
         try:
@@ -47,9 +47,9 @@ class Calibration:
             raise
 
     def poll(self) -> list[str] | None:
-        """What it says of the roofs, line by line; None while it runs. Raises CbtopError where it fails."""
+        """Return its output lines about the roofs, or None while it runs. Raises CbtopError if it fails."""
         exit_code = self._process.poll()
-        # Not by reading on: where the file is read is where the process writes next.
+        # pread, because the process writes at the shared file position.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -61,7 +61,7 @@ class Calibration:
         return found
 
     def close(self) -> None:
-        """End it, if it runs still: then nothing is kept."""
+        """End it if it still runs. Then nothing is stored."""
         self._process.terminate()
         try:
             self._process.wait(END_WITHIN_S)
@@ -78,7 +78,7 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """What it is to measure: as many threads, and weights as large; of what runs on a GPU, all there is."""
+    """Return the arguments of calibrate: threads and weights size as in the source; none (everything) for a GPU."""
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):
         return []

@@ -1,9 +1,9 @@
-"""How far the clocks of a daemon's host are from ours.
+"""Offset between the clocks of a daemon's host and ours.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). It read
-them some time between our question and its answer. We take the middle of that time, and are wrong by half of it at
-most: that is the uncertainty. The answer with the smallest uncertainty counts. The uncertainty of an answer grows as
-it gets older, because two clocks drift apart.
+them some time between our question and its answer. We assume the middle of that time, so the error is at most half of
+it: that is the uncertainty. We use the answer with the smallest uncertainty. The uncertainty of an answer grows with
+its age, because two clocks drift apart.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from cbtop.protocol.messages import ClockReading
 
-EXCHANGES = 8  # that are remembered
-FIRST_EXCHANGES = 4  # that follow each other at once; after them there is one every REFRESH_S
-REFRESH_S = 5.0  # a question without an answer is given up after that time, too
-DRIFT = 100e-6  # seconds a second: a quartz may be off by 50e-6, and two of them in opposite directions
+EXCHANGES = 8  # number of answers kept
+FIRST_EXCHANGES = 4  # asked without a pause at first; afterwards one every REFRESH_S
+REFRESH_S = 5.0  # also the time after which an unanswered question is given up
+DRIFT = 100e-6  # s/s: a quartz may be off by 50e-6, and two of them in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What their two clocks show, less what ours show. Both are right to within `uncertainty_ns`."""
+    """The daemon host's clocks minus ours. Both differences are accurate to `uncertainty_ns`."""
 
     monotonic_ns: int
     realtime_ns: int
@@ -39,35 +39,35 @@ class _Exchange:
 
 
 class ClockExchange:
-    """Says when to ask, and estimates the offset from the answers. `now_ns` is always our monotonic clock."""
+    """Decides when to ask and estimates the offset from the answers. `now_ns` is always our monotonic clock."""
 
     def __init__(self) -> None:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        self._asked_ns: int | None = None  # when the open question was asked; None when none is open
+        self._asked_ns: int | None = None  # when the open question was sent, or None
         self._due_ns = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether a question has no answer yet."""
+        """Whether a question is still unanswered."""
         return self._asked_ns is not None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether it is time to ask the next question."""
+        """Whether it is time for the next question."""
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Note that a question is asked now; gives its number, which the answer will carry."""
+        """Note that a question is sent now. Returns its number, which the answer will carry."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
-        """Take in an answer that came when our clocks showed `now_ns` and `realtime_ns`."""
+        """Take an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # the answer to a question that was given up
+            return  # answers a question that was given up
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),
@@ -81,7 +81,7 @@ class ClockExchange:
             self._due_ns = now_ns
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
-        """The offset with the smallest uncertainty at `now_ns`; None before the first answer."""
+        """Return the offset with the smallest uncertainty at `now_ns`, or None before the first answer."""
         aged = [
             ClockOffset(
                 found.offset.monotonic_ns,

@@ -1,4 +1,4 @@
-"""A viewer's end of the wire: drains the socket into a store, and says how the link is."""
+"""Reads one daemon's socket into a store and reports the state of the link."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # three heartbeats
-CLOCK_WAIT_S = 0.2  # an answer that is waited for is timed well; longer than this nobody is held up for it
-ASK_AGAIN_S = 2.0  # for what ended: what the daemon says of it may be lost on the way
-MAX_DRAINED = 200  # messages a poll, so that a flood cannot hold up the screen
-MAX_DRAIN_S = 0.25  # and none is begun after so long: the catalog of 100,000 nodes takes a second
+CLOCK_WAIT_S = 0.2  # wait this long for a clock answer: one that is waited for gets an accurate arrival time
+ASK_AGAIN_S = 2.0  # repeat the request for an ended source, because its answer may be lost
+MAX_DRAINED = 200  # messages per poll, so that a flood cannot block the screen
+MAX_DRAIN_S = 0.25  # start no further message after this time: the catalog of 100,000 nodes takes a second
 
 
 class Collector:
-    """Applies what arrives at `endpoint` to `store`. Nothing here waits unless asked to."""
+    """Applies what arrives at `endpoint` to `store`. It never blocks unless a timeout is passed."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class Collector:
         keys: ViewerKeys | None = None,
     ) -> None:
         self.store = store
-        self.damaged = 0  # messages that were not messages
+        self.damaged = 0  # messages that could not be decoded
         self._clock_s = clock_s
         self._heard_s = clock_s()
         self._has_left = False
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
         self._other_version = ""
-        self._waiting: deque[bytes] = deque()  # messages that came and were not looked at yet
-        self._asked_for, self._asked_s = "", 0.0  # the source that was asked for last, and when
+        self._waiting: deque[bytes] = deque()  # messages received but not applied yet
+        self._asked_for, self._asked_s = "", 0.0  # the source requested last, and when
         self._subscriber = Subscriber(endpoint, keys)
 
     @property
@@ -51,43 +51,43 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """Why there is no link; empty while there is one, or nothing is known."""
+        """Why there is no link; empty if there is one or nothing is known."""
         return self._subscriber.trouble
 
     @property
     def is_behind(self) -> bool:
-        """Whether what came in one piece, such as all that a daemon knows, takes another poll."""
+        """Whether received messages remain for the next poll, for example after a large snapshot."""
         return bool(self._waiting)
 
     @property
     def received(self) -> int:
-        """How many messages came."""
+        """Number of messages received."""
         return self._subscriber.received
 
     @property
     def silent_s(self) -> float:
-        """How long nothing was heard, or since the beginning when nothing ever was."""
+        """Seconds since the last message, or since the start if none has arrived."""
         return self._clock_s() - self._heard_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing more is to be expected: the daemon has said goodbye, or nothing for three heartbeats."""
+        """Whether the daemon has said goodbye or was silent for three heartbeats."""
         return self._has_left or self.silent_s > SILENT_AFTER_S
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """How far the clocks of the daemon's host are from ours; None while that is not known."""
+        """Offset between the clocks of the daemon's host and ours, or None if not known yet."""
         if self._same_boot:
             return SAME_CLOCK
         return self._exchange.estimate(time.perf_counter_ns())
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Take in what has arrived; wait up to `timeout_ms` for the first message."""
+        """Apply what has arrived. Wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
         if daemon is None or self._same_boot or self.is_silent:
@@ -96,7 +96,10 @@ class Collector:
             self._ask_clock()
 
     def want(self, source: str) -> None:
-        """Have what this source left read, if it was not: one at a time, and it comes with one of the next polls."""
+        """Request the data of an ended source if it was not read.
+
+        One request at a time; a later poll gets the answer.
+        """
         is_waiting = self._is_unread(self._asked_for) and self._clock_s() - self._asked_s < ASK_AGAIN_S
         if self._is_unread(source) and not is_waiting:
             self._asked_for, self._asked_s = source, self._clock_s()
@@ -107,7 +110,7 @@ class Collector:
         return record is not None and record.is_unread
 
     def follow_records(self, on: bool) -> None:
-        """Receive every record too, or no more: each is kept for as long as the newest are."""
+        """Start or stop receiving every record. The store keeps the newest records of each source."""
         self._subscriber.follow(RECORDS, on)
         self.store.keep_records(on)
 
@@ -131,7 +134,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # no message, but somebody spoke
+                    frames = [b""]  # not a message, but the daemon is alive
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -139,12 +142,12 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                self._heard_s = self._clock_s()  # there may be more to hear for as long as this one was read
+                self._heard_s = self._clock_s()  # applying one message may take long; more may be waiting already
                 if time.monotonic() > until_s:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message; one that is none costs those beside it nothing."""
+        """Apply one message. A damaged message does not affect the others."""
         try:
             message = codec.decode(frame)
             if message is None:
@@ -154,7 +157,7 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    self._exchange = ClockExchange()  # that is another host
+                    self._exchange = ClockExchange()  # a different host
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
             if not self._other_version:

@@ -1,4 +1,4 @@
-"""The feed: a viewer's links to whatever runs, and the views made from it. TUI and headless share it."""
+"""The feed: a viewer's links to daemons and the views built from them. The TUI and headless commands share it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from cbtop.viewmodels.verdicts import judged
 
 @dataclass(frozen=True, slots=True)
 class FeedEnd:
-    """Why a viewer has nothing more to show, and the exit code that goes with it."""
+    """Why a viewer has nothing more to show, and the matching exit code."""
 
     exit_code: int
     message: str
@@ -54,9 +54,9 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A source, all that its daemon said, how long that was not heard (None: it is), its host's clock less ours.
+    """A source with its daemon's store, the daemon's silence (`stale_s`, None if not silent) and the clock offset.
 
-    `now_ns` is what the monotonic clock of its host shows now; None where that is not known.
+    `now_ns` is the current monotonic clock of its host, or None if not known.
     """
 
     record: SourceRecord
@@ -67,39 +67,39 @@ class Seen:
 
 
 class Views:
-    """The views made from all that is seen."""
+    """The views built from all visible sources."""
 
-    silenced: Collection[str] = ()  # ids of verdicts that nobody wants to read
-    baselines: Sequence[Snapshot] = ()  # one a process: what each view is compared with
+    silenced: Collection[str] = ()  # ids of verdicts the user has turned off
+    baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
         self._own_cost.tick()
 
     @abstractmethod
     def seen(self) -> Mapping[str, Seen]:
-        """Every source by its key."""
+        """Return every source by its key."""
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """The roofs over a source: those it announced."""
+        """Return the roofs of a source: those it announced."""
         return record.ceilings.values()
 
     def want(self, key: str) -> None:
-        """Have what source `key` left read, if it was not, and can be."""
+        """Request the data of an ended source `key`, if possible and not read yet."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Every source, the newest live one first."""
+        """Return every source, the newest live one first."""
         seen = self.seen()
         found = summaries(source.record for source in seen.values())
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
-        """All sources and what cbtop costs. What is told while it is looked at is in the next one."""
+        """Return the list of sources and the cost of cbtop. Data that arrives meanwhile appears in the next list."""
         seen, known = self.seen(), self.sources()
-        machine_of = cache(machine_view)  # several sources have the same
+        machine_of = cache(machine_view)  # several sources share a machine
         slowest_of = cache(partial(_slowest, seen))
 
         @cache
@@ -115,7 +115,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """What this process costs, and the daemons that are others."""
+        """Yield the cost of this process, then of every daemon outside it."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -124,17 +124,17 @@ class Views:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon is ours: nobody else was there to watch."""
+        """Whether the daemon runs in this process because no other was running."""
         return False
 
     @abstractmethod
     def daemon_costs(self) -> Iterator[ProcessCost]:
-        """What each daemon costs that is no part of this process."""
+        """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`.
+        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
 
-        None when there is nothing yet.
+        Returns None if there is no such source yet.
         """
         if key is None:
             known = self.sources()
@@ -162,7 +162,10 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """All sources that go together with source `key` (None: the first) as one; None without any."""
+        """Return one view of all sources that belong together with `key` (None: the first).
+
+        None without any source.
+        """
         seen = self.seen()
         if key not in seen:
             key = next((summary.key for summary in self.sources()), None)
@@ -191,8 +194,10 @@ class Views:
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
-        """Have read what processes of the program of `key` left, also of what model they were; gives those that are
-        not read yet."""
+        """Request the unread data of all processes that run the program of `key`. Returns the keys not read yet.
+
+        Their data says which model they ran, and so whether they belong together.
+        """
         seen = self.seen()
         program = _program(seen[key].record)
         unread = {one.record.key for one in seen.values() if one.record.is_unread and _program(one.record) == program}
@@ -201,12 +206,12 @@ class Views:
         return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """The last seconds of every process of which there are enough to be a baseline."""
+        """Return the recent window of every process that has enough steps for a baseline."""
         found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
 
     def mark_baseline(self, key: str) -> bool:
-        """Let the last seconds of every process be its baseline; False where there are too few of `key`."""
+        """Use the recent window of every process as its baseline. Returns False if `key` has too few steps."""
         found = self.snapshots()
         if all(one.key != key for one in found):
             return False
@@ -214,11 +219,11 @@ class Views:
         return True
 
     def clear_baseline(self) -> None:
-        """Compare with nothing any more."""
+        """Stop comparing with a baseline."""
         self.baselines = ()
 
     def _with_rate_change(self, source: Seen, row: SourceRow) -> SourceRow:
-        """`row` with how its tokens/s have changed since its baseline, or why that is not known."""
+        """Return `row` with the change of its tokens/s since the baseline, or the reason why it is unknown."""
         change, why = None, "it marks no steps"
         if row.phase is not None:
             now = snapshot(source.record, gpus_of(source), row.phase, self.baselines, inside=False)
@@ -227,7 +232,10 @@ class Views:
         return replace(row, rate_change=change, unknown=(*row.unknown, *unknown))
 
     def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
-        """The last seconds of `source` with its baseline, in the phase of `view`; None where there is none."""
+        """Compare the recent window of `source` with its baseline, in the phase of `view`.
+
+        None if it has no baseline.
+        """
         now = snapshot(source.record, gpus_of(source), view.phase, self.baselines) if self.baselines else None
         bases = baselines_of(self.baselines, now) if now else []
         if now is None or not bases:
@@ -241,7 +249,7 @@ class Views:
 
 
 class StoreViews(Views):
-    """The views made from one store, of the sources that match `selected` (none: of all)."""
+    """The views built from one store, of the sources that match `selected` (empty: all)."""
 
     def __init__(self, window_s: float, selected: Sequence[str]) -> None:
         super().__init__()
@@ -251,7 +259,7 @@ class StoreViews(Views):
     @property
     @abstractmethod
     def now_ns(self) -> int:
-        """What the monotonic clock of its daemon's host shows."""
+        """The current monotonic clock of the daemon's host."""
 
     def seen(self) -> Mapping[str, Seen]:
         return {
@@ -266,12 +274,11 @@ class StoreViews(Views):
 
 
 class Feed(Views):
-    """Connects to each of `endpoints`; with none, to this user's daemon, starting one inside where none runs.
+    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one inside.
 
-    What one daemon does, or that it is gone, touches nothing that came from the others. With `selected` only the
-    sources that match one of these are there: a key, a pid or `rank=N`. A daemon inside remembers the last
-    `history_s` seconds. Raises EndpointError for an address that cannot be one, KeysError for another host's without
-    `keys`.
+    A daemon that fails does not affect the data of the others. If `selected` is given, only sources that match one of
+    its entries are shown: a key, a pid or `rank=N`. A daemon inside remembers the last `history_s` seconds. Raises
+    EndpointError for an invalid address, KeysError for an address on another host without `keys`.
     """
 
     def __init__(
@@ -290,7 +297,7 @@ class Feed(Views):
         self._follows_records = False
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # By what they are on: the verdicts made since the last heartbeat, and with which baselines.
+        # Per view: the verdicts made since the last heartbeat, and the baselines used.
         self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
         with ExitStack() as opened:
             self._links: list[Link] = []
@@ -307,7 +314,7 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Note what stands out, with every heartbeat. The clocks of several daemons are no one time."""
+        """Note notable events once per heartbeat, for one daemon only: several daemons have different clocks."""
         heard_ns = self._links[0].store.heard_ns
         if len(self._links) > 1 or heard_ns == self._heard_ns:
             return
@@ -320,13 +327,13 @@ class Feed(Views):
 
     @property
     def marks(self) -> Marks | None:
-        """What stood out in the last minutes; None while nothing was heard, or where there are several daemons."""
+        """Notable events of the last minutes, or None if nothing was heard or there are several daemons."""
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """What a source shows, of all that was seen or its window; None for `key` is the first of `sources()`.
+        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
 
-        Its verdicts are made once a heartbeat: sentences that change twice a second are not read.
+        Its verdicts are made once per heartbeat, because text that changes twice a second cannot be read.
         """
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
@@ -336,7 +343,7 @@ class Feed(Views):
         return view
 
     def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
-        """Those of `view`, or of one like it since the last heartbeat."""
+        """Return the verdicts on `view`, or those made on the same view since the last heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
@@ -344,7 +351,7 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """The last minutes, as far as they were watched, and what stood out in them."""
+        """Return the watched part of the last minutes, with its notable events."""
         if self._marks is None:
             return None
         begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
@@ -352,14 +359,14 @@ class Feed(Views):
         return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
 
     def follow_records(self, on: bool) -> None:
-        """Receive every record too, as a timeline needs them, or no more."""
+        """Start or stop receiving every record, which a timeline needs."""
         if on != self._follows_records:
             self._follows_records = on
             for link in self._links:
                 link.follow_records(on)
 
     def seen(self) -> Mapping[str, Seen]:
-        """Every selected source; of two links that bring the same one, from that which is not silent."""
+        """Return every selected source. If two links report the same source, use one that is not silent."""
         by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, Seen] = {}
         for link in by_freshness:
@@ -376,79 +383,79 @@ class Feed(Views):
                 yield cost
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """The roofs over a source: those it announced or, of this machine, those measured again since."""
+        """Return the roofs of a source: as announced, or as measured on this machine since."""
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Have what source `key` left read, if it was not: one a daemon at a time, with one of the next polls."""
+        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
         for link in self._links:
             link.want(key)
 
     def key_of(self, pid: int) -> str | None:
-        """The source whose process is `pid`; None while it has not appeared."""
+        """Return the source of process `pid`, or None if it has not appeared yet."""
         records = (record for link in self._links for record in link.store.sources.values())
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon is ours: nobody else was there to watch."""
+        """Whether the daemon runs in this process because no other was running."""
         return any(link.is_daemon_inside for link in self._links)
 
     @property
     def endpoint(self) -> str | None:
-        """The address of the daemon; None where there are several."""
+        """The address of the daemon, or None if there are several."""
         return self._links[0].endpoint if len(self._links) == 1 else None
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses where no daemon has answered yet, with the reason where one is known."""
+        """The addresses that no daemon has answered from yet, each with the reason if known."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
 
     @property
     def answered(self) -> tuple[str, ...]:
-        """The addresses of the daemons that have answered and are others than ours."""
+        """The addresses of the daemons outside this process that have answered."""
         return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses whose daemon has said more than was read yet."""
+        """The addresses of daemons that have sent messages not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that runs has been told, as far as any daemon has answered."""
+        """Whether some daemon has answered and all it sent is applied."""
         return any(link.is_complete for link in self._links) and not self.unread
 
     @property
     def knows_devices(self) -> bool:
-        """Whether every daemon has told of its devices and of the processes that run all it can, means included."""
+        """Whether every daemon has reported its devices and processes, also the figures that take two samples."""
         return all(_knows_devices(link.store) for link in self._links)
 
     @property
     def left_out(self) -> str:
-        """How many sources there was no room for, which and why; empty where there is none."""
+        """The number, names and reasons of sources dropped for lack of room; empty if none."""
         return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
 
     @property
     def refused(self) -> str:
-        """Why no daemon takes us, or we no messages; empty while one does, or may yet."""
+        """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 
     def status(self) -> str:
-        """One line about the links."""
+        """Return one line about the links."""
         complaints = [link.complaint for link in self._links if link.complaint]
         if len(self._links) == 1:
             return complaints[0] if complaints else self._links[0].name
         return " · ".join((f"{len(self._links)} daemons", *complaints))
 
     def finished(self) -> FeedEnd | None:
-        """A feed on whatever runs never ends by itself."""
+        """A live feed never ends by itself."""
         return None
 
     def close(self) -> None:
-        """Close the links, and the daemon inside."""
+        """Close the links and the daemon inside."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -458,7 +465,7 @@ class Feed(Views):
         self.close()
 
     def _clock_of(self, link: Link) -> ClockView | None:
-        """The best of what is known by any link to the same boot: its daemons read the same clocks."""
+        """Return the most accurate clock offset of the links to the same boot, whose daemons share clocks."""
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
         offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
@@ -483,18 +490,18 @@ def _knows_devices(store: Store) -> bool:
 
 
 def gpus_of(source: Seen) -> list[str]:
-    """The names of the GPUs that it is known to use."""
+    """Return the names of the GPUs this source is known to use."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
 def _machines(sources: Iterable[Seen]) -> tuple[MachineView, ...]:
-    """The machines of their daemons, each once."""
+    """Return the machine of each daemon, each once."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
 
 def _slowest(seen: Mapping[str, Seen], job: Job | None, phase: str | None) -> StragglerView | None:
-    """The straggler among the ranks of a job."""
+    """Return the straggler among the ranks of a job."""
     if job is None or phase is None:
         return None
     heard = (source.record for source in seen.values() if source.stale_s is None)

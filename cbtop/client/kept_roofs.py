@@ -1,4 +1,4 @@
-"""Roofs of this machine that were measured after a process announced its own: they take the place of those."""
+"""Roofs measured on this machine after a process announced its own. They replace the announced ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cbtop.protocol.process import boot_id
 from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_file, roofs_of_cpu
 from cbtop.protocol.vocabulary import Provenance
 
-WEIGHTS = "weights_read"  # over a working set of a model's own size
+WEIGHTS = "weights_read"  # measured over a working set as large as the model's weights
 
 
 class KeptRoofs:
-    """What `cbtop calibrate` keeps, read again when it has changed."""
+    """Reads the roofs file of `cbtop calibrate`, and again when it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -24,7 +24,7 @@ class KeptRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """The roofs over a source: each as it was announced, or as it was measured here since, on the same device."""
+        """Return the roofs of a source: each as announced, or as measured here later on the same device."""
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
         if not announced or hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:
@@ -50,5 +50,5 @@ class KeptRoofs:
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
             if stamp != self._stamp:
                 self._stamp, self._known = stamp, known_roofs()
-        except (OSError, RoofsError):  # none are kept, or nobody can read them: `cbtop calibrate` says why
+        except (OSError, RoofsError):  # none stored or not readable: `cbtop calibrate` reports why
             self._known = ()

@@ -1,4 +1,4 @@
-"""Asks a process that runs here for its kernels, and waits for them: for a command and for the screen alike."""
+"""Asks a local process to record its kernels and waits for them. Used by a command and by the screen."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A process that is asked for the kernels of its next steps. `poll` until they are there; closing takes it back.
+    """A request for the kernels of a process's next steps. Call `poll` until they arrive; `close` withdraws it.
 
-    Raises CbtopError where the process takes no requests or refuses, NoDataError where it ends or `wait_s` are over,
-    RequestError where it cannot be asked. `source` stays its owner's.
+    Raises CbtopError if the process takes no requests or refuses, NoDataError if it ends or `wait_s` is over,
+    RequestError if it cannot be asked. The caller still owns `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:
@@ -47,7 +47,7 @@ class KernelRequest:
             raise
 
     def poll(self) -> BurstView | None:
-        """What was found; None while it is waited for."""
+        """Return the recorded kernels, or None while waiting."""
         answer = self._asker.answer()
         if answer is not None and answer.state.is_refused:
             raise CbtopError(f"pid {self._pid} refuses: {WHY[answer.state]}")
@@ -63,7 +63,7 @@ class KernelRequest:
         return None
 
     def close(self) -> None:
-        """Take back what was asked."""
+        """Withdraw the request."""
         self._asker.close()
 
     def __enter__(self) -> Self:
@@ -92,12 +92,12 @@ class KernelRequest:
 
 
 def live_source(ring: Path) -> Source | None:
-    """What the process of that ring has recorded so far; None where it runs no more, or is of somebody else."""
+    """Return the source of a ring, or None if its process has ended or belongs to another user."""
     try:
         if not runs(ring):
             return None
         source = Source(ring)
-    except (ProtocolError, OSError):  # it went meanwhile, or is no ring
+    except (ProtocolError, OSError):  # it ended meanwhile, or is not a ring
         return None
     _read(source)
     if source.state is not SourceStatus.LIVE:
@@ -107,7 +107,7 @@ def live_source(ring: Path) -> Source | None:
 
 
 def own_source(key: str) -> Source:
-    """The process that is shown as `key`. Raises NoDataError where it runs here no more, or is another user's."""
+    """Return the source shown as `key`. Raises NoDataError if it does not run here or belongs to another user."""
     host, *numbers = key.rsplit(":", 3)
     for ring in rings_of([ring_of(key)]):
         source = live_source(runtime_dir() / ring)
@@ -122,7 +122,7 @@ def own_source(key: str) -> Source:
 
 
 def pid_of(source: Source) -> int:
-    """Its process; 0 while that is not known."""
+    """Return its pid, or 0 if not known yet."""
     return source.hello.pid if source.hello else 0
 
 

@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: what came over it, and how long it has been silent."""
+"""A viewer's link to one daemon: the data received over it, and how long it has been silent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Link:
-    """Connects to `endpoint`; with None, to this user's daemon, starting one inside where none runs.
+    """Connects to `endpoint`. If None, connects to this user's daemon or starts one inside.
 
-    That one remembers the last `history_s` seconds. Raises EndpointError for an address that cannot be one, KeysError
-    for another host's without `keys`.
+    A daemon inside remembers the last `history_s` seconds. Raises EndpointError for an invalid address, KeysError for
+    an address on another host without `keys`.
     """
 
     def __init__(
@@ -32,21 +32,21 @@ class Link:
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Take in what arrived; wait at most `timeout_ms` for something to arrive."""
+        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
     def want(self, source: str) -> None:
-        """Have what this source left read, if it was not."""
+        """Request the data of an ended source if it was not read."""
         self._collector.want(source)
 
     def follow_records(self, on: bool) -> None:
-        """Receive every record too, or no more."""
+        """Start or stop receiving every record."""
         self._collector.follow_records(on)
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon is ours: nobody else was there to watch."""
+        """Whether the daemon runs in this process because no other was running."""
         return self._daemon.inside is not None
 
     @property
@@ -61,44 +61,44 @@ class Link:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some of what the daemon has said is still to be read."""
+        """Whether received messages are not applied yet."""
         return self._collector.is_behind
 
     @property
     def refused(self) -> str:
-        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
         return self._collector.refused
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes from the daemon; empty while something does, or nothing is known."""
+        """Why nothing comes from the daemon; empty if something does or nothing is known."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def no_daemon(self) -> str:
-        """Why no daemon could be started inside; empty where one was, or where another was asked for."""
+        """Why no daemon could be started inside; empty if one was or an address was given."""
         return self._daemon.trouble
 
     @property
     def stale_s(self) -> float | None:
-        """How long nothing was heard; None while something is."""
+        """Seconds of silence, or None if the daemon is not silent."""
         return self._collector.silent_s if self._collector.is_silent else None
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """How far the clocks of the daemon's host are from ours; None while that is not known."""
+        """Offset between the clocks of the daemon's host and ours, or None if not known yet."""
         return self._collector.clock_offset
 
     @property
     def name(self) -> str:
-        """What a user would call the other end."""
+        """The name of the daemon for the user."""
         return "own daemon" if self._daemon.inside else self._collector.endpoint
 
     @property
     def complaint(self) -> str:
-        """What is wrong, in one line; empty when nothing is."""
+        """What is wrong, in one line; empty if nothing is."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"
@@ -111,6 +111,6 @@ class Link:
         return " · ".join((self.name, *wrong)) if wrong else ""
 
     def close(self) -> None:
-        """Close the link, and the daemon inside."""
+        """Close the link and the daemon inside."""
         self._collector.close()
         self._daemon.close()

@@ -1,4 +1,4 @@
-"""What a daemon remembers, opened as a recording to look back in while it is still listened to."""
+"""A daemon's history, opened as a recording while the live feed goes on."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
-    """What asks the daemon of `feed`, its only one, for what it remembers of the sources that are there now.
+    """Return a function that fetches the history of the sources now in `feed`, which must have one daemon.
 
-    It waits for that: a thread is to call it. It raises CbtopError, ProtocolError or OSError, with the reason.
+    The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError, with the reason.
     """
     assert feed.endpoint is not None
 
@@ -39,16 +39,16 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """What each daemon of `feed` remembers of the sources that are there now, at its end and without their curves.
+    """Return the history of each daemon of `feed`, for its current sources, positioned at the end and without curves.
 
-    It waits for that, a while of each that does not answer. They are to be closed.
+    Blocks, also for daemons that do not answer. The caller must close the results.
     """
     found = []
     for endpoint in feed.answered:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # older, or it keeps none
+            continue  # an older version, or it keeps no history
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)
@@ -62,7 +62,7 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """In a file without a name: nothing is left of it once it is closed."""
+    """Open the history from a temporary file that is deleted at once, so nothing remains after closing."""
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
         return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

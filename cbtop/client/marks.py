@@ -1,4 +1,4 @@
-"""What stands out on the way through time: where a process stalled, began or ended, what changed, what was found."""
+"""Notable events on the time bar: stalls, processes that begin or end, changes of phase, and verdicts."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from cbtop.viewmodels.stall import stall_view
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A verdict begins where a view shows it, and no view did for so long, and there was one just before.
+# A verdict begins if a view shows it now, none did for VERDICT_ENDS_NS, and the view existed JUST_BEFORE_NS ago.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
-LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat: to make the verdicts takes as long as half a frame
+LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat, because making the verdicts takes as long as half a frame
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (Standstill.STALLED, Standstill.SUSPENDED)
 _URGENCY = list(Mark)
 
 
 class Marks:
-    """By the second since `begin_ns`, on the daemon's clock, the most urgent of what was found there."""
+    """The most urgent event in each second since `begin_ns`, on the daemon's clock."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
         self._known: dict[str, bool] | None = None  # every source, and whether it had ended
-        self._phases: dict[str, str] = {}  # of each source the one in which it spent the most of its last second
-        # By what is shown: when a view of it was looked at, and by verdict when it had that last.
+        self._phases: dict[str, str] = {}  # per source, the phase that took the most of its last second
+        # Per view: when it was last judged, and when it last had each verdict.
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """What comes does not follow what came: who has begun or ended meanwhile did so nobody knows when."""
+        """Forget the state before a gap: for a source that began or ended during it, the moment is unknown."""
         self._known = None
         self._phases.clear()
 
     def forget_older(self, than_ns: int) -> None:
-        """Keep what is marked since then."""
+        """Drop events before `than_ns`."""
         for second in [one for one in self.found if self.begin_ns + one * SECOND_NS < than_ns]:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Take in how `records` stand at a moment."""
+        """Note the events in the state of `records` at `at_ns`."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -57,12 +57,14 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Take in the verdicts on a view of that moment, every other second, not notes: what bounds a process that is
-        well."""
+        """Note new verdicts on a view at `at_ns`, at most every 1.5 s.
+
+        Notes are ignored: they describe healthy processes.
+        """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # that is known: the verdicts of a view that does not show them are never made
+            return  # already judged; the verdicts of views that do not show them are never made
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -72,12 +74,12 @@ class Marks:
         self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
 
     def take(self, other: Marks) -> None:
-        """Add what was found elsewhere, since this begins."""
+        """Add events found by `other`, from the begin of this one on."""
         for second, mark in other.found.items():
             self._put(other.begin_ns + second * SECOND_NS, mark)
 
     def since(self, begin_ns: int) -> Mapping[int, Mark]:
-        """The same by the second since another moment."""
+        """Return the same events by second since `begin_ns`."""
         moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
         return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
 
@@ -89,13 +91,13 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """When it said hello, where that was just before it was found; else it ran for long, or has another clock."""
+    """Return when the process said hello, or None if that is not recent: it ran before, or has a different clock."""
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """The phase in which it spent the most of its last second; empty where it ran no step."""
+    """Return the phase that took the most of its last second, or "" if it ran no step."""
     lately = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in lately.values()), default=0)
     took_ns = {

@@ -1,4 +1,4 @@
-"""What this process costs: its processor time and its memory."""
+"""The CPU time and memory of this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-SPACING_S = 1.0  # from one reading to the next: a figure that changed with every redraw could not be read
+SPACING_S = 1.0  # between readings: a figure that changes with every redraw cannot be read
 
 
 def resident_bytes() -> int | None:
-    """What of this process lies in memory; None where there is no /proc."""
+    """Resident memory of this process in bytes, or None if there is no /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -22,7 +22,7 @@ def resident_bytes() -> int | None:
 
 
 class OwnCost:
-    """Reads the processor time, of all threads, once a second as long as `tick` is called; keeps the last seconds."""
+    """Reads the CPU time of all threads once a second while `tick` is called. Keeps the last seconds."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OwnCost:
         self.resident_bytes = resident()
 
     def tick(self) -> None:
-        """Read, if it is time."""
+        """Take a reading if one is due."""
         now_s = self._clock_s()
         if now_s - self._read[-1][0] < SPACING_S:
             return
@@ -48,11 +48,11 @@ class OwnCost:
 
     @property
     def over_s(self) -> float:
-        """How long the time is that is known; 0 in the first second."""
+        """Seconds covered by the readings; 0 in the first second."""
         return self._read[-1][0] - self._read[0][0]
 
     @property
     def cpu_percent(self) -> float | None:
-        """Processor time over that time, 100 is one processor; None in the first second."""
+        """CPU time over `over_s` in percent, 100 is one processor. None in the first second."""
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

@@ -1,4 +1,4 @@
-"""The daemon run inside a viewer, so that `cbtop` alone is enough to watch."""
+"""The daemon that runs inside a viewer, so that `cbtop` alone is enough."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ RETRY_INSIDE_S = 1.0
 
 
 class DaemonIfNone:
-    """The daemon that a viewer listens to: the one at `endpoint`, or with None this user's.
+    """The daemon a viewer listens to: the one at `endpoint`, or this user's if None.
 
-    With None, one is started inside the viewer where none runs, and later where the one that ran falls silent.
-    It remembers the last `history_s` seconds.
-    Raises EndpointError where there are too few descriptors for it.
+    If None, one is started inside when none runs, or later when the running one falls silent. It remembers the last
+    `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
@@ -30,14 +29,14 @@ class DaemonIfNone:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start one inside if the other is silent. Nothing is lost: the rings are still there."""
+        """Start a daemon inside if the other is silent. No data is lost, because the rings still exist."""
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
             self._start()
 
     def close(self) -> None:
-        """Stop the one inside."""
+        """Stop the daemon inside."""
         if self.inside:
             self.inside.close()
 
@@ -46,5 +45,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # one runs already, or is about to: that is the one to listen to
+            self.inside = None  # another one runs or is starting: listen to that one
             self.trouble = str(error)

@@ -1,4 +1,4 @@
-"""A range of a recording, written into a recording of its own: the same frames, from the keyframe before it on."""
+"""A range of a recording, written to a new recording: the same frames, from the keyframe before the range on."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-LEAD_NS = 1_000_000_000  # so much before a range records are wanted: what follows others is known to lack nothing
-MAX_RANGE_BYTES = 1 << 30  # as a recording has
+LEAD_NS = 1_000_000_000  # read records this long before a range, so that it is known which records are missing
+MAX_RANGE_BYTES = 1 << 30  # the limit of any recording
 
 
 class RangeCut:
-    """From `begin_ns` to `end_ns` of what `reader` reads, which is closed with it."""
+    """The range from `begin_ns` to `end_ns` of `reader`. Closing it closes the reader."""
 
     def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
         self._reader = reader
         self._begin_ns, self._end_ns = begin_ns, end_ns
 
     def save(self, directory: Path) -> SavedHistory:
-        """Write it to a new file in `directory`. Raises RecordingError, with the reason."""
+        """Write the range to a new file in `directory`. Raises RecordingError with the reason."""
         writer = RecordingWriter(new_path(directory, "range"), self._reader.origin, MAX_RANGE_BYTES)
         try:
             writer.append(encode_frame(FrameKind.RANGE, self._begin_ns, ()))
@@ -38,5 +38,5 @@ class RangeCut:
         return SavedHistory(writer.path, writer.size_bytes)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._reader.close()

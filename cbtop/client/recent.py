@@ -1,4 +1,4 @@
-"""The newest records of a source, as they came: what a timeline is made of."""
+"""The newest records of a source, in order of arrival. A timeline is made of them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring import Batch
 
-MAX_RECENT = 1 << 15  # records of a source
-RECENT_BYTES = 40  # each
+MAX_RECENT = 1 << 15  # records per source
+RECENT_BYTES = 40  # per record
 MAX_HOLES = 64
 
 
 class Hole(NamedTuple):
-    """Between these moments (monotonic ns) records ended that are not here."""
+    """A time range (monotonic ns) with missing records."""
 
     begin_ns: int
     end_ns: int
 
 
 class RecentRecords:
-    """At most MAX_RECENT records in the order in which they ended, and where some are missing.
+    """At most MAX_RECENT records, in the order in which they ended, and the ranges where some are missing.
 
-    `horizon_ns`: of what ended before it nothing is here. `missing` counts what was lost since then: overwritten,
+    No record that ended before `horizon_ns` is here. `missing` counts the records lost since then: overwritten,
     rejected, or lost on the way.
     """
 
     def __init__(self) -> None:
         self.horizon_ns = 0
         self.missing = 0
-        self.version = 0  # it is other records where this is another
+        self.version = 0  # changes whenever the records change
         self.holes: deque[Hole] = deque(maxlen=MAX_HOLES)
         self._parts: deque[Batch] = deque()
         self._count = 0
@@ -45,11 +45,11 @@ class RecentRecords:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate memory used."""
         return RECENT_BYTES * self._count
 
     def take(self, message: RecordBatch) -> None:
-        """Keep what is new in `message`. Raises DecodeError where it is no batch."""
+        """Keep the new records of `message`. Raises DecodeError if it is not a batch."""
         batch = unpack(message)
         self.version += 1
         is_first, before = self._tally.before is None, self._tally.missed + self._tally.dropped
@@ -72,13 +72,13 @@ class RecentRecords:
         self.shorten(MAX_RECENT)
 
     def forget(self) -> None:
-        """Let go of all of them, and of what is missing: what comes follows them."""
+        """Drop all records and the count of missing ones. The next records start anew."""
         self.shorten(0)
         self.missing = 0
         self.holes.clear()
 
     def shorten(self, length: int) -> None:
-        """Keep the newest `length`."""
+        """Keep only the newest `length` records."""
         self.version += self._count > length
         while self._count > length:
             first = self._parts.popleft()
@@ -89,7 +89,7 @@ class RecentRecords:
                 self._parts.appendleft(first.only(np.arange(len(first.node)) >= out))
 
     def records(self) -> Batch:
-        """All of them."""
+        """Return all records."""
         together = joined(self._parts)
         self._parts = deque([together] if len(together.node) else [])
         return together

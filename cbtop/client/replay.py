@@ -1,4 +1,4 @@
-"""The replay feed: a recording shown as if it happened now, with a position that can be moved."""
+"""The replay feed: plays a recording as if it were live, with a position that can be moved."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
 from cbtop.viewmodels.source import has_data, is_selected
 
-SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # records are for exporters and a timeline
-SLACK = 1.1  # of the samples of a curve, one a second, some come late
-# A jump begins so much earlier still, and what is known at the last keyframes is kept: steps back are short then.
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # record frames are only read for exporters and the timeline
+SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some come late
+# A jump begins this much earlier, and the states at the last keyframes are kept, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
 MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
-RECENT_NS = 10_000_000_000  # a timeline is made of the newest records of so long, of what ended before of its last,
-RANGE_RECENT_NS = 60_000_000_000  # or of a range's
-MAX_KEPT_BYTES = 1 << 20  # of a message that is kept decoded
-STEPS_WITHIN_NS = 300_000_000_000  # so far from here steps are looked for,
-FEW_STEPS_NS = 10_000_000_000  # at first so far back
+RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or those before the end of a process
+RANGE_RECENT_NS = 60_000_000_000  # the same for a chosen range
+MAX_KEPT_BYTES = 1 << 20  # largest message kept decoded
+STEPS_WITHIN_NS = 300_000_000_000  # how far from the current moment steps are searched
+FEW_STEPS_NS = 10_000_000_000  # first attempt when searching backwards
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What was known before the frame at `offset`, of `at_ns`."""
+    """The state before the frame at `offset`, at time `at_ns`."""
 
     at_ns: int
     offset: int
-    store: bytes  # pickled: half the time of a deep copy, and one object
+    store: bytes  # pickled: takes half the time of a deep copy, and is one object
 
 
 @dataclass(slots=True)
 class _Range:
-    """What is shown of a recording, instead of a moment: from one to another."""
+    """The chosen range of a recording, shown instead of one moment."""
 
     begin_ns: int
     end_ns: int
-    from_ns: int | None = None  # when the last of what came before it was said; None: it has not begun yet
-    until_ns: int = 0  # and the last that belongs to it
+    from_ns: int | None = None  # time of the last frame before the range; None until the range begins
+    until_ns: int = 0  # time of the last frame in the range
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """What each process of the recording at `path` took in all of it, or in its `last_s`.
+    """Return a baseline per process of the recording at `path`, over all of it or its last `last_s` seconds.
 
     Raises RecordingError or VersionError.
     """
@@ -73,9 +73,9 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path`, `speed` times as fast: all of it, or the `selected` sources.
+    """Plays the recording at `path` at `speed`, with all sources or the `selected` ones.
 
-    What `save_range` has cut out of another recording shows that range at first.
+    A file written by `save_range` shows that range at first.
 
     Raises RecordingError or VersionError.
     """
@@ -91,7 +91,7 @@ class ReplayFeed(StoreViews):
         is_history: bool = False,
         curves_s: float = store.HISTORY_S,
     ) -> None:
-        """`is_history`: it is what a daemon remembers. After a jump curves are of `curves_s`, or longer."""
+        """`is_history`: the file is a daemon's history. After a jump, curves cover at least `curves_s` seconds."""
         super().__init__(window_s, selected)
         self._is_history = is_history
         self.is_playing = True
@@ -101,21 +101,21 @@ class ReplayFeed(StoreViews):
         self._clock_s = clock_s
         self._polled_s = clock_s()
         self._reader = RecordingReader(path)
-        # One keyframe says much that the last one said: to decode a catalog anew is a third of a jump.
+        # Consecutive keyframes repeat many messages; decoding a catalog again would take a third of a jump.
         self._kept = lru_cache(maxsize=16)(codec.decode)
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        self._refused: set[int] = set()  # where the frames lie whose messages were none
-        self._reason = ""  # why the last of them was refused
-        # A jump begins so long before its target, at a keyframe, as the longest curve and the window reach back: what
-        # is shown then is what is shown to who has played all that lies before.
+        self._refused: set[int] = set()  # offsets of frames with undecodable messages
+        self._reason = ""  # why the last of them was rejected
+        # A jump begins at a keyframe this long before its target: as far back as the longest curve and the window
+        # reach. The view is then the same as after playing everything before.
         self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._marks = Marks(self._reader.begin_ns)
         self._states: deque[_State] = deque(maxlen=MAX_STATES)
         self._range: _Range | None = None
         self._at_ns = self._begun_ns = self._whole_from_ns = self._target_ns = self._reader.begin_ns
-        self._said_ns = self._begun_ns  # when the last of what is shown was said
+        self._said_ns = self._begun_ns  # time of the last frame shown
         self._is_there = False
         if self._reader.range_from_ns is None:
             self._jump(self._target_ns)
@@ -124,7 +124,7 @@ class ReplayFeed(StoreViews):
         self.advance()
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """What a source shows; of a range, where one was chosen."""
+        """Return the view of a source, of the chosen range if there is one."""
         view = super().view(key, phase, window=window or self._range is not None)
         if view is not None and self._range is None and self._is_there:
             self._marks.judge(self._at_ns, view)
@@ -133,7 +133,7 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """All sources that go together as one; of a range, where one was chosen."""
+        """Return one view of all sources that belong together, of the chosen range if there is one."""
         return super().merged(mode, key, phase, window=window or self._range is not None)
 
     @property
@@ -142,7 +142,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def at_s(self) -> float:
-        """Where it is, in seconds from the beginning."""
+        """Position in seconds from the beginning."""
         return (self._target_ns - self._reader.begin_ns) / 1e9
 
     @property
@@ -151,11 +151,11 @@ class ReplayFeed(StoreViews):
 
     @property
     def damage(self) -> int:
-        """How many frames were met that could not be shown."""
+        """Number of frames that could not be shown."""
         return len(self._refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Go on by the time that has passed, while it plays, shows no range, and is not on its way elsewhere."""
+        """Advance by the time that has passed if it plays, shows no range, and is not seeking."""
         super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
@@ -163,19 +163,21 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s`, or the end of the recording that is nearer."""
+        """Show the moment `to_s`, limited to the recording."""
         self.aim(to_s)
         self.advance()
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Where it is so many `steps` of source `key` on from a moment, back where negative: the moment at which that
-        many more, or fewer, had ended there; and how many of them were found.
+        """Return the moment `steps` steps of source `key` after `from_s`, and how many were found.
 
-        Of a sum they are those of its members; of None, or where nothing was told of it, those of any source. It is
-        looked for in the five minutes before or after. Steps that were told together, four times a second, are one.
+        Negative `steps` go back.
+
+        A joined key counts the steps of all its members. If `key` is None or has no data, steps of any source
+        count. The search covers five minutes in each direction. Steps reported in one update (four a second) count
+        as one.
         """
         from_ns = self._moment_ns(from_s)
-        # It need not be known at the moment shown: what is looked back in begins before what runs later.
+        # The source may be unknown at the moment shown: a history begins before later processes do.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -185,7 +187,7 @@ class ReplayFeed(StoreViews):
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """When the next `steps` of these sources ended, or the last ones; None where nothing was told of them."""
+        """Return the moments at which the next (or last) `steps` steps ended, or None without any report of them."""
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
             if (first := next(told, None)) is None:
@@ -195,11 +197,11 @@ class ReplayFeed(StoreViews):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
             if len(moments) > 1 - steps:  # the oldest is where reading began
                 break
-        # What is shown at a moment is what was told last: with that one ends the step that goes first.
+        # A moment shows the last update before it, so its last step is the first one to take off.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """When more steps of these sources (None: of any) had ended than before, as told, and what was told first."""
+        """Yield each moment at which an update reported more ended steps, beginning with the first update."""
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
@@ -213,16 +215,16 @@ class ReplayFeed(StoreViews):
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # it is among the damaged once it is shown
+                continue  # counted as damaged once it is shown
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set out for the range between two moments: its steps alone are shown then, until `aim` goes elsewhere.
+        """Seek to the range between two moments. Only its steps are shown until `aim` goes elsewhere.
 
-        A step is of the range where it ended, by what the daemon had said at either moment.
+        A step belongs to the range if the daemon reported its end within it.
         """
         begin_ns, end_ns = sorted((self._moment_ns(one_s), self._moment_ns(other_s)))
         self._range = _Range(begin_ns, end_ns)
@@ -232,21 +234,24 @@ class ReplayFeed(StoreViews):
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """The range that is shown, in seconds from the beginning; None where none is."""
+        """The shown range in seconds from the beginning, or None."""
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
 
     def cut_out(self) -> RangeCut:
-        """The range that is shown, to be saved as a recording of its own. It is to be closed."""
+        """Return the shown range, to be saved as a recording. The caller must close it."""
         assert self._range is not None
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set out for the moment `to_s`, or the nearer end: `advance` goes there. It leaves what range was shown."""
+        """Set the target to the moment `to_s`, limited to the recording; `advance` goes there.
+
+        Leaves a shown range.
+        """
         target_ns = self._moment_ns(to_s)
-        was_range, self._range = self._range is not None, None  # of what was before that the store knows little
+        was_range, self._range = self._range is not None, None  # after a range, the store lacks what was before it
         from_ns = max(self._at_ns, self._whole_from_ns)
         is_ahead = self._at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
         if is_ahead and not was_range:
@@ -260,9 +265,9 @@ class ReplayFeed(StoreViews):
         self._target_ns, self._is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read on for `limit_s` at most; whether it is there. What is shown before is not the moment asked for."""
+        """Read on for at most `limit_s`. Returns whether the target is reached; until then the view is not valid."""
         until_s = self._clock_s() + limit_s
-        # A frame that is said to be later than the end would keep back all that follows it: it comes at the end.
+        # A frame dated after the end would block all frames after it, so it counts as being at the end.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self._target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -285,24 +290,24 @@ class ReplayFeed(StoreViews):
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """Let what is shown begin with the range, where what comes next is of it."""
+        """Begin the range if the next frame belongs to it."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self._store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
-        """The share of its way that is behind it; None where it is there."""
+        """The completed share of the way to the target, or None if it is reached."""
         way_ns = self._target_ns - self._begun_ns
         return None if self._is_there else (self._at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     @property
     def marks(self) -> Mapping[int, Mark]:
-        """By second what was found in what was read so far."""
+        """Events by second, in the part read until now."""
         return self._marks.found
 
     def holds_data(self) -> bool:
-        """Whether a record was counted in it at whatever moment; it is read as far as the first one."""
+        """Whether any record was counted anywhere in the recording. Reads up to the first one."""
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     def first_data_s(self) -> float:
@@ -315,7 +320,7 @@ class ReplayFeed(StoreViews):
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # it is among the damaged once it is shown
+                continue  # counted as damaged once it is shown
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -332,23 +337,23 @@ class ReplayFeed(StoreViews):
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # it is among the damaged already
+                continue  # counted as damaged already
 
     def watched(self) -> TimeView:
-        """All of it, and what stands out in what was read of it so far."""
+        """Return the whole recording, with the events in the part read until now."""
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def take_marks(self, others: Marks) -> None:
-        """Mark what was found meanwhile by who watched."""
+        """Add the events that the live feed noted meanwhile."""
         self._marks.take(others)
 
     def follow_records(self, on: bool) -> None:
-        """Show every record too, as a timeline needs them, or no more. What else is shown stays as it is."""
+        """Start or stop showing every record, which a timeline needs. Nothing else changes."""
         if on == self._follows_records:
             return
         self._follows_records = on
         self._store.keep_records(on)
-        self._states.clear()  # which have records, or have not
+        self._states.clear()  # they were stored with records, or without
         if self._range is not None:
             if on and self._is_there:
                 self._catch_up_in(self._range)
@@ -360,7 +365,7 @@ class ReplayFeed(StoreViews):
             self._go_on_from(go_on)
 
     def replay(self) -> ReplayView:
-        """Where it is in what."""
+        """Return the position and the description of the recording."""
         origin = self._reader.origin
         begin_ns = origin.realtime_ns + self._reader.begin_ns - origin.monotonic_ns
         return ReplayView(
@@ -376,21 +381,21 @@ class ReplayFeed(StoreViews):
 
     @property
     def is_complete(self) -> bool:
-        """A recording has told what ran at its moment."""
+        """Always true: a recording is complete at every moment."""
         return True
 
     @property
     def left_out(self) -> str:
-        """How many sources there was no room for, which and why; empty where there is none."""
+        """The number, names and reasons of sources dropped for lack of room; empty if none."""
         return self._store.complaint()
 
     @property
     def refused(self) -> str:
-        """A recording refuses nobody."""
+        """Always empty: a recording rejects no viewer."""
         return ""
 
     def status(self) -> str:
-        """One line about the recording."""
+        """Return one line about the recording."""
         damaged = f" · damaged messages: {self.damage}" if self.damage else ""
         damaged += f" ({self._reason})" if self._reason else ""
         left_out = f" · {self.left_out}" if self.left_out else ""
@@ -398,11 +403,11 @@ class ReplayFeed(StoreViews):
         return f"{name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}{left_out}"
 
     def finished(self) -> FeedEnd | None:
-        """At its end a recording stays where it is."""
+        """A recording does not end the viewer: it stays at its last moment."""
         return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -417,7 +422,7 @@ class ReplayFeed(StoreViews):
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Show the records of a range: those whose steps are counted in it, of the last minute of a longer one."""
+        """Show the records of a range: those of its steps, limited to its last minute."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -432,9 +437,9 @@ class ReplayFeed(StoreViews):
             self._store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Show the last records until now, of the frames before `until`; gives where the first later one lies.
+        """Show the last records until now, from frames before offset `until`. Returns the next frame's offset.
 
-        Of what has ended they are those before its end, as far as that lies where a jump begins to read.
+        For an ended source these are the records before its end, if that is within the reach of a jump.
         """
         behind_ns = self._store.heard_ns - self._said_ns
         sources = self._store.sources.items()
@@ -491,12 +496,12 @@ class ReplayFeed(StoreViews):
             self._states.append(_State(at_ns, offset, pickle.dumps(self._store, pickle.HIGHEST_PROTOCOL)))
 
     def _state_before(self, target_ns: int) -> _State | None:
-        """The last one that was kept, where it spares a jump."""
+        """Return the latest kept state from which the target can be reached without a jump."""
         found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
         return max(found, key=lambda one: one.at_ns, default=None)
 
     def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
-        """Take in what it says; where `of` is given, records of these sources alone."""
+        """Apply a frame. If `of` is given, apply only records of these sources."""
         self.touched += 1
         is_known = False
         try:
@@ -504,8 +509,8 @@ class ReplayFeed(StoreViews):
             for message in frame.messages(decode):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # A keyframe of the daemon we know takes nothing from us: what is shown of the past stays. And it is
-                # no moment of its own, for who watched then did not hear it.
+                # A keyframe of the daemon we know must not clear the past that is shown. It is also not a moment of
+                # its own, because a live viewer did not hear it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
@@ -517,7 +522,7 @@ class ReplayFeed(StoreViews):
             self._refused.add(frame.offset)
             self._reason = str(error)
             if isinstance(error, LimitError):
-                self._frames = iter(())  # until a jump, which begins anew
+                self._frames = iter(())  # stop until a jump, which starts anew
 
     def _decode(self, part: bytes) -> Message | None:
         return self._kept(part) if len(part) <= MAX_KEPT_BYTES else codec.decode(part)

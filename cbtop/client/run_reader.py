@@ -1,4 +1,4 @@
-"""The runs that a recording holds: what is known of each process at its end, and its records in blocks of steps."""
+"""The runs in a recording: the last known state of each process, and its records in blocks of steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 
 @dataclass(slots=True)
 class _Read:
-    """A process whose records are read; of each sample of a device that it was on, or of the host's processors, when
-    it was taken and what it said; and how it stood when it was last said to run."""
+    """A process being read: its records, the samples of its devices with their times, and its last live state."""
 
     seen: Seen
     blocks: StepBlocks
@@ -43,7 +42,7 @@ class _Read:
     ran: tuple[int, SourceState] | None = None
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Those taken while steps were recorded: an idle device has another clock."""
+        """Return the samples taken while steps were recorded, because an idle device has a different clock."""
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
     @property
@@ -52,10 +51,10 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """A run of each process in the recording at `path` that recorded steps, or of the `selected` ones.
+    """Return a run for each process that recorded steps in the recording at `path`, or for the `selected` ones.
 
-    What was lost on the way, or was there before the recording began, is counted. Raises RecordingError or
-    VersionError, and DecodeError where there is more in it than is kept in memory.
+    Records lost on the way or from before the recording are counted. Raises RecordingError or VersionError, and
+    DecodeError if it holds more than fits in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
         feed.seek(feed.duration_s)
@@ -79,7 +78,7 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
-    """Hand over the records of each process; gives how many frames could not be understood."""
+    """Pass on the records of each process. Returns the number of frames that could not be decoded."""
     refused = 0
     for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:
@@ -129,11 +128,13 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """That a process hung at the end of its recording, or until it was gone, for a time that no figure of its steps
-    holds; else empty."""
+    """Return a text if a process hung at the end of its recording or until it was gone, else "".
+
+    No step figure includes that time.
+    """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        if source.ran is None or source.last_ns >= source.ran[0]:  # it went on before it ended
+        if source.ran is None or source.last_ns >= source.ran[0]:  # it made progress before it ended
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
     found = stall_view(record)
@@ -165,7 +166,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # What the last sample says is of a process that may have ended by then.
+        # The last device sample may be from after the process ended.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

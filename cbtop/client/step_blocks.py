@@ -1,10 +1,11 @@
-"""The records of a process, step by step, in blocks of steps that do the same work: what two runs are compared by."""
+"""The records of a process in blocks of steps that do the same work. Two runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the step that ends next in its lane, and what a step says of its
-#   sequences and of the positions cached comes right after it.
-# - A block is a number of steps, not of seconds: a run of a second has as many as one of a minute, of fewer steps.
-# - Every nanosecond from the end of the first step on is in a block: a step has the time since the last one ended.
+# - Only whole steps count. A record belongs to the next step that ends in its lane. Records of a step's sequences and
+#   cached positions follow directly after it.
+# - A block has a number of steps, not of seconds: a short run has as many blocks as a long one, with fewer steps
+#   each.
+# - Every nanosecond after the end of the first step is in a block: a step gets the time since the last one ended.
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_P
 Flags = NDArray[np.bool_]
 
 STEPS_A_BLOCK = 4  # at least
-MAX_BLOCKS = 64  # of the same work; then two make one
+MAX_BLOCKS = 64  # per work; beyond this, pairs of blocks are merged
 MAX_WORKS = 256
 MAX_HELD = 1 << 20  # records of steps that have not ended
-ALIKE_BITS = 3  # of an amount: what differs in those that follow passes for the same
+ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in lower bits count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does: its node, and how many tokens and sequences it works on, or the least of so many: amounts
-    that differ by less than a quarter are alike. None: not said."""
+    """What a step does: its node, and its rounded-down numbers of tokens and sequences (None if not reported).
+
+    Amounts that differ by less than a quarter count as equal.
+    """
 
     step: int
     tokens: int | None
@@ -41,8 +44,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """Steps that do the same work: how many, what was counted in them, and the wall-clock time until the last had
-    ended since those before them had: what ran before it is in it, also a pause."""
+    """Steps that do the same work: their number, their counts, and their wall time.
+
+    The wall time runs from the end of the step before each, so it includes pauses.
+    """
 
     steps: int
     wall_ns: int
@@ -51,7 +56,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The blocks of one work, and what comes after them."""
+    """The blocks of one work, and the steps that do not fill a block yet."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)
@@ -61,18 +66,18 @@ class _Pile:
 
 
 class StepBlocks:
-    """Takes the records of a process whose nodes are those of `table`, in the order in which they came."""
+    """Groups the records of a process into blocks. Its nodes are in `table`; records must come in order."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._piles: dict[Work, _Pile] = {}
         self._held: list[Batch] = []
-        self._reached_ns: int | None = None  # the latest end of a step so far
+        self._reached_ns: int | None = None  # the latest end of any step
         self.steps = 0
-        self.left_out = 0  # steps: of more than MAX_WORKS works
+        self.left_out = 0  # steps beyond MAX_WORKS works
 
     def take(self, batch: Batch) -> None:
-        """What comes next; all of it names nodes of the table and runs forward."""
+        """Add the next records. All of them must name nodes of the table and run forward."""
         self._held.append(batch)
         together = joined(self._held)
         self._held = [self._count(together, is_last=False)]
@@ -80,33 +85,35 @@ class StepBlocks:
             self._held = []
 
     def blocks(self) -> dict[Work, list[StepBlock]]:
-        """Those of each work, in the order in which it first ran; what fills no block is left out of them. Nothing is
-        to be taken after it."""
+        """Return the blocks of each work, in the order of first appearance, without partial blocks.
+
+        Nothing may be added afterwards.
+        """
         self._count(joined(self._held), is_last=True)
         self._held = []
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: Work) -> int:
-        """The steps that did it, in blocks or not."""
+        """Return the number of steps that did this work, in blocks or not."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
     def time_us_of(self, work: Work) -> float:
-        """Wall-clock time of those, with what ran before each."""
+        """Return the wall time of these steps in µs, including what ran before each."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the steps that have ended; gives what belongs to none of them yet."""
+        """Count the ended steps. Returns the records that belong to none of them yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # The last may still say what it worked on.
+        # The last step may still report its amounts.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
-        owner[step_of[batch.node] < 0] = -2  # in no step: in no block
+        owner[step_of[batch.node] < 0] = -2  # outside any step: in no block
         if done:
             self._count_steps(batch, ends[:done], owner, amounts)
         return batch.only((owner == -1) | (owner >= done))
@@ -116,11 +123,11 @@ class StepBlocks:
         if not len(counted):
             return
         if self._reached_ns is None:
-            # What was before the first step is no part of the run.
+            # The run begins with the first step.
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # with that of what was cancelled before it
+        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # with that of cancelled steps before it
         self._reached_ns = int(reached[-1])
         sequences = np.full(len(ends), -1)
         said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
@@ -143,7 +150,7 @@ class StepBlocks:
     def _pile(
         self, work: Work, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Put the steps numbered `chosen`, whose records are `records`, onto the pile of their work."""
+        """Add the steps numbered `chosen`, with their `records`, to the pile of their work."""
         pile = self._piles.get(work)
         if pile is None:
             if len(self._piles) >= MAX_WORKS:
@@ -170,8 +177,7 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Of each record the number of the step that it is in, as `ends` counts them; -1 where that has not ended, -2
-    where it is in none."""
+    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 if it is in none."""
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
     lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
@@ -182,7 +188,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # What a step says of itself comes right after it, and what a call says after that.
+    # The amounts of a step follow directly after it, and those of a call after that.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -196,7 +202,7 @@ def _by_twos(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
 
 
 def _alike(amount: int | None) -> int | None:
-    """The least amount that passes for the same."""
+    """Return the smallest amount that counts as equal to `amount`."""
     if amount is None or amount < 0:
         return None
     shift = max(0, amount.bit_length() - ALIKE_BITS)

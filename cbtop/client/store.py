@@ -1,4 +1,4 @@
-"""What a viewer knows: every source's catalog, totals and a bounded history, fed by messages."""
+"""Everything a viewer knows: each source's catalog, totals and bounded history, updated by messages."""
 
 from __future__ import annotations
 
@@ -63,101 +63,101 @@ from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_SOURCES = 1024
-MAX_PHASES = 64  # of a source, whose rates are known
-# All that a viewer knows, of every daemon together: 64 processes of 365 places take a quarter of it.
+MAX_PHASES = 64  # per source: phases with known rates
+# Limit for all daemons together: 64 processes of 365 places take a quarter of it.
 MAX_BYTES = 256 << 20
-MAX_WINDOW_BYTES = 64 << 20  # of these, for the last seconds
-MAX_RECENT_BYTES = 32 << 20  # and for the newest records, while a timeline is looked at
-# About what each takes: a node without its names, and what is said with the longest that there are.
+MAX_WINDOW_BYTES = 64 << 20  # part of MAX_BYTES for the recent windows
+MAX_RECENT_BYTES = 32 << 20  # part of MAX_BYTES for the newest records, while a timeline is shown
+# Approximate sizes: a node without its names, and an announcement with the longest texts.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # a node
-# Of what a daemon's samplers say: beside MAX_BYTES it takes at most 24 MiB, where every text is the longest there is.
+BUSY_BYTES = 16 * (SLICES + 1)  # per node
+# Samplers' data comes on top of MAX_BYTES: at most 24 MiB, if every text has the maximum length.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
-MAX_FOLLOWED = 64  # processes of a sampler whose last two minutes are kept
-NAMED = 3  # of the sources left out
+MAX_FOLLOWED = 64  # processes per sampler with a history of the last two minutes
+NAMED = 3  # dropped sources that are named in the complaint
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
-MAX_RARE = 1e30  # of FLOP and bytes, the largest of these values
+MAX_RARE = 1e30  # the maximum of rare values such as FLOP and bytes
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # a total beyond it would overflow when two are added
+SANE = 1 << 62  # above it, adding two totals would overflow
 
 
-_MIN_ROW = COLUMNS.index("min_ns")  # that of a node without records is beyond all bounds
+_MIN_ROW = COLUMNS.index("min_ns")  # a node without records has an out-of-range value here
 _UNION, _FIRST = RARE.index("union_ns"), RARE.index("first_ns")
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The totals of one phase until one moment."""
+    """The totals of one phase at one moment."""
 
     monotonic_ns: int
     tokens: int
     count: int = 0  # steps
-    time_ns: int = 0  # theirs, added up
-    sequences: int = 0  # that they worked on, added up over those that said it
-    sequences_given: int = 0  # how many did
-    cached: int = 0  # positions in caches before them, likewise
+    time_ns: int = 0  # sum over the steps
+    sequences: int = 0  # sum over the steps that reported it
+    sequences_given: int = 0  # number of steps that reported it
+    cached: int = 0  # positions in caches before the steps, summed the same way
     cached_given: int = 0
 
 
 @dataclass(slots=True)
 class SourceRecord:
-    """One profiled process, as far as this viewer knows it."""
+    """What this viewer knows of one profiled process."""
 
     key: str
     window: Window
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
-    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in the order they were said
+    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in order of arrival
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
-    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by their id, MLT-01 …
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id: MLT-01 …
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    sampling: Sampling | None = None  # None: as the hello says, and what it costs is not known
-    compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by their number's remainder
-    burst: KernelBurst | None = None  # the last one
+    sampling: Sampling | None = None  # None: as in the hello, and its cost is unknown
+    compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by the remainder of their number
+    burst: KernelBurst | None = None  # the latest one
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     trend: BrickTrend = field(default_factory=BrickTrend)
-    busy: BusySlices | None = None  # of a rank
-    recent: RecentRecords = field(default_factory=RecentRecords)  # empty where the store keeps none
-    names_bytes: int = 0  # of the nodes
+    busy: BusySlices | None = None  # only for a rank
+    recent: RecentRecords = field(default_factory=RecentRecords)  # empty if the store keeps none
+    names_bytes: int = 0  # total length of node names
     trains: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is to be expected of it."""
+        """Whether no more data can come from it."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def is_unread(self) -> bool:
-        """Whether it has ended, and what it left was not read for us: the daemon does when it is asked."""
+        """Whether it has ended and its data was not read yet. The daemon reads it on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
     @property
     def steps_ended(self) -> int:
-        """How many of its steps are counted."""
+        """Number of its counted steps."""
         return sum(int(self.stats.column("count")[step.id]) for step in _steps(self))
 
     @property
     def sample_every(self) -> int:
-        """Of its steps it records one in so many."""
+        """It records one step in this many."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some of its steps are not recorded: a process that measures its cost needs plain ones for that."""
+        """Whether some steps are not recorded. A process that measures its own cost leaves some out for that."""
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """How many places there are in its tables, and announcements beside them."""
+        """Number of places in its tables plus announcements."""
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
@@ -165,7 +165,7 @@ class SourceRecord:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate memory used."""
         said = len(self.ceilings) + len(self.checks)
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         said += len(self.burst.kernels) if self.burst else 0
@@ -176,13 +176,13 @@ class SourceRecord:
         return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
 
     def begin_range(self, now_ns: int, length_s: float) -> None:
-        """Let windows, curves and records be of what comes from now on: of a range that will be `length_s` long.
+        """Restart windows, curves and records for a range of `length_s` seconds that begins now.
 
-        `now_ns`: the daemon's clock, where nothing was said of this source yet.
+        `now_ns` is the daemon's clock, used if nothing was received of this source yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            self.window.tick(now_ns, losses=Losses())  # whatever it says first has ended after now
+            self.window.tick(now_ns, losses=Losses())  # so that all it reports first counts as ended within the range
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
         if len(self.stats):
@@ -197,7 +197,10 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget what may have been taken back: a snapshot follows. Nodes and statistics stay, for they only grow."""
+        """Forget announcements that may be withdrawn, before a snapshot.
+
+        Nodes and statistics only grow, so they stay.
+        """
         self.dependencies.clear()
         self.ceilings.clear()
         self.checks.clear()
@@ -206,7 +209,7 @@ class SourceRecord:
 
 
 class DeviceMoment(NamedTuple):
-    """The figures of a device in one sample; None was n/a."""
+    """The figures of a device in one sample; None is n/a."""
 
     busy_percent: float | None
     memory_bytes: float | None
@@ -216,23 +219,23 @@ class DeviceMoment(NamedTuple):
 
 
 class ProcessMoment(NamedTuple):
-    """What a process took of its host in one sample; None was n/a."""
+    """What a process used of its host in one sample; None is n/a."""
 
     cpu_percent: float | None
     resident_bytes: float | None
-    waiting_percent: float | None = None  # for a processor
+    waiting_percent: float | None = None  # waiting for a processor
 
 
 @dataclass(slots=True)
 class SampledDevices:
-    """What one of the daemon's samplers said last, and what it said in the last two minutes, the oldest first."""
+    """The newest sample of one daemon sampler, and its history of the last two minutes, oldest first."""
 
     newest: DeviceSample
     history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # by uuid
-    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start
+    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start time
 
     def take(self, sample: DeviceSample) -> None:
-        """Put `sample` in place of the one before; one that is said again (in a keyframe) is no other."""
+        """Store `sample` as the newest. A repeated sample (from a keyframe) adds nothing to the history."""
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample
         processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]
@@ -269,16 +272,16 @@ def _who(process: DeviceProcess) -> tuple[int, int]:
 
 
 class Budget:
-    """What all stores of a viewer may take together. Over it, windows become shorter, then sources are left out.
+    """Memory limit for all stores of a viewer. Over it, windows are shortened first, then sources are dropped.
 
-    It is the daemon that takes the most whose largest source goes: what one says costs the others nothing.
+    The largest source of the largest daemon is dropped, so that one daemon cannot cost the others their data.
     """
 
     def __init__(self) -> None:
         self.stores: list[Store] = []
 
     def hold(self) -> None:
-        """Let go of what is over the bounds."""
+        """Drop what is over the limits."""
         while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
             max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
@@ -288,29 +291,29 @@ class Budget:
 
 
 class Store:
-    """Applies messages to sources. Data of an unknown source is passed over: its catalog is on the way."""
+    """Applies messages to sources. Data of an unknown source is ignored, because its catalog will follow."""
 
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, budget: Budget | None = None) -> None:
         self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
-        self.left_out: dict[str, str] = {}  # sources, and why
+        self.left_out: dict[str, str] = {}  # dropped sources, and why
         self.daemon: DaemonHello | None = None
-        self.devices: dict[str, SampledDevices] = {}  # by sampler, in the order they were first heard
-        self.heard_ns = 0  # the daemon's clock, as it was said last
+        self.devices: dict[str, SampledDevices] = {}  # by sampler, in order of arrival
+        self.heard_ns = 0  # the daemon's clock in its latest message
         self._total = AnnouncedTotal()
         self.size_bytes = 0
         self.window_bytes = 0
-        self._sizes: dict[str, tuple[int, int]] = {}  # of each source, and of its window
+        self._sizes: dict[str, tuple[int, int]] = {}  # per source: total size, and size of its window
         self._keeps_records = False
-        self._range_from_ns: int | None = None  # the daemon's clock where a range began
+        self._range_from_ns: int | None = None  # the daemon's clock at the begin of a range
         self._budget = budget or Budget()
         self._budget.stores.append(self)
 
     def apply(self, message: Message) -> None:
-        """Take one message in.
+        """Apply one message.
 
-        Raises VersionError when the daemon speaks another major version, DecodeError when a message contradicts
-        itself, LimitError when there is no room for its source, which is let go.
+        Raises VersionError if the daemon has a different major version, DecodeError if the message contradicts
+        itself, LimitError if there is no room for its source, which is then dropped.
         """
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
@@ -334,18 +337,18 @@ class Store:
                 self._apply(message)
 
     def shorten_window(self) -> None:
-        """Let go of the oldest slice of the largest window."""
+        """Drop the oldest slice of the largest window."""
         key = max(self._sizes, key=lambda key: self._sizes[key][1])
         self.sources[key].window.shorten()
         self._weigh(key)
 
     @property
     def recent_bytes(self) -> int:
-        """About what the newest records take."""
+        """Approximate memory used by the newest records."""
         return sum(record.recent.size_bytes for record in self.sources.values())
 
     def keep_records(self, on: bool) -> None:
-        """Keep the newest records of every source from now on, or keep none."""
+        """Start or stop keeping the newest records of every source."""
         self._keeps_records = on
         if not on:
             for key, record in self.sources.items():
@@ -353,13 +356,13 @@ class Store:
                 self._weigh(key)
 
     def forget_records(self) -> None:
-        """Let go of all records that are kept: what comes follows them."""
+        """Drop all kept records. The next records start anew."""
         for key, record in self.sources.items():
             record.recent.forget()
             self._weigh(key)
 
     def begin_range(self, length_s: float) -> None:
-        """Let windows, curves and records of every source be of what comes from now on, for `length_s`."""
+        """Restart windows, curves and records of every source for a range of `length_s` seconds that begins now."""
         self.window_s = length_s
         now_ns = max([self.heard_ns, *(record.window.now_ns for record in self.sources.values())])
         self._range_from_ns = now_ns
@@ -368,17 +371,17 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Let go of half of the most records that a source has."""
+        """Drop half of the records of the source that has the most."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
 
     def leave_out_largest(self) -> None:
-        """Let go of the source that takes the most."""
+        """Drop the largest source."""
         self._leave_out(max(self._sizes, key=lambda key: self._sizes[key][0]), f"more than {MAX_BYTES >> 20} MiB")
 
     def complaint(self) -> str:
-        """How many sources are left out, which and why; empty where none is."""
+        """Return the number, names and reasons of dropped sources, or "" if there are none."""
         if not self.left_out:
             return ""
         names = [*list(self.left_out)[:NAMED], *(["…"] if len(self.left_out) > NAMED else [])]
@@ -414,14 +417,14 @@ class Store:
                         "run the same cbtop on both sides"
                     )
                 self.daemon = message
-                self.sources.clear()  # snapshots of all that the daemon knows follow
+                self.sources.clear()  # snapshots of everything the daemon knows follow
                 self.devices.clear()
                 self.heard_ns = message.monotonic_ns
                 self._total = AnnouncedTotal()
             case SourceCatalog():
                 try:
                     self._catalog(message)
-                finally:  # it is kept up to what contradicts itself
+                finally:  # the part before the contradiction is kept
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -433,7 +436,7 @@ class Store:
                         record = self.sources[state.source]
                         record.state = state
                         if state.state is SourceStatus.LIVE and record.window.has_begun:
-                            _remember(record, message.monotonic_ns)  # that nothing has changed is a sample, too
+                            _remember(record, message.monotonic_ns)  # no change is also a sample
             case StatsUpdate():
                 if message.source in self.sources:
                     _update_stats(self.sources[message.source], message)
@@ -441,13 +444,13 @@ class Store:
             case DeviceSample():
                 self._sampled(message)
             case ClockReading():
-                pass  # for the collector
+                pass  # handled by the collector
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
             case HistoryPiece():
-                pass  # for recorders
+                pass  # handled by recorders
             case DaemonGoodbye():
-                pass  # what is known stays; the collector tells the link
+                pass  # known data stays; the collector updates the link
             case SourceGone():
                 self._forget(message.source)
                 self.left_out.pop(message.source, None)
@@ -506,12 +509,12 @@ class Store:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
-                continue  # what came before it was lost on the way: the next keyframe says all
+                continue  # the nodes before it were lost; the next keyframe repeats all
             _catalog_message(record, said)
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # It has begun since: all that it did is of the range.
+                # The process began later, so all its work belongs to the range.
                 record.window.tick(said.monotonic_ns, losses=Losses())
 
 
@@ -523,7 +526,7 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                return  # said twice: a delta and a keyframe crossed
+                return  # repeated: a delta and a keyframe crossed
             try:
                 record.nodes.add(message)
             except ValueError as error:
@@ -606,8 +609,11 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
 
 
 def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """It is `monotonic_ns` there, and the statistics have grown. The last seconds of what has ended end with it."""
-    # A heartbeat is of when the first source was read: to one that was read after it, or has ended, it says nothing.
+    """Set the clock of a source to `monotonic_ns` after its statistics grew.
+
+    Its window ends when the source ended.
+    """
+    # A heartbeat carries the time when the first source was read. Ignore it for sources read later or ended.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -618,7 +624,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        return  # it was said again, in a keyframe, which not every viewer hears
+        return  # repeated in a keyframe, which not every viewer hears
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
@@ -632,7 +638,7 @@ def _remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = N
 
 
 def _steps(record: SourceRecord) -> Iterator[Node]:
-    """The steps that there are totals of."""
+    """Yield the steps that have totals."""
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
             yield node
@@ -650,7 +656,7 @@ def _column(data: bytes) -> Column:
 
 
 def _are_amounts(values: NDArray[np.float64]) -> bool:
-    # A value that is no number is not within any bounds.
+    # NaN is not within any bounds.
     return not len(values) or bool(values.min() >= 0 and values.max() < MAX_RARE)
 
 

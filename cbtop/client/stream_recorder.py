@@ -1,4 +1,4 @@
-"""Writes what a daemon says into a recording: as it comes, or what it remembers of the last minutes."""
+"""Writes a daemon's messages to a recording: live, or its history of the last minutes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records what the daemon at `endpoint` says, but of the processes whose rings `left_out` names; None is this
-    user's daemon, started inside where none runs.
+    """Records the messages of the daemon at `endpoint`, except those of rings in `left_out`.
 
-    Raises RecordingError when the file cannot be made, EndpointError for an address that cannot be one,
-    KeysError for another host's without `keys`.
+    If `endpoint` is None, it is this user's daemon, started inside if none runs. Raises RecordingError if the file
+    cannot be made, EndpointError for an invalid address, KeysError for an address on another host without `keys`.
     """
 
     def __init__(
@@ -52,14 +51,14 @@ class StreamRecorder:
         self._left_out = left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
-        self.damaged = 0  # messages that were not messages: not recorded
+        self.damaged = 0  # undecodable messages, which are not recorded
         self.is_full = False
         with ExitStack() as opened:
             self._daemon = DaemonIfNone(endpoint)
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # The last: what is there is overwritten only by what can be recorded.
+            # Created last, so that an existing file is only overwritten if recording can start.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -67,38 +66,38 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address, and why no daemon could be started there where that is known."""
+        """The address, and why no daemon could be started there if known."""
         return ": ".join(filter(None, (self._daemon.endpoint, self._daemon.trouble or self.trouble)))
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file so far."""
+        """Size of the file."""
         return self._writer.size_bytes
 
     @property
     def has_begun(self) -> bool:
-        """Whether the daemon has told what it knows, which is where a recording begins."""
+        """Whether the first keyframe has arrived, because a recording begins with it."""
         return self._began
 
     @property
     def silent_s(self) -> float:
-        """How long nothing was heard of the daemon."""
+        """Seconds since the last message of the daemon."""
         return time.monotonic() - self._heard_s
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes from the daemon; empty where nothing is known."""
+        """Why nothing comes from the daemon; empty if not known."""
         return self._subscriber.trouble or stopped_holder(self._daemon.endpoint)
 
     @property
     def refused(self) -> str:
-        """Why the daemon does not take us; empty when all is well or may yet be."""
+        """Why the daemon rejects us; empty if all is well or may become so."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
-        """Record one message, if one comes in time.
+        """Record one message, if one arrives in time.
 
-        Raises VersionError where the daemon speaks another major version, RecordingError where the disk is full.
+        Raises VersionError if the daemon has a different major version, RecordingError if the disk is full.
         """
         now_s = time.monotonic()
         if now_s - self._asked_s > KEYFRAME_S:
@@ -112,7 +111,7 @@ class StreamRecorder:
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
-            return  # what came before the first keyframe is part of it
+            return  # messages before the first keyframe are contained in it
         known = set(self.store.sources)
         try:
             heard = list(self._kept(frames))
@@ -127,12 +126,12 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # our own keyframes do that
+            return  # the keyframes we request do that
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
     def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
-        """Each frame that is not of a process left out, and what it says; None where this version does not know."""
+        """Yield each frame that is not of an excluded process, with its message (None if of a newer version)."""
         for frame in frames:
             message = codec.decode(frame)
             if isinstance(message, Heartbeat):
@@ -145,7 +144,7 @@ class StreamRecorder:
             yield frame, message
 
     def _is_left_out(self, source: str) -> bool:
-        """Whether the ring of the source with this key is one of those left out."""
+        """Whether the ring of this source is excluded."""
         return bool(self._left_out) and ring_of(source) in self._left_out
 
     def close(self) -> None:
@@ -156,27 +155,27 @@ class StreamRecorder:
 
 
 def _heals(message: Message, known: set[str]) -> bool:
-    """Whether `message` says again all that was said of a source."""
+    """Whether `message` repeats the whole catalog of a known source."""
     return isinstance(message, SourceCatalog) and message.complete and message.source in known
 
 
 @dataclass(frozen=True, slots=True)
 class SavedHistory:
-    """A file made of a daemon's history."""
+    """A file that contains a daemon's history."""
 
     path: Path
     size_bytes: int
 
 
 def new_path(directory: Path, what: str = "") -> Path:
-    """What a recording that is made now is called there."""
+    """Return the path for a recording made now in `directory`."""
     return directory / f"cbtop-{what}{'-' * bool(what)}{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`; waits for every piece of it.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Waits for every piece.
 
-    Raises CbtopError or ProtocolError, with the reason.
+    Raises CbtopError or ProtocolError with the reason.
     """
     path = new_path(directory)
     subscriber = Subscriber(endpoint, keys, topics=())
@@ -187,7 +186,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = Origin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            end = head.end  # what comes after we asked is for the next time
+            end = head.end  # what comes after our request is left for the next one
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
                 if number >= end:
@@ -201,7 +200,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """One piece: asked for one at a time, so that none is lost for want of room on the way."""
+    """Request one piece and return it. One at a time, so that none is lost in a full queue."""
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S
     while (left_s := deadline_s - time.monotonic()) > 0:

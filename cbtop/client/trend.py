@@ -1,4 +1,4 @@
-"""What each brick took for a token, and what work it did, in each of the last sixty seconds."""
+"""The time per token and the work of each brick, in each of the last sixty seconds."""
 
 from __future__ import annotations
 
@@ -18,63 +18,61 @@ from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
-_SECOND_NS = (
-    1_000_000_000  # one begins with the first thing said in such a part of the daemon's time: for all viewers
-)
-MAX_BRICKS = 256  # of a source: those whose first nodes were defined first
-_SECOND_BYTES = 400  # about, beside its numbers
+_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
+MAX_BRICKS = 256  # per source: the bricks that were defined first
+_SECOND_BYTES = 400  # approximate, without its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Of a brick in steps its time in ended ones, and their tokens; of any other its time and its calls."""
+    """Totals per brick: inside steps, its ended time and their tokens; outside steps, its time and calls."""
 
     brick: Column  # the first node of each (NodeTable.first_of), ascending
     time_ns: Column
     units: Column
-    step: Column  # the step that it lies in, -1 for none
-    tokens: dict[int, int]  # of each step
-    work: NDArray[np.float64]  # of each brick: see _work
+    step: Column  # the step that contains it, -1 if none
+    tokens: dict[int, int]  # per step
+    work: NDArray[np.float64]  # per brick, see _work
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """What each brick took between two moments; no number where nothing of it ended."""
+    """Time per unit of each brick between two moments; NaN if none of it ended."""
 
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    work: NDArray[np.float32]  # of each brick FLOP, bytes and ns of its calls; no column where none is declared
+    work: NDArray[np.float32]  # FLOP, bytes and ns of each brick's calls; no column if no work is declared
 
 
 class BrickTrend:
-    """One value and the work of each second, of each brick of one source."""
+    """One time and the work of each second, per brick of one source."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
-        self._begin_ns: int | None = None  # of the second that runs
-        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # then
-        self._work_bytes = 0  # of the seconds
-        self._us_made: dict[int, tuple[float | None, ...]] = {}  # what `us` gave since the last second ended
-        self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None  # what it is made of, likewise
+        self._begin_ns: int | None = None  # of the current second
+        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # at `_begin_ns`
+        self._work_bytes = 0  # of the stored seconds
+        self._us_made: dict[int, tuple[float | None, ...]] = {}  # results of `us` since the last second ended
+        self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None  # tables behind those results
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Approximate memory used."""
         work_bytes = self._totals.work.nbytes + self._work_bytes
         return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes) + work_bytes
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
-        """It is `monotonic_ns` on the daemon's clock: end a second if it is over."""
+        """Set the daemon's clock to `monotonic_ns` and end a second if it is over."""
         if self._begin_ns is not None and monotonic_ns // _SECOND_NS <= self._begin_ns // _SECOND_NS:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
-            now = replace(now, brick=before.brick)  # the seconds share it
+            now = replace(now, brick=before.brick)  # seconds share the array
         if self._begin_ns is not None:
-            known = np.isin(before.brick, now.brick)  # one of too many may have been cut off
+            known = np.isin(before.brick, now.brick)  # one may have been cut off by MAX_BRICKS
             at = np.searchsorted(now.brick, before.brick[known])
-            # Of a brick that is new the tokens before it ran are none of its.
+            # Do not count the tokens from before a new brick first ran.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -93,8 +91,10 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Of a brick, by its first node: the time (µs) for a token, or for a call where it runs in no step, in each
-        second of the last sixty, the oldest first; None where none ended in it."""
+        """Return the time in µs per token (per call outside steps) of a brick in each of the last 60 s, oldest first.
+
+        `brick` is its first node. None for a second in which none ended.
+        """
         found = self._us_made.get(brick)
         if found is None:
             us = [one for bricks, rows in self._tables() for one in _column_of(bricks, rows, brick)]
@@ -102,7 +102,10 @@ class BrickTrend:
         return found
 
     def _tables(self) -> list[tuple[Column, NDArray[np.float64]]]:
-        """The seconds, the oldest first, those in a row that have the same bricks in one table, a row a second."""
+        """Return the seconds, oldest first, in tables of one row a second.
+
+        Consecutive seconds with equal bricks share one.
+        """
         if self._us_tables is None:
             begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
             shown = [second for second in self._seconds if second.end_ns > begin_ns]
@@ -111,12 +114,14 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """The same by the second of the daemon's clock in which each ended."""
+        """Return the same values by second of the daemon's clock."""
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Of a brick, by its first node: FLOP a byte and GFLOP/s of its calls in each of these seconds; None where
-        none ended in it, or one did not declare its FLOP or its bytes. Empty where that is all of them."""
+        """Return FLOP/byte and GFLOP/s of a brick's calls in each of these seconds; `brick` is its first node.
+
+        None if no call ended or one did not declare its FLOP or bytes. Empty if that is so in all seconds.
+        """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
 
@@ -124,7 +129,7 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """The seconds, the oldest first, and the place of `brick` in each."""
+        """Yield the seconds, oldest first, with the column of `brick` in each."""
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
         for second in self._seconds:
@@ -139,7 +144,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """What `brick` has in each of `rows`, which are of `bricks`; not a number where it is none of them."""
+    """Return the values of `brick` in `rows` (columns: `bricks`); NaN if it is not among them."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -153,7 +158,7 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
     work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
-    # As in BrickStats.closed.once_ns: a brick inside another of its name counts once.
+    # As in BrickStats.closed.once_ns: nested bricks of the same name count once.
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
     ran, at = ran[at < len(bricks)], at[at < len(bricks)]
@@ -170,9 +175,11 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 
 
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
-    """Of each brick the FLOP and bytes of its calls, their time (ns), and how many of them did not declare FLOP and
-    bytes, as `brick_stats` adds them up; zeros where nothing declares any. `at`: the place of the brick of each node
-    of `ran`, `bricks` for one that is left out."""
+    """Return per brick, shape (5, bricks): FLOP, bytes and time (ns) of its calls, and calls without FLOP and bytes.
+
+    They add up as in `brick_stats`; zeros if no work is declared. `at` is the brick index of each node in `ran`, or
+    `bricks` if it is left out.
+    """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
     given, uncounted = (np.isin(ran, list(stats.nodes_with(name))) for name in ("amounts", "uncounted"))
@@ -197,7 +204,7 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """FLOP and bytes a call, and those an element, of each node, as (2, 2, nodes); not a number if not declared."""
+    """Return FLOP and bytes per call and per element of each node, shape (2, 2, nodes); NaN if not declared."""
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]
     units = zip(FLOPS, BYTES, strict=True)
@@ -206,10 +213,10 @@ def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
 
 
 def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The FLOP, bytes and time of a second; FLOP and bytes are not numbers where a call did not declare them."""
+    """Return FLOP, bytes and time of a second. FLOP and bytes are NaN if a call did not declare them."""
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    with np.errstate(over="ignore"):  # infinite: no point
+    with np.errstate(over="ignore"):  # infinite: not plotted
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan
     return known

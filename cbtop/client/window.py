@@ -1,7 +1,7 @@
-"""The last seconds of a source, beside all that was seen of it.
+"""The recent window of a source, in addition to its totals.
 
-Statistics are sums since the source began. What they grew by is kept in slices of about a second: what happened in
-the last seconds is the sum of the slices since then.
+Statistics are sums since the source began. Their growth is kept in slices of about a second. The window is the sum of
+the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from cbtop.profiler.histograms import Column, distinct
 from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
 
-# A slice begins every SPACING_S, or ten times in a window that is longer than ten seconds: with the first thing said
-# in such a part of the daemon's time, so that every viewer shows the same, whenever it came. The window shown begins
-# with a slice, so it may be longer than asked for by the length of one.
+# A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
+# daemon's clock, so that every viewer shows the same whenever it connected. The window begins with a slice, so it may
+# be longer than requested by one slice.
 SPACING_S = 1.0
 SLICES = 10
-SUM_KEPT_S = 5.0  # after it was asked for last
+SUM_KEPT_S = 5.0  # after the last request
 _UNION = RARE.index("union_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From one moment to another, on the clock of the source's host.
+    """A time range on the clock of the source's host.
 
-    Statistics count a step where it ended. Of the time in steps that they have, `before_ns` lies before the stretch,
-    by step node: one that began earlier ran on into it. None: the daemon does not say when steps ran.
+    Statistics count a step where it ended. `before_ns` is, per step node, the part of the counted step time that was
+    before the range: of a step that began earlier. None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -44,7 +44,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of `seen` records so many were `lost`, since the daemon looked."""
+    """Of `seen` records, `lost` were lost since the daemon attached."""
 
     lost: int = 0
     seen: int = 0
@@ -52,7 +52,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What was counted in a slice that is over, from one moment to another on the clock of the source's host."""
+    """The growth in one finished slice, between two moments on the clock of the source's host."""
 
     begin_ns: int
     end_ns: int
@@ -62,9 +62,9 @@ class Block:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # until then, as far as somebody has said so
+    losses: Losses | None  # until the slice began, if known
     parts: list[Growth] = field(default_factory=list)
-    before_ns: dict[int, int] = field(default_factory=dict)  # as of the stretch that begins with it
+    before_ns: dict[int, int] = field(default_factory=dict)  # as in Stretch, for a range that begins with this slice
 
     @property
     def size_bytes(self) -> int:
@@ -72,7 +72,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """What was said longer before a moment does not matter to what a window shows of it."""
+    """Return how far back data matters for a window at any moment."""
     return length_s + 3 * _spacing_s(length_s)
 
 
@@ -81,7 +81,7 @@ def _spacing_s(length_s: float) -> float:
 
 
 class Window:
-    """The last `length_s` seconds of one source; of a range that somebody chose, all of it, however short."""
+    """The last `length_s` seconds of one source, or all of a chosen range, however short."""
 
     def __init__(self, length_s: float, *, is_range: bool = False) -> None:
         self.length_s = length_s
@@ -89,26 +89,26 @@ class Window:
         self.size_bytes = 0
         self._spacing_ns = round(_spacing_s(length_s) * 1e9)
         self._slices: deque[_Slice] = deque()
-        self.now_ns = 0  # on the daemon's clock, as it was said last
-        self._is_told = False  # when steps ran
+        self.now_ns = 0  # the daemon's clock in its latest message
+        self._is_told = False  # whether the daemon reports when steps ran
         self._losses: Losses | None = None
-        # What was counted in the window, while somebody looks: what comes is added, what is too old is taken off.
+        # The sum of the window while it is viewed: new parts are added, old ones subtracted.
         self._sum: NodeStats | None = None
-        self._before = 0  # so many of the oldest slices are not in it
-        self._asked_ns = 0  # when it was looked at last
+        self._before = 0  # number of oldest slices not in the sum
+        self._asked_ns = 0  # when the sum was last requested
 
     @property
     def sum_bytes(self) -> int:
-        """What the sum of the window takes; it is no part of `size_bytes`, the slices that it is the sum of."""
+        """Memory of the window's sum, which `size_bytes` does not include."""
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether any statistics came: what they held then is of no slice."""
+        """Whether any statistics arrived. The first ones belong to no slice."""
         return self.now_ns > 0
 
     def from_now_on(self, length_s: float) -> Window:
-        """The window of a range that begins now, and will be `length_s` long."""
+        """Return the window of a range of `length_s` seconds that begins now."""
         found = Window(length_s, is_range=True)
         found._is_told = self._is_told
         if self.has_begun:
@@ -116,16 +116,16 @@ class Window:
         return found
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
-        """It is `monotonic_ns` on the daemon's clock, and the statistics have grown: begin a slice if one is due.
+        """Set the daemon's clock to `monotonic_ns`, add the growth, and begin a slice if one is due.
 
-        What was said again (in a keyframe) begins none: not every viewer hears it.
+        A repeated message (from a keyframe) begins none, because not every viewer hears it.
         """
         self.now_ns = monotonic_ns
-        if self._losses is None:  # what was lost before anybody said so is of no slice
+        if self._losses is None:  # losses before the first report belong to no slice
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
-        if growth is not None and self._slices:  # what was there before anybody watched is of no slice
+        if growth is not None and self._slices:  # growth before the first slice belongs to none
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
             if self._sum is not None:
@@ -141,7 +141,7 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # One slice more than the window is long is kept: the window begins with it.
+        # Keep one slice more than the window's length, because the window begins with it.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -149,15 +149,17 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """Of what has grown, note the time in steps that lies before a slice, where these are the newest intervals in
-        which steps ran: see StatsUpdate."""
+        """For each slice, note the step time before its begin.
+
+        The intervals are the newest ones (see StatsUpdate).
+        """
         self._is_told |= len(node) > 0
         grown: Counter[int] = Counter()
         end_ns, steps = begin_ns + length_ns, distinct(node).tolist()
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # nor did any before an earlier one
+                return  # then none began before an earlier slice either
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -165,21 +167,23 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    one.before_ns[step] = min(before_ns, grown[step])  # who lies in lengths makes sums overflow
+                    one.before_ns[step] = min(before_ns, grown[step])  # a false length would make sums overflow
                 else:
                     one.before_ns.pop(step, None)
             self.size_bytes += RARE_BYTES * (len(one.before_ns) - before)
 
     def shorten(self) -> None:
-        """Let go of the oldest slice."""
+        """Drop the oldest slice."""
         if self._sum is not None:
             self._begin_sum_at(self._sum, max(1, self._before))
             self._before -= 1
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
-        """The statistics of the window, where `stats` are those of now, and the time that it covers. They are to be
-        read before anything more is counted."""
+        """Return the statistics of the window and its time range; `stats` are the current totals.
+
+        Read them before anything more is counted.
+        """
         if not self._slices:
             return NodeStats(), Stretch(self.now_ns, self.now_ns)
         first = self._first()
@@ -192,31 +196,31 @@ class Window:
         return stats.lately(self._sum), Stretch(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Take off the slices before the one numbered `first`, or add those from there on that are not in it."""
+        """Move the begin of the sum to slice `first`: subtract the slices before it, or add missing ones."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
         self._before = first
 
     def blocks(self) -> list[Block]:
-        """The window slice by slice, the oldest first, without the one that has not ended."""
+        """Return the finished slices of the window, oldest first."""
         shown = list(self._slices)[self._first() :] if self._slices else []
         return [Block(one.begin_ns, then.begin_ns, Growth.of(one.parts)) for one, then in pairwise(shown)]
 
     @property
     def losses(self) -> Losses:
-        """What was lost in the window."""
+        """The losses in the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 
     def _first(self) -> int:
-        """The slice with which the window begins."""
+        """Return the index of the first slice of the window."""
         old_enough = [at for at, one in enumerate(self._slices) if self.now_ns - one.begin_ns >= self.length_s * 1e9]
         return old_enough[-1] if old_enough else 0
 
     @property
     def has_watched(self) -> bool:
-        """Whether it covers a slice: less says nothing yet, or is of what was found ended."""
+        """Whether the window covers a slice. Less is no data yet, or the source was found already ended."""
         if self.is_range:
             return True
         return bool(self._slices) and self.now_ns - self._slices[0].begin_ns >= SPACING_S * 1e9

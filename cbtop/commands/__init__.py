@@ -1,9 +1,9 @@
-"""The subcommands, in the order `cbtop --help` lists them. Each is a module with `add_arguments` and `run`.
+"""The subcommands, in the order of `cbtop --help`. Each is a module with `add_arguments` and `run`.
 
-Only the one that runs is imported: `cbtop keys` need not wait for all that the others need.
+Only the one that runs is imported, so that `cbtop keys` does not wait for the imports of others.
 """
 
-# The line of each in the help; its module is called as it is, with _ for -.
+# Name and help line of each; the module has the same name, with _ for -.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",

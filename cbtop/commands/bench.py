@@ -1,4 +1,4 @@
-"""`cbtop bench`: tokens/s of a model, asked for and printed as llama-bench does."""
+"""`cbtop bench`: tokens/s of a model, with the options and output of llama-bench."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ more than noise. Ctrl-C leaves the rounds that are over.
 """
 EXACT = "products take activations as they are, not rounded to int8: slower"
 REPETITIONS = 5
-LEFT = (0, 3)  # columns of words
+LEFT = (0, 3)  # text columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What one test took, each repetition by itself."""
+    """The result of one test, with each repetition."""
 
     test: Test
     threads: int
@@ -130,13 +130,13 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
-            cpu_backend(max(threads))  # too many are refused before anything is measured
+            cpu_backend(max(threads))  # reject too many threads before anything is measured
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()
             sys.stdout.write(part)
-            sys.stdout.flush()  # the next takes seconds
+            sys.stdout.flush()  # the next part takes seconds
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:
@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Under llama-bench's names what means the same there."""
+    """Return the result under llama-bench's names where the meaning is the same."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {
@@ -211,7 +211,7 @@ _Results = Iterator[_Result]
 
 
 def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
-    """Row by row, as they come."""
+    """Yield the rows as they are measured."""
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
     facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))

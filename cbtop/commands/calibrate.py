@@ -1,4 +1,4 @@
-"""`cbtop calibrate`: measure this machine's roofs and crossovers, and keep them for what runs here later."""
+"""`cbtop calibrate`: measure this machine's roofs and crossovers, and store them for later runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.show:
         return _show(options.json)
-    try_to_keep()  # before seconds are measured for nothing
+    try_to_keep()  # before seconds of measurement are lost
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
     absent: list[str] = []
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
             measured.append(found)
         if not options.json:
             sys.stdout.write(_text(found, missing))
-            sys.stdout.flush()  # the next takes seconds
+            sys.stdout.flush()  # the next one takes seconds
     keep_roofs(measured)
     files = str(roofs_file())
     if crossovers is not None:
@@ -106,8 +106,8 @@ def _show(as_json: bool) -> int:
 def _measured(
     threads: int | None, weights_bytes: int | None, line: ProgressLine
 ) -> Iterator[tuple[DeviceRoofs | MachineCrossovers | None, Sequence[str]]]:
-    """What is measured of each device in turn, and in words what could not be."""
-    # Numba, torch and CuPy take their time to load.
+    """Yield the measurements of each device in turn, with the reasons of those that failed."""
+    # Imported here, because Numba, torch and CuPy load slowly.
     from cbtop.compute.backends import available_threads, cpu_backend, physical_cores
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.gpu_ceilings import measure_gpus
@@ -117,7 +117,7 @@ def _measured(
         cpu_backend(threads or available_threads())
     except ComputeError as error:
         raise UsageError(str(error)) from error
-    if not threads:  # before torch is loaded, whose threads are others
+    if not threads:  # before torch is loaded, which has threads of its own
         yield _crossovers(line), ()
     for number in [threads] if threads else sorted({1, physical_cores(), available_threads()}):
         yield _processor(number, weights_bytes, line)
@@ -162,7 +162,7 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # A GPU is held against the processor as it will run then; what is asked of GPUs later says why there is none.
+    # Compare the GPU with the processor as it will run then. A missing GPU is reported later.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

@@ -80,7 +80,7 @@ CHECKS = "checks of bricks"
 CONTRACTS = "contracts"
 DEMO_RUNS = 7
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
-_FAILS = ("broken", "unknown")  # outcomes that are no pass
+_FAILS = ("broken", "unknown")  # outcomes that do not pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """A whole gate on the workload that `command` runs: all runs but the last tell how they scatter."""
+    """Run the whole gate on the workload of `command`. All runs but the last are the baseline."""
     options = argparse.Namespace(
         baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
     )
@@ -154,9 +154,12 @@ def gate(
     by_contract: bool = False,
     by_definition: bool = True,
 ) -> int:
-    """Judge, print, and raise what the exit code is of. `again` makes another new run, by which what looks slower
-    without thresholds is confirmed; `by_contract`: also how many times as long calls take; `by_definition`: and
-    budgets of definitions, which the demo makes of a roof that each run measures anew."""
+    """Judge, print, and raise the error that sets the exit code.
+
+    `again` makes another new run, which confirms what looks slower without thresholds. `by_contract` also judges the
+    factors in contracts, `by_definition` the budgets of definitions. The demo excludes the latter: it derives them
+    from a roof that each run measures anew.
+    """
     from cbtop.reports.gate import summary
     from cbtop.viewmodels.runs import MIN_LEARNED
     from cbtop.viewmodels.thresholds import (
@@ -206,7 +209,7 @@ def gate(
 def _compared(
     bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
 ) -> RunDiff:
-    """What has changed. Where they do not compare, that is written and raised."""
+    """Return the comparison. If the runs are not comparable, report it and raise an error."""
     from cbtop.viewmodels.run_diff import diff_of
     from cbtop.viewmodels.thresholds import Judged, Outcome
 
@@ -218,7 +221,7 @@ def _compared(
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
-    """What is judged whatever the thresholds: the checks of bricks, and budgets of definitions."""
+    """Return results that are independent of thresholds: checks of bricks, and budgets of definitions."""
     from cbtop.viewmodels.thresholds import Judged, Outcome, of_definitions
 
     return (of_definitions(found) if by_definition else []) + [
@@ -241,7 +244,7 @@ def _is_broken(judged: Sequence[Judged]) -> bool:
 
 
 def budgets(path: Path) -> list[Threshold]:
-    """The thresholds of a TOML file. Raises UsageError where it is none, or one of them is wrong."""
+    """Return the thresholds of a TOML file. Raises UsageError if it or one of them is invalid."""
     from cbtop.viewmodels.thresholds import parse
 
     try:
@@ -264,16 +267,16 @@ def budgets(path: Path) -> list[Threshold]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """How many times as long a call of each brick may take by the contracts of its kernels, and where they say so.
+    """Return the allowed slow-down of each brick's calls in its kernels' contracts, with file and line.
 
-    Raises UsageError where the contract of no brick says so.
+    Raises UsageError if no brick's contract has one.
     """
-    # Numba, and every kernel: half a second.
+    # Loading Numba and every kernel takes half a second.
     from cbtop.compute.contracts import file_of
     from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    # Those of this processor, and what another may have run.
+    # Kernels of this processor, and those that another may have run.
     kernels = (*(variant.kernel for variant in variants()), *all_kernels())
     contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}
@@ -306,7 +309,7 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Where a budget stands: the line with its last word and its value."""
+    """Return the line of a budget: the one with its last word and its value."""
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
 
@@ -336,7 +339,7 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
-    """A run of the command after --, recorded as `cbtop run --record` does."""
+    """Return a run of the command after --, recorded as by `cbtop run --record`."""
     under = [sys.executable, "-m", "cbtop", "run", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
@@ -369,7 +372,7 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name)  # where no file says what a rule wants
+        beside = next(iter(baselines), found.now.name)  # for rules without a file of their own
         rules = {one.rule: Rule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
         return sarif(list(rules.values()), failures).rstrip("\n")

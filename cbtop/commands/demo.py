@@ -1,4 +1,4 @@
-"""`cbtop demo`: decode a model in a process of its own, and watch it like any other."""
+"""`cbtop demo`: decode a model in a separate process, and watch it like any other."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ examples:
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
-CHECKED_STEPS = 300  # +5 % on one brick of one layer: docs/gate.md
+CHECKED_STEPS = 300  # finds +5 % on one brick of one layer: docs/gate.md
 STOP_S = 5.0
-STDERR = 2  # where the text goes that must not stand in a report
+STDERR = 2  # where the text goes when stdout is for a report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which six tell how runs scatter and the last is judged",
     )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
-    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # stop when this process is no longer ours
+    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # run while this process is our parent
     add_show_arguments(parser)
 
 
@@ -160,12 +160,12 @@ def run(options: argparse.Namespace) -> int:
         return serve(options)
     settle_options(options)
     if options.check:
-        from cbtop.commands.check import gate_of_demo  # numpy, and what compares runs
+        from cbtop.commands.check import gate_of_demo  # loads numpy and the comparison
 
         options.steps = options.steps or CHECKED_STEPS
         return gate_of_demo(_command(options), options.format)
     headless = is_headless(options)
-    # On screen the workload's words would tear the picture: they are kept, and shown if it fails.
+    # On screen, the workload's output would disturb the picture, so keep it and show it on failure.
     with (
         tempfile.TemporaryFile("w+") as said,
         tempfile.TemporaryFile("w+", encoding="utf-8") as written,
@@ -185,7 +185,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """The workload itself, instrumented; returns when its steps are done or it was told to stop."""
+    """Run the instrumented workload until its steps are done or it is stopped."""
     if options.gpus > 1:
         return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
@@ -195,7 +195,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    if first_rank and first_rank.number:  # it stops when the first one does, and dies where that cannot say so
+    if first_rank and first_rank.number:  # the first rank stops it; a SIGTERM kills it if that fails
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
 
@@ -211,7 +211,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Numba takes its time to load; the process is already there to be seen.
+    # Numba loads slowly, and the process is already visible.
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
     from cbtop.compute.settings import RankOptions, WorkloadOptions
@@ -255,7 +255,7 @@ def serve(options: argparse.Namespace) -> int:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except NoTokenError as error:  # a run that has begun: warming up passes over it
+    except NoTokenError as error:  # during a run; warm-up ignores it
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -269,9 +269,9 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Those that this process gets from now on, and that are to stop it.
+    """Install handlers for the signals that stop this process. Returns the list that they append to.
 
-    A watched workload leaves Ctrl-C to whoever watches: the terminal sends it to both.
+    A watched workload leaves Ctrl-C to its watcher, because the terminal sends it to both.
     """
     stopped_by: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -281,12 +281,12 @@ def _stopping_signals(options: argparse.Namespace) -> list[int]:
 
 
 def _is_left(options: argparse.Namespace) -> bool:
-    """Whether the process for which it runs is no longer there."""
+    """Whether the parent process that it serves has ended."""
     return options.parent is not None and os.getppid() != options.parent
 
 
 def _serve_ranks(options: argparse.Namespace) -> int:
-    """As `serve`, in a process for each GPU; this one only starts and ends them."""
+    """Like `serve`, with a process for each GPU. This one only starts and ends them."""
     stopped_by = _stopping_signals(options)
     alone = argparse.Namespace(**vars(options) | {"gpus": 1})
     run_ranks(options.gpus, _command(alone), lambda: bool(stopped_by) or _is_left(options))
@@ -302,7 +302,7 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Only the workload, or its ranks: whatever else runs is for `cbtop` to show."""
+        """Return only the workload or its ranks. Other processes are not shown."""
         own, job, seen = self.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -312,7 +312,7 @@ class DemoFeed(Feed):
         )
 
     def finished(self) -> FeedEnd | None:
-        """The workload refused to run: its exit code and its own words."""
+        """Return the workload's exit code and last message if it has failed."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -326,7 +326,7 @@ class DemoFeed(Feed):
 def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The workload as a child process; stopped when we leave, however we leave."""
+    """Run the workload as a child process, which is always stopped on exit."""
     if options.prompt is None:
         stdout = subprocess.DEVNULL
     command = _command(options)
@@ -338,7 +338,7 @@ def _workload(
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """What runs the workload."""
+    """Return the command of the workload."""
     command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
@@ -364,7 +364,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(STOP_S)
-    except subprocess.TimeoutExpired:  # it is stopped, or deep in a compile
+    except subprocess.TimeoutExpired:  # it is suspended, or busy compiling
         process.kill()
         process.wait()
 
@@ -375,14 +375,14 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            if options.prompt is None:  # else the text tells how far it is
+            if options.prompt is None:  # otherwise the text shows the progress
                 _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
-    if interrupted:  # what was measured so far is still worth printing
+    if interrupted:  # what was measured before is still worth printing
         _stop(process)
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:
-        return process.returncode  # it has said why itself
+        return process.returncode  # it has reported the reason itself
     views = [view for view in _last_views(feed) if view.has_data]
     if not views:
         if interrupted:
@@ -408,7 +408,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """The view of the ended workload, or of each of its ranks in their order, read to its last record."""
+    """Return the view of the ended workload, or of each of its ranks in order, read to its last record."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -432,7 +432,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """What a workload with a prompt has written, for the screen."""
+    """The output of a workload with a prompt, for the screen."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process
@@ -455,17 +455,17 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Its text is wrapped here."""
+        """Do nothing: its text is wrapped by the screen."""
 
 
 def _write(text: str) -> None:
-    """Print what a model has written, at once, and nothing in it that a terminal could obey."""
+    """Print what a model has written at once, without control characters."""
     sys.stdout.write("".join(map(_shown, text)))
     sys.stdout.flush()
 
 
 def _shown(character: str) -> str:
-    # Spaces of all widths, and the joiners of emoji and scripts, are no "printable" ones to Python.
+    # Python does not count spaces of special width, and the joiners of emoji and scripts, as printable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

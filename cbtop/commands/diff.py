@@ -1,4 +1,4 @@
-"""`cbtop diff`: what has changed from one run to another, by brick and layer."""
+"""`cbtop diff`: the changes from one run to another, by brick and layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_anyway_argument(parser: argparse.ArgumentParser) -> None:
-    """The option to compare what is not alike."""
+    """Add the option to compare runs of different conditions."""
     parser.add_argument(
         "--anyway", action="store_true",
         help="compare also where host, GPU or sampling are others or records were lost: say so, and go on",

@@ -1,6 +1,6 @@
-"""`cbtop doctor`: what of this machine profiling can use, each fact looked up or measured now."""
+"""`cbtop doctor`: what profiling can use on this machine, each fact looked up or measured now."""
 
-# Whatever takes long to load is loaded by the fact that asks for it: the command line lists this module.
+# Slow imports are inside the facts that need them, because the command line lists this module.
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ DESCRIPTION = "One line for each fact, measured now, with the way out where some
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
 ANSWER_S = 1.0  # a daemon answers within a quarter of it
-DRIVER_S = 5.0  # one that is loaded for it takes up to three
+DRIVER_S = 5.0  # loading a driver takes up to three
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # the widest first, as LLVM names them
+VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # the widest first, with LLVM's names
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`state`: `ok`, `missing` (it goes on without) or `failed` (nothing can be recorded)."""
+    """`state`: `ok`, `missing` (optional) or `failed` (nothing can be recorded)."""
 
     name: str
     value: str
@@ -141,7 +141,7 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Whether one answers, which is more than that its socket is there."""
+    """Return whether a daemon answers, because a socket may exist without one."""
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -162,7 +162,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    rings = [ring for ring in rings if ring.exists()]  # else it has not begun to record, or never did
+    rings = [ring for ring in rings if ring.exists()]  # otherwise it has not begun to record yet, or never did
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
     if not live and not ended:
@@ -172,7 +172,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """One line for what NVML finds, asked in a thread: a driver that hangs must not hold us up."""
+    """Yield the result of NVML, asked in a thread because a hung driver must not block us."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:
@@ -218,7 +218,7 @@ def _numba() -> Iterator[Fact]:
     from cbtop.compute.errors import ComputeError
 
     try:
-        # Half a second to load, and more where its kernels are not in the cache yet.
+        # Takes half a second to load, and more if its kernels are not in the cache yet.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
@@ -237,7 +237,7 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """What `--backend cuda` needs beside a driver: CuPy, and NVIDIA's compiler, which needs no GPU."""
+    """Yield what `--backend cuda` needs besides a driver: CuPy, and NVIDIA's compiler, which needs no GPU."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"

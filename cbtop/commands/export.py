@@ -85,7 +85,7 @@ def _of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
 
 
 def _check_frames(reader: RecordingReader) -> None:
-    """Raises DecodeError where a frame holds no messages."""
+    """Raise DecodeError if a frame cannot be decoded."""
     for frame in reader.frames():
         for _ in frame.messages() if frame.kind != FrameKind.INDEX else ():
             pass
@@ -102,7 +102,7 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     holds_many, chosen = EXPORTERS[options.format].holds_many, processes
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
-    elif not holds_many:  # one that had ended before it began left no record in it
+    elif not holds_many:  # a process that ended before the recording has no records in it
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
@@ -122,7 +122,7 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         raise UsageError(f"{options.output}: not a regular file")
     if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
-    # It gets its name when it is whole: what is interrupted leaves nothing behind.
+    # It gets its final name when complete, so that an interrupted export leaves nothing behind.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)

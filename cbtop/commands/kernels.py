@@ -1,4 +1,4 @@
-"""`cbtop kernels`: which kernels a running process launches for each brick, recorded now for a few of its steps."""
+"""`cbtop kernels`: the kernels a running process launches for each brick, recorded now for a few steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # of a kernel, where lines may be as long as they want
+NAME_CHARS = 64  # of a kernel's name, if lines may have any length
 LEAST_NAME_CHARS = 24
 
 
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _chosen(wanted: Sequence[str]) -> Source:
-    """The process that runs here and is meant. Raises NoDataError for none, UsageError for several."""
+    """Return the running process that is meant. Raises NoDataError if there is none, UsageError for several."""
     directory = runtime_dir()
     found: list[Source] = []
     try:
@@ -179,7 +179,7 @@ _HEAD = (
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 96  # what the other columns take
+_NUMBERS_CHARS = 96  # width of the other columns
 
 
 def _rows(phase: PhaseKernels) -> Table:

@@ -1,4 +1,4 @@
-"""`cbtop ls`: what there is to watch, one line each."""
+"""`cbtop ls`: the sources to watch, one line each."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
-    """Until every daemon has said what it knows, and each live source its first step, or time is up."""
+    """Wait until every daemon has answered and each live source has ended a step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s and (
         feed.unanswered or feed.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
@@ -99,7 +99,7 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 
 
 def _rows(feed: Feed) -> list[SourceRow]:
-    """By host and rank. Rates of what runs are of its last seconds, as on screen, where its daemon remembers them."""
+    """Return rows by host and rank. Rates of live sources cover recent seconds if their daemon keeps a history."""
     found = {row.key: row for row in feed.listed().rows()}
     if any(row.state is SourceStatus.LIVE for row in found.values()):
         for past in remembered(feed):
@@ -114,7 +114,7 @@ def _rows(feed: Feed) -> list[SourceRow]:
 
 
 def _with_rates(row: SourceRow, lately: SourceRow) -> SourceRow:
-    """`row` with the steps of `lately`, and why these are not known."""
+    """Return `row` with the steps of `lately`, and the reasons of unknown figures."""
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
     unknown += [one for one in lately.unknown if one.figure in of_steps]

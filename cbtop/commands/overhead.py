@@ -1,4 +1,4 @@
-"""`cbtop overhead`: what profiling costs on this machine, measured now."""
+"""`cbtop overhead`: the cost of profiling on this machine, measured now."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # that an interval ends above what it is of, and as much below
+ALPHA = 0.025  # probability that the true value is above an interval, and the same below
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
-PLAIN = "plain step"  # one that is not sampled: timed as a whole
+PLAIN = "plain step"  # a step that is not sampled, timed only as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A median, and the interval it lies in with 95 %; None where there were too few rounds for one."""
+    """A median and its 95 % interval, which is None if there were too few rounds."""
 
     median: float
     low: float | None
@@ -54,16 +54,16 @@ class Measured:
 
     @property
     def below_noise(self) -> bool | None:
-        """Of a ratio: whether it may as well be 1."""
+        """For a ratio: whether it may be 1."""
         return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one way of profiling costs.
+    """The cost of one way of profiling.
 
-    `times_floor` is over two clock reads, `step_ratio` a decode step's time over that with a disabled profiler: each
-    the median over pairs of one round. What they are ratios to has none.
+    `times_floor` is relative to two clock reads, `step_ratio` is a decode step's time relative to a disabled
+    profiler. Each is the median over pairs of one round. The references themselves have None.
     """
 
     mode: str
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # Rings of its own, which no daemon sees: nobody is to watch this.
+    # Rings in a directory of their own, invisible to daemons, because a reader would disturb the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -107,7 +107,7 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """The times (ns) of one start and stop with each profiler, and of the floor, less those of a loop of nothing."""
+    """Return the time (ns) of one start and stop with each profiler, and of the floor, less an empty loop."""
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
@@ -141,14 +141,14 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
         brick = BrickId.RMS_NORM
         for _ in repeat(None, times):
             profiler.stop_brick(profiler.start_brick(brick), 1)
-        profiler.finalize()  # what was deferred is part of the price
+        profiler.finalize()  # deferred work is part of the cost
 
     return loop
 
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:
-    """The times of a decode step (µs) with each profiler, turn by turn."""
-    # Numba takes its time to load.
+    """Return the times of a decode step (µs) with each profiler, turn by turn."""
+    # Imported here, because Numba loads slowly.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.int8 import model_to_run
@@ -156,8 +156,8 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
 
     path = model or demo_model(line.show)
     go_by_kept_crossovers(line)
-    loaded = model_to_run(path)  # as `cbtop demo` runs it: of a slower step profiling costs a smaller part
-    backend = cpu_backend(1)  # one thread: another that is not always ours would be measured with it
+    loaded = model_to_run(path)  # as `cbtop demo` runs it: in a slower step, profiling would be a smaller part
+    backend = cpu_backend(1)  # one thread, because waits for a busy core would be measured, too
     line.show("compiling kernels")
     decoders = {
         name: Decoder(loaded, backend.label, backend.threads, profiler, context=64)
@@ -197,13 +197,13 @@ def _ratio(times: list[float], others: list[float]) -> Measured:
 
 
 def _measured(values: list[float]) -> Measured:
-    """Their median between order statistics, whatever they are distributed like."""
+    """Return their median and its interval between order statistics, valid for any distribution."""
     ordered, k = sorted(values), bound_of_median(len(values), ALPHA)
     return Measured(statistics.median(ordered), *((ordered[k - 1], ordered[-k]) if k else (None, None)))
 
 
 def _plain(cost: Cost) -> dict[str, object]:
-    """For JSON: each figure with its interval, each ratio with whether it is below noise."""
+    """Return the JSON fields: each figure with its interval, each ratio with whether it is below noise."""
     ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
     noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
     return {**asdict(cost), **noise}
@@ -228,7 +228,7 @@ def _text(costs: list[Cost], recorder: str) -> str:
 
 
 def _between(found: Measured | None, digits: str, *, is_ratio: bool = False) -> str:
-    """`1.012 (0.998–1.031) below noise`."""
+    """Return for example `1.012 (0.998–1.031) below noise`."""
     if found is None:
         return fmt.NONE_THERE
     interval = fmt.NOT_MEASURED

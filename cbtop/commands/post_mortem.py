@@ -1,4 +1,4 @@
-"""`cbtop post-mortem`: what a process that is no more was doing when it ended."""
+"""`cbtop post-mortem`: what an ended process was doing when it ended."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # What ended before it recorded anything has nothing to tell, unless it is asked for.
+        # Processes that ended before recording anything are only shown on request.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:
@@ -84,8 +84,8 @@ def _newest_first(ring: Path) -> float:
 
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
-    """The newest process with its bricks and verdicts, and a line for each other one."""
-    # They take 0.3 s to load; `--help` and JSON need none of them.
+    """Return the newest process with its bricks and verdicts, and a line for each other one."""
+    # Imported here: they take 0.3 s to load, and `--help` and JSON do not need them.
     from cbtop.commands.shared.ring_view import view_of
     from cbtop.reports.overview import bricks_and_verdicts
 

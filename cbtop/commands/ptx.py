@@ -1,4 +1,4 @@
-"""`cbtop ptx`: the PTX of a kernel, by the hash that a tree of the graph names."""
+"""`cbtop ptx`: the PTX of a kernel, by the hash shown in the graph's tree."""
 
 from __future__ import annotations
 

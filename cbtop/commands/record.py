@@ -37,7 +37,7 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 60.0  # at most: the daemon reads four times a second, on a machine with time for it
+READ_ON_S = 60.0  # maximum: the daemon reads four times a second if the machine is not overloaded
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # PID:DESCRIPTOR. Record what begins until this process has ended; write to this descriptor when recording begins.
+    # PID:DESCRIPTOR. Record new processes until this one has ended; write to the descriptor when recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     beside = None if options.beside is None else _Beside(options.beside, there_before)
     try:
-        with noted_interrupt() as is_interrupted:  # that is how one stops it
+        with noted_interrupt() as is_interrupted:  # the usual way to stop it
             while not recorder.is_full and not is_interrupted():
                 if options.duration and time.monotonic() - begun_s >= options.duration:
                     break
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The process of `cbtop run --record`, which waits until it reads on a descriptor that recording has begun."""
+    """The process of `cbtop run --record`, which waits on a descriptor until recording has begun."""
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
         self._pid, begun = map(int, beside.split(":"))
@@ -109,7 +109,7 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Whether it has ended, and what it and all that began since have left is read to its end."""
+        """Whether it has ended, and its data and that of all processes begun since is read completely."""
         if process_start(self._pid) == self._start:
             return False
         self._ended_s = self._ended_s or time.monotonic()

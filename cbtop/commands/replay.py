@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a replay beside the file itself."""
+    """Add the options of a replay, except the file."""
     parser.add_argument(
         "--at", type=_moment, metavar="SEC",
         help="begin there (default: screen the first data, report the end; of a saved range, all of it)",
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
-    """How long a window to keep; what a report on all of it compares with a baseline is all of it."""
+    """Return the length of the window. A report that compares everything with a baseline needs all of it."""
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
     from cbtop.client.replay import ReplayFeed

@@ -1,4 +1,4 @@
-"""What `cbtop` and `cbtop demo` share: the options of a report, and opening the screen."""
+"""Shared by `cbtop` and `cbtop demo`: the options of a report, and opening the screen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.protocol.vocabulary import VIEWER_KEY
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.viewmodels import MergeMode
 
-# What declares options loads neither numpy nor zmq, which take longer than all else that `cbtop --help` does.
+# Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
 if TYPE_CHECKING:
     from cbtop.client.feed import Feed
     from cbtop.client.replay import ReplayFeed
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-YOUNG_OBJECTS = 5_000  # a frame makes some 2,000 that are let go with the next one
+YOUNG_OBJECTS = 5_000  # a frame makes about 2,000 objects that are freed with the next one
 THEMES = ("dark", "light")
-TABS = {"overview": OVERVIEW, "graph": "tree"}  # what the screen calls them
-ALL = math.inf  # no last seconds, but all that was seen
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # the screen's names
+ALL = math.inf  # not the recent window, but all data
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that choose what is shown, and how."""
+    """Add the options that choose what is shown, and how."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--headless",
@@ -107,12 +107,12 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_options(options: argparse.Namespace) -> None:
-    """Fill in what the command line leaves open. Raises UsageError for what cannot be meant."""
+    """Set the options that are not on the command line. Raises UsageError for an invalid value."""
     settle(options, SETTINGS)
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
-    """The options that choose the daemon to listen to; with `many` there may be several."""
+    """Add the options that choose the daemon to listen to; with `many` there may be several."""
     group = parser.add_argument_group("connection")
     address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
     default = "(default: your own, started inside if none runs)"
@@ -138,9 +138,9 @@ def open_feed(
     *,
     looks_back: bool = True,
 ) -> Feed:
-    """The feed that the options of `add_connect_arguments` name; whether anybody looks back in it.
+    """Return the feed for the options of `add_connect_arguments`. `looks_back` keeps a history in a daemon inside.
 
-    Raises UsageError for keys that cannot be used.
+    Raises UsageError for invalid keys.
     """
     from cbtop.client.feed import Feed
     from cbtop.daemon.history import MAX_HISTORY_S
@@ -153,7 +153,7 @@ def open_feed(
 
 
 def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
-    """The keys that the options of `add_connect_arguments` name. Raises UsageError where they cannot be used."""
+    """Return the keys for the options of `add_connect_arguments`. Raises UsageError if they are invalid."""
     from cbtop.protocol.keys import ViewerKeys, keys_dir, load_pair, parse_public_key
 
     addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
@@ -174,16 +174,16 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Whether to print instead of opening the screen: asked for, or there is no terminal that it can be drawn on.
+    """Whether to print instead of opening the screen: on request, or without a suitable terminal.
 
-    Textual reads keys from stdin and draws on stderr; who redirects stdout wants text.
+    Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
     """
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
-    """One report on stdout; `replay` says where in which recording it was found."""
+    """Print one report on stdout; `replay` is its position in a recording."""
     from cbtop.row_choice import RowChoice
 
     settle_signs(options)
@@ -194,7 +194,7 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
 
 
 def require_passed_checks(views: Iterable[SourceView]) -> None:
-    """Raises FailedCheckError, with the first of them, when a check of a brick has failed."""
+    """Raise FailedCheckError with the first failed check of a brick, if there is one."""
     failed = [(view, check) for view in views for check in view.failed_checks]
     if failed:
         view, check = failed[0]
@@ -203,7 +203,7 @@ def require_passed_checks(views: Iterable[SourceView]) -> None:
 
 
 def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> None:
-    """Raises UsageError when no source has the phase that was asked for."""
+    """Raise UsageError if no source has the requested phase."""
     known = {steps.phase for view in views for steps in view.phases}
     if options.phase is not None and options.phase not in known:
         raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
@@ -215,12 +215,12 @@ def show_on_screen(
     merge: MergeMode | None = None,
     program: AppProgram | None = None,
 ) -> int:
-    """Open the screen on `feed`, with what `program` writes as one of the views; the exit code when it closes."""
+    """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when it closes."""
     settle_colours(options)
-    # What is loaded until the screen opens stays: looked through for garbage meanwhile, and again later, it would
-    # cost a tenth of the start, and every ten seconds as much as several frames.
+    # Objects loaded before the screen opens stay alive. Collecting garbage among them would cost a tenth of the
+    # start, and later several frames every ten seconds.
     gc.disable()
-    # Textual takes a fifth of a second to load; reports and --help should not pay for it.
+    # Imported here: Textual takes a fifth of a second to load, which reports and --help should not pay.
     from cbtop.client.look_back import look_back
     from cbtop.client.replay import ReplayFeed
     from cbtop.client.stream_recorder import save_history
@@ -232,7 +232,7 @@ def show_on_screen(
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
-        # With several daemons there is no one history to write down.
+        # Several daemons have no common history to save.
         save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
         back = partial(look_back, feed) if feed.endpoint else None
         if program is None:
@@ -255,15 +255,15 @@ def show_on_screen(
 
 
 def settle_colours(options: argparse.Namespace) -> None:
-    """Say in the environment, before Textual is loaded, whether the screen has colours."""
+    """Set in the environment whether the screen has colours, before Textual is loaded."""
     if options.color is False:
         os.environ["NO_COLOR"] = "1"
     elif options.color or not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR asks for nothing, but Textual takes it as set
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR has no meaning, but Textual takes it as set
 
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
-    """Give the screen the order of its rows, its filter and its looks."""
+    """Apply the options for row order, filter and theme to the screen."""
     from cbtop.row_choice import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
@@ -273,8 +273,10 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
 
 
 def settle_signs(options: argparse.Namespace) -> None:
-    """With `--ascii` write one ASCII character for each of our signs, on stdout and where the screen is drawn; with
-    `--no-ascii` the signs, whatever the locale says."""
+    """With `--ascii`, write one ASCII character for each of our signs, on stdout and on the screen.
+
+    With `--no-ascii`, write the signs whatever the locale is.
+    """
     if options.ascii is None:
         return
     for stream in (sys.stdout, sys.__stderr__):
@@ -283,7 +285,7 @@ def settle_signs(options: argparse.Namespace) -> None:
 
 
 def endpoint(text: str) -> str:
-    """An address, as argparse checks it."""
+    """Parse an address, for argparse."""
     try:
         return parse_endpoint(text)
     except EndpointError as error:
@@ -291,7 +293,7 @@ def endpoint(text: str) -> str:
 
 
 def positive_seconds(text: str) -> float:
-    """A time above zero, as argparse checks it."""
+    """Parse a time above zero, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -302,12 +304,12 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """How long a window to keep in store: what was asked for, or what the screen's key will ask for."""
+    """Return the length of the window to keep: as requested, or as the screen's key would request it."""
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
-    """Whether figures are of the last seconds, and not of all that was seen."""
+    """Whether figures cover the recent window instead of all data."""
     return by_default if options.window is None else options.window != ALL
 
 
@@ -330,7 +332,7 @@ def _column(text: str) -> str:
 
 
 def _verdict(text: str) -> str:
-    from cbtop.viewmodels.verdicts import VERDICTS  # which loads numpy
+    from cbtop.viewmodels.verdicts import VERDICTS  # loads numpy
 
     return one_of("verdict", [rule.id for rule in VERDICTS])(text)
 

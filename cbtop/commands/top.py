@@ -58,8 +58,8 @@ HOW_TO_START = (
     "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
 )
 POLL_MS = 100
-MAX_LONGER_S = 5.0  # of a daemon that says nothing meanwhile there is no window
-RANKS_WATCH_S = 1.5  # long enough to tell which of several ranks is slower than the others
+MAX_LONGER_S = 5.0  # a daemon that sends nothing meanwhile has no window
+RANKS_WATCH_S = 1.5  # long enough to find the slowest of several ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which daemons to listen to, how long, and what to show of it."""
+    """Add the options for the daemons to listen to, the time, and the content."""
     add_source_argument(parser)
     parser.add_argument(
         "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
-    """Until every daemon has answered and a live source has something to show, or time is up."""
+    """Wait until every daemon has answered and a live source has data, or time is up."""
     from cbtop.viewmodels.source import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -133,23 +133,23 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
 
 def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
-    """Until two samples of every device have come, of which means are made, or time is up."""
+    """Wait for two samples of every device, which averages need, or until time is up."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _wait_for_records(feed: Feed, timeout_s: float) -> None:
-    """Until a record of all that runs has come, or time is up."""
+    """Wait for a record of every running source, or until time is up."""
     deadline_s = time.monotonic() + timeout_s
     while not all(len(record.recent) for record in running(feed)) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Until the duration is over, or, without one, until nothing is live any more or Ctrl-C.
+    """Wait until the duration is over; without one, until nothing runs any longer or Ctrl-C.
 
-    A daemon speaks a few times a second: so that there is a window to be printed, it may take a moment more.
+    A daemon sends a few times a second, so it may take a moment longer until there is a window to print.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -168,18 +168,18 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
                 if feed.refused:
                     raise CbtopError(feed.refused)
                 if is_interrupted():
-                    return  # enough seen: print it
+                    return  # seen enough: print it
     finally:
         line.clear()
 
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
-    """Print what there is; `was_live`: something ran when we began to watch."""
+    """Print the report. `was_live`: something ran when we began to watch."""
     from cbtop.viewmodels.source import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # What has ended is only of interest where nothing runs, and then the last of it.
+    # Ended processes are shown only if nothing runs, and then only the newest.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
@@ -215,7 +215,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
-    """Of those that ended, the newest first, the first that has something to show."""
+    """Return the newest ended source that has data."""
     from cbtop.viewmodels.source import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -229,7 +229,10 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Until all that may go together with those that are shown is read, or time is up; how many of it is not."""
+    """Wait until all sources that may be merged with the shown ones are read, or time is up.
+
+    Returns how many are not.
+    """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
@@ -254,33 +257,33 @@ def _wanted(options: argparse.Namespace) -> str:
 
 
 def unanswered(feed: Feed) -> str:
-    """Where nobody answers, in words."""
+    """Return a text with the addresses that no daemon answers from."""
     return f"no daemon answers at {', '.join(feed.unanswered)}"
 
 
 def unread(feed: Feed) -> str:
-    """Who has said more than there was time to read, in words."""
+    """Return a text with the daemons that sent more than was read in time."""
     return f"time is up, and there is more to read from {', '.join(feed.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:
-    """Every source, the newest live one first."""
+    """Return every source, the newest live one first."""
     seen = feed.seen()
     return [seen[source.key].record for source in feed.sources()]
 
 
 def running(feed: Feed) -> list[SourceRecord]:
-    """Those that run, as far as is known."""
+    """Return those known to run."""
     from cbtop.viewmodels.source import is_live
 
     return [record for record in known(feed) if is_live(record)]
 
 
 def runs_ranks(feed: Feed) -> bool:
-    """Whether several ranks run, which are to be compared."""
+    """Whether several ranks run, which can be compared."""
     return sum(record.hello is not None and record.hello.rank is not None for record in running(feed)) > 1
 
 
 def pid_of(record: SourceRecord) -> int:
-    """Its process; 0 while that is not known."""
+    """Return its pid, or 0 if not known yet."""
     return record.hello.pid if record.hello else 0

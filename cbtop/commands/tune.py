@@ -1,4 +1,4 @@
-"""`cbtop tune`: the setting that a model runs fastest with on this machine, found from its measured bricks."""
+"""`cbtop tune`: the fastest setting of a model on this machine, found from its measured bricks."""
 
 from __future__ import annotations
 

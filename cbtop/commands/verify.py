@@ -1,4 +1,4 @@
-"""`cbtop verify`: every kernel against its reference, and every check against outputs that are wrong on purpose."""
+"""`cbtop verify`: every kernel against its reference, and every check against deliberately wrong outputs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     line.show("loading kernels")
-    # Numba takes its time to load.
+    # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ComputeError
     from cbtop.compute.verification import run_here, variants, variants_on_gpu, verified
     from cbtop.compute.workload import WHOLE_PASS
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here
         chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
-        # First: of a file that cannot be run this is said before a minute of kernels, not after it.
+        # First, so that an unusable file is reported before a minute of kernel checks.
         model = _of_model(options.model, options.backend, line) if options.model else []
         kernels = []
         for done, variant in enumerate(chosen):
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # Of whole passes, too: what a brick is given is looked at there alone.
+        # Include whole passes, because only there a brick's real inputs are checked.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -111,7 +111,7 @@ def _chosen(all_of_them: Sequence[Variant], brick: str | None) -> Sequence[Varia
 
 
 def _by_gpu() -> Run:
-    """ComputeError where there is none."""
+    """Return a function that runs kernels on the GPU. Raises ComputeError if there is none."""
     from cbtop.compute.gpu.arguments import run_on
     from cbtop.compute.gpu.device import Gpu
 
@@ -119,9 +119,9 @@ def _by_gpu() -> Run:
 
 
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
-    """Of every brick of a model its checks in both kinds of pass, and of whole passes that their logits are right.
+    """Return the checks of every brick of a model in both kinds of pass, and of the logits of whole passes.
 
-    On a CPU with one thread and with as many as there are; with products as fast as they can be and with exact ones.
+    On a CPU, runs with one thread and with all threads; with the fastest products and with exact ones.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass
@@ -180,14 +180,14 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """What it failed beside, if that is not its reference, which every kernel stands beside."""
+    """Return the peer with which it disagreed, or "" for its reference, which every kernel is compared with."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
 def _error(one: Verified | CheckResult) -> str:
-    """How far it is off, or what it met that is not finite; nothing where that is not asked."""
+    """Return its error, or the non-finite value it met; "" if not applicable."""
     return one.not_finite or ("" if one.max_error is None else f"{one.max_error:.1e}")
 
 
@@ -256,7 +256,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
-    for one in model:  # also what is checked of whole passes, which no contract names
+    for one in model:  # include checks of whole passes, which are in no contract
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
         rules.setdefault((name, one.assertion), Rule(f"{name}/{one.assertion}", one.assertion, file, 1))
@@ -264,7 +264,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _rules(contract: Contract) -> Iterator[Rule]:
-    """All that is checked of a kernel, with the line of its contract that says so."""
+    """Yield everything checked of a kernel, with the line of its contract."""
     from cbtop.compute.verification import PEERS
 
     lines = {"finite": "equations"} | {f"equals {peer}": "tolerance" for peer in PEERS}

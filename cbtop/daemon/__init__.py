@@ -1,1 +1,1 @@
-"""The daemon: reads the rings of this machine, publishes them, keeps a history, and what ended processes left."""
+"""The daemon: reads the rings of this machine, publishes them, and keeps a history and ended processes' data."""

@@ -1,19 +1,20 @@
-"""The daemon: finds every ring of this user, adds up what they hold and publishes it.
+"""The daemon: finds every ring of this user, adds up their records and publishes the totals.
 
-It runs as a process of its own (`cbtop daemon`) or in a thread of a viewer that found none, on the same path.
-The profiled processes do not know it exists: it can come late, die and come back.
+It runs as a separate process (`cbtop daemon`) or in a thread of a viewer that found none, with the same code. The
+profiled processes do not know that it exists: it can start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched. One that runs comes before any that has ended, and a younger ended one
-  before an older: who makes room keeps its files.
-- Looking deletes nothing: the files of an ended process go when this daemon has known it ended for KEEP_ENDED_S, or
-  when all that ended processes left exceeds its bounds (`cbtop.protocol.ended`), the oldest first.
-- However many files are there, a round looks at LOOKS_AT_ONCE processes, those that may run first, and listing them
+- At most MAX_SOURCES processes are watched. Running ones come before ended ones, and later ended ones before earlier
+  ones. A process that makes room keeps its files.
+- Listing files deletes nothing. The files of an ended process are deleted when this daemon has known its end for
+  KEEP_ENDED_S, or when the data of all ended processes exceeds its limits (`cbtop.protocol.ended`), the oldest first.
+- A round looks at LOOKS_AT_ONCE processes, however many files there are, possibly running ones first. Listing them
   takes one part in LISTING_SHARE of the time.
-- Of what had ended before the daemon began, the header and the hello are read, and the rest when a viewer asks.
-- The log is bounded: a pipe that nobody reads must not hold the daemon up.
+- For processes that ended before the daemon began, only the header and the hello are read. The rest is read when a
+  viewer requests it.
+- The log is bounded, because a full pipe that is not read must not block the daemon.
 
-Devices are sampled in threads of their own, while somebody listens (`cbtop.daemon.devices`).
+Devices are sampled in separate threads while viewers listen (`cbtop.daemon.devices`).
 """
 
 from __future__ import annotations
@@ -64,24 +65,24 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
 LOOK_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
-PUBLISH_S = 0.25  # no screen draws more often: what is said in between would be taken in for nothing
+PUBLISH_S = 0.25  # no screen draws more often, so faster updates would be useless
 DISCOVER_S = 0.2
-EARLY = 0.2  # of its period: so much before it is due a job is done along with others
-JOIN_S = 0.1  # who joins within it is answered together
+EARLY = 0.2  # relative to its period: a job this close to being due is done along with others
+JOIN_S = 0.1  # requests of viewers that join within this time are answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-RESTING_KEYFRAME_S = 60.0  # where nothing is new but samples of devices: the oldest of them go with it
+RESTING_KEYFRAME_S = 60.0  # if only device samples are new; the oldest of them are dropped along with it
 SHUT_OUT_S = 0.5
-LAST_WORD_S = 0.05  # closing at once would take back what is still on its way
-RETRY_S = 5.0  # a file that could not be opened: it may be that a descriptor was lacking
+LAST_WORD_S = 0.05  # closing at once would discard messages that are still being sent
+RETRY_S = 5.0  # for a file that could not be opened, perhaps for lack of descriptors
 KEEP_ENDED_S = 600.0  # an ended process stays readable this long
 MAX_SOURCES = 256
-LOOKS_AT_ONCE = 256  # at processes that are new here
-REMOVED_AT_ONCE = 256  # processes whose files go
+LOOKS_AT_ONCE = 256  # processes that are new here
+REMOVED_AT_ONCE = 256  # maximum number of processes deleted at once
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # lines of the log, of all together less than a pipe holds
-RECORDS_TOGETHER_BYTES = 4 << 20  # about so much goes into one message
-MOST_WAITING = 1 << 16  # records that were read and are not said yet: 40 bytes each
+MAX_COMPLAINTS = 16  # lines of the log; their total size is less than a pipe holds
+RECORDS_TOGETHER_BYTES = 4 << 20  # approximate size of a message of records
+MOST_WAITING = 1 << 16  # records that were read but not published: 40 bytes each
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
@@ -90,8 +91,8 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from `directory` until it is stopped.
 
-    It keeps what it has said in the last `history_s` seconds, for viewers that ask (0: nothing).
-    Raises EndpointError when the address is taken, KeysError when it must not be served with these `keys`.
+    It keeps its messages of the last `history_s` seconds for viewers that request them (0: none). Raises
+    EndpointError if the address is taken, KeysError if it must not be served with these `keys`.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class Daemon:
         self._devices = Sampling(SAMPLERS)
         self._pid_namespace = pid_namespace()
         self._sources: dict[Path, Source] = {}
-        self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to look at them again
-        self._waiting: deque[str] = deque()  # rings that were listed and not looked at yet
-        self._there_before: frozenset[str] | None = None  # rings that were there when this daemon began
+        self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to try again
+        self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
+        self._there_before: frozenset[str] | None = None  # rings that existed when this daemon began
         self._list_again_s = 0.0
-        self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known for that
+        self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # every source was read at this moment, or later
@@ -145,7 +146,7 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self._answer()
-            # However late we are: viewers still hear how the host beside which we ran has ended.
+            # Even if late, viewers hear how the host process of this daemon has ended.
             self._read()
             self._beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -157,7 +158,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, those of running processes first; let go of what ended processes left too long ago."""
+        """Open new rings, those of running processes first, and delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -176,24 +177,24 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # A frame for each of fifty would take as long as to look at them.
+        # Publishing each of fifty separately would take as long as opening them.
         self._introduce([source for source in unread if source.ring_path in self._sources])
         self._let_go()
 
     def _introduce(self, sources: Sequence[Source]) -> None:
-        """Say all that is known of `sources`, which are new, together."""
+        """Publish all that is known of new `sources`, together."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            _frames_of(source, source.delta)  # the snapshot held it
+            _frames_of(source, source.delta)  # the snapshot contains it
 
     def _list(self) -> None:
-        """See which files are there."""
+        """List the ring files."""
         begun_s = time.monotonic()
         if begun_s < self._list_again_s:
             return
         try:
             rings = rings_of(os.listdir(self._directory))
-        except OSError as error:  # it was removed, or no descriptor is left: what is open is served on
+        except OSError as error:  # directory removed or no descriptor left: continue with the open ones
             _log.debug("%s", error)
             return
         watched = {path.name for path in self._sources}
@@ -208,7 +209,7 @@ class Daemon:
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
     def _look_at(self, name: str) -> Source | None:
-        """The source of that ring, watched from now on; None where it is not."""
+        """Open that ring and watch its source. Returns None if it is not watched."""
         path = self._directory / name
         left: Left | None = None
         if not runs(path):
@@ -221,7 +222,7 @@ class Daemon:
                 return None
         if not path.exists() or not self._has_room_for(left):
             return None
-        check_descriptors()  # the next viewer needs some, or libzmq ends the daemon
+        check_descriptors()  # keep some for the next viewer; without any, libzmq would end the daemon
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
         source.poll()
@@ -229,7 +230,7 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: Left | None) -> bool:
-        """Whether one more source can be watched; for one that runs (None), or ended later, an older one goes."""
+        """Whether one more source can be watched. A running one (None) or a later ended one replaces the oldest."""
         if len(self._sources) < MAX_SOURCES:
             return True
         ended = [self._left[path.name][0] for path in self._sources if path.name in self._left]
@@ -264,7 +265,7 @@ class Daemon:
             self._complain("remove", f"what ended processes left in {self._directory} stays: {error.strerror}")
 
     def _forget(self, path: Path) -> None:
-        """Watch it no longer."""
+        """Stop watching it."""
         source = self._sources.pop(path, None)
         if source is not None:
             self._say(FrameKind.LIVE, [codec.encode(SourceGone(source.key))])
@@ -284,7 +285,7 @@ class Daemon:
         self._poll(self._sources.values())
 
     def _read_filling(self) -> None:
-        """Read what might be overwritten before the next look at all."""
+        """Read rings that might be overwritten before the next regular read."""
         self._poll([source for source in self._sources.values() if source.is_filling])
 
     def _poll(self, sources: Iterable[Source]) -> None:
@@ -298,7 +299,10 @@ class Daemon:
                 waiting = 0
 
     def _publish(self) -> None:
-        """Say what is new, the records before the counters that tell of them: what is missing then was lost."""
+        """Publish what is new.
+
+        Records come before the counters that include them, so that missing ones count as lost.
+        """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
         else:
@@ -319,12 +323,12 @@ class Daemon:
         self._say(FrameKind.RECORDS, together)
 
     def _say_devices(self) -> None:
-        """Say what the samplers have found meanwhile; they rest while nobody listens."""
+        """Publish new samples of devices. Samplers pause without listeners."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return
         profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        self._devices.listen([os.getpid(), *profiled])  # what this process costs belongs to what is said, too
+        self._devices.listen([os.getpid(), *profiled])  # including the cost of this process
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def _beat(self) -> None:
@@ -336,7 +340,7 @@ class Daemon:
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
-            if source.state is SourceStatus.LIVE and not source.is_behind:  # else the rest is on its way
+            if source.state is SourceStatus.LIVE and not source.is_behind:  # otherwise the rest is being read
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
@@ -345,14 +349,14 @@ class Daemon:
         versions = {source.key: source.version for source in lately}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        if versions != self._history_versions or is_old:  # else the last keyframe says it all
+        if versions != self._history_versions or is_old:  # otherwise the last keyframe is still complete
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(lately))
             self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:
-        """Answer the viewers that ask for the time, a piece of the history, what ended or, having joined, for all."""
+        """Answer requests for the time, pieces of the history, data of ended sources, and snapshots on joining."""
         for topic in self._publisher.questions(CLOCK_PREFIX):
             reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
             self._publisher.answer([topic], [reading])
@@ -370,13 +374,13 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # The window of who joins begins now: what ran before, and is not read yet, would count in it.
+            # A new viewer's window begins now. Earlier records that are not read yet would count in it.
             self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """All that there is of the source a viewer asks for; one left unread is read, and said to all."""
+        """Return all data of the requested source. If it was left unread, read it and publish it to all."""
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self._sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
@@ -388,7 +392,7 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to all who follow that kind, and keep them."""
+        """Send messages to all subscribers of that kind, and keep them in the history."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -451,9 +455,9 @@ class DaemonInside:
 
 
 class _Timetable:
-    """Jobs that come round at their own periods (s), in the order given.
+    """Jobs repeated at their own periods (s), in the given order.
 
-    Where one is due, those are done along with it that soon will be: to wake up takes longer than most of them.
+    When one is due, jobs that will soon be due are done with it, because waking up takes longer than most of them.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -461,7 +465,7 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """The jobs to do; each is next due a period after it was (a late daemon does not hurry after)."""
+        """Return the jobs to do now. Each is next due a period later; missed periods are skipped."""
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -472,28 +476,28 @@ class _Timetable:
         return jobs
 
     def wait_ms(self) -> int:
-        """How long nothing is due."""
+        """Return the time until the next job is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
 
 
 def _give_memory_back() -> None:
-    """Let the system have what is free between the arrays in use: glibc keeps it (malloc_trim(3))."""
+    """Return free memory between arrays to the system, which glibc keeps otherwise (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """What `source` has to say; where that fails it is faulty, and the other sources are heard."""
+    """Return the messages of `source`. If it fails, mark it faulty without affecting the others."""
     try:
         return [codec.encode(message) for message in say()]
-    except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+    except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source
         source.fail(error)
         return []
 
 
 def _number(topic: bytes) -> int:
-    """What a question is about: its last part."""
+    """Return the number in a request, its last part."""
     return int(topic.rpartition(b"/")[2])
 
 

@@ -1,4 +1,4 @@
-"""The daemon's memory of the last minutes, ready to be written to a file: frames as a recording has them."""
+"""The daemon's messages of the last minutes, as frames that can be written to a recording."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class _Segment:
-    """A keyframe and what followed it."""
+    """A keyframe and the frames after it."""
 
-    number: int  # of its first frame
+    number: int  # number of its first frame
     begun_s: float
     frames: list[bytes]
     size_bytes: int = 0
 
 
 class History:
-    """The newest frames, from a keyframe on; whole segments of it are forgotten, the oldest first."""
+    """The newest frames, beginning with a keyframe. Whole segments are dropped, the oldest first."""
 
     def __init__(self, max_s: float = MAX_HISTORY_S, max_bytes: int = MAX_HISTORY_BYTES) -> None:
-        self.end = 0  # one more than the number of the newest frame
+        self.end = 0  # number of the newest frame plus 1
         self.size_bytes = 0
         self._max_s = max_s
         self._max_bytes = max_bytes
         self._segments: deque[_Segment] = deque()
 
     def begin(self, keyframe: bytes, now_s: float) -> None:
-        """Go on from a keyframe, and forget what is too old by now."""
+        """Begin a segment with a keyframe, and drop segments that are too old."""
         self._segments.append(_Segment(self.end, now_s, []))
         while len(self._segments) > 1 and now_s - self._segments[1].begun_s >= self._max_s:
             self._forget()
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Keep one more frame. What does not fit into the bound behind its own keyframe is not kept."""
+        """Add a frame. A frame that does not fit next to its own keyframe is not kept."""
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -49,7 +49,7 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """About PIECE_BYTES of frames from `number` on, or from the oldest, and the number of the first."""
+        """Return about PIECE_BYTES of frames from `number` (or the oldest) on, after the number of the first."""
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:
             skip = max(0, number - segment.number)

@@ -1,4 +1,4 @@
-"""What a process that is no more was doing: its last steps and records, and the brick that each thread was in."""
+"""What an ended process was doing: its last steps and records, and the brick of each thread."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # how far back a step is looked for that began like the one that never ended
+STEPS_COMPARED = 64  # number of earlier steps searched for one that began like the unfinished one
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRecord:
-    """One run of a node that ended; `ended_s` is Unix time."""
+    """One ended run of a node; `ended_s` is Unix time."""
 
     path: str  # decode → Layer 0 → RmsNorm
     us: float
@@ -34,9 +34,9 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a thread, task or greenlet was in. `provenance` is `measured` where it was written down as it ran.
+    """What a thread, task or greenlet was in. `provenance` is `measured` if it was recorded while it ran.
 
-    `derived` is what came next in an earlier step that began in the same way; then the thread is not known.
+    `derived` is what came next in an earlier step that began in the same way. The thread is then unknown.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """The end of one process. Times are Unix times: monotonic ones read off the clock pair of its ring."""
+    """The end of one process. Times are Unix times, converted with the clock pair of its ring."""
 
     pid: int
     program: str
@@ -60,13 +60,13 @@ class PostMortem:
     produced: int
     overwritten: int
     rejected: int
-    steps: tuple[EndedRecord, ...]  # the oldest first
+    steps: tuple[EndedRecord, ...]  # oldest first
     records: tuple[EndedRecord, ...]
     in_flight: tuple[Unfinished, ...]
 
 
 def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
-    """What the ring at `ring_path` and its catalog tell. Raises RingError when it is no ring."""
+    """Return what the ring at `ring_path` and its catalog contain. Raises RingError if it is not a ring."""
     reader = RingReader(ring_path)
     try:
         shift_ns = reader.realtime_ns - reader.monotonic_ns
@@ -118,14 +118,14 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
 
 
 def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
-    """Which records are steps."""
+    """Return the indices of step records."""
     steps = [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP]
     found: list[int] = np.flatnonzero(np.isin(batch.node, steps)).tolist()
     return found
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """What came next in the newest earlier step whose records began as those of the step that never ended."""
+    """Return what came next in the newest earlier step that began with the same records as the unfinished one."""
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []
     bounds = list(zip([-1, *step_ends], step_ends, strict=False))[-STEPS_COMPARED:]

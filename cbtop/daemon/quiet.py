@@ -1,7 +1,7 @@
-"""Since when a process has not gone on, and what it is in meanwhile."""
+"""Since when a process has made no progress, and what it is in meanwhile."""
 
-# It goes on when a record or an announcement comes, or when one of its threads begins, ends or is in something else
-# than before: what runs in a step that has no name yet leaves no record until it ends.
+# Progress is a new record or announcement, or a change in its threads: one begins, ends, or is in something else. The
+# latter because work in a step without a name leaves no record until it ends.
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from collections.abc import Callable
 from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS, InFlight, RingReader
 
-MIN_QUIET_NS = 1_000_000_000  # of less nothing is said
-LOOK_NS = 500_000_000  # at the threads of one that is quiet
+MIN_QUIET_NS = 1_000_000_000  # shorter pauses are not reported
+LOOK_NS = 500_000_000  # between looks at the threads of a quiet process
 
 
 class QuietWatch:
-    """Watches one process by its ring. All times are of the monotonic clock of this host, which is the process's."""
+    """Watches one process by its ring. All times are on this host's monotonic clock, which the process shares."""
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        self._moved_ns: int | None = None  # when it was last seen to go on, other than to begin what runs now
-        self._threads: list[InFlight] | None = None  # as they were at the last look; None: since then something came
+        self._moved_ns: int | None = None  # its last known progress, except the begin of what runs now
+        self._threads: list[InFlight] | None = None  # at the last look; None: something arrived since
         self._looked_ns = -LOOK_NS
-        self._say = False  # whether any of its threads was ever seen to say what it is in
+        self._say = False  # whether any of its threads has ever reported what it is in
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
-        """Something came, which a look at `now_ns` found; of records the newest ended at `ended_ns`.
+        """Note that something arrived, found at `now_ns`; the newest record ended at `ended_ns`.
 
-        Who comes late learns from that end how long it has been quiet. An end that lies before what is known or in
-        the future is not of this clock, or was told late: then what counts is that something came.
+        A daemon that starts late learns from that end how long it has been quiet. An end before the known progress or
+        in the future is from a different clock or arrived late. Then the arrival counts.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """See what its threads are in, where it has been quiet for long enough; and before, whether they say it.
+        """Look at what its threads are in, if it has been quiet long enough, or has not reported that before.
 
-        One that has ended, as that of a request does, has given its slot back.
+        A thread that has ended, for example of a request, has freed its slot.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns
@@ -54,13 +54,13 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """What is known, where it has been quiet for long enough; `last` is the node of its newest record."""
+        """Return what is known if it has been quiet long enough; `last` is the node of its newest record."""
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # Of several the one that began last is what it went on with, and then no more. One that is in a step comes
-        # before those that wait outside of all steps, for a request: the step does not go on.
-        # Where it is not known when, something in it has ended since: that is when the process was last seen to move.
+        # If several threads run, the one that began last shows where progress stopped. A thread in a step comes
+        # before threads that wait outside steps for a request, because the step is what makes no progress.
+        # If its begin is unknown, something in it has ended since, at the last known progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -74,7 +74,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            is_watched=self._say and len(self._threads) < SLOTS,  # there are no more slots: others may have none
+            is_watched=self._say and len(self._threads) < SLOTS,  # with all slots used, others may have none
             last=last,
         )
 

@@ -1,4 +1,4 @@
-"""One profiled process as the daemon sees it: its ring and catalog, read, checked and added up."""
+"""One profiled process in the daemon: its ring and catalog are read, checked and added up."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from cbtop.protocol.vocabulary import SourceStatus
 _log = logging.getLogger("cbtop.daemon")
 
 ALIVE_CHECK_S = 0.5
-QUIET_ROUNDS = 6  # of what is quiet one keyframe in so many: half a minute at the daemon's pace
-MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer one would crowd the pid out of the key
+QUIET_ROUNDS = 6  # a quiet source is in one keyframe of this many: every half minute at the daemon's pace
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer name would crowd the pid out of the key
 
 
 class Source:
-    """Reads one ring and its catalog, and keeps the totals. Whatever is wrong with them stays in here.
+    """Reads one ring and its catalog, and keeps the totals. Errors in them affect only this source.
 
-    Of one that has ended, `on_demand` reads who it was and how many records it left, and the rest once it is wanted.
+    For an ended process, `on_demand` reads only its hello and number of records, and the rest when it is requested.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class Source:
         self.ended_at_s: float | None = None
         self.hello: HostHello | None = None
         self._announced: Announcements[CatalogMessage] = Announcements()
-        self._left_out_there = 0  # announcements, by the process
-        self._left_out = 0  # and those that found no place here
-        self._changed: dict[Key, CatalogMessage] = {}  # what was said since it was last published
+        self._left_out_there = 0  # announcements dropped by the process
+        self._left_out = 0  # announcements dropped here for lack of room
+        self._changed: dict[Key, CatalogMessage] = {}  # announced since the last publication
         self.stats = NodeStats()
         self._clock_s = clock_s
         self._alive_checked_s = -ALIVE_CHECK_S
         self._nodes = NodeTable()
-        self._produced = 0  # the records below this number are counted
-        self._read_ns = time.perf_counter_ns()  # until then: what ended since is in no statistics
+        self._produced = 0  # records below this number are counted
+        self._read_ns = time.perf_counter_ns()  # what ended later is in no statistics
         self._received = self._overwritten = self._before_attach = self._rejected = 0
         self._sequence = self._unread = 0
         self._heard = 0  # messages of the catalog
         self._quiet_version = (0, 0)  # records and messages, at the last keyframe
-        self._quiet_rounds = 0  # keyframes since then that had nothing new to say
-        self._quiet_catalog = 0, 0  # the same of the catalog alone: its messages, and keyframes since then
+        self._quiet_rounds = 0  # keyframes since then without news
+        self._quiet_catalog = 0, 0  # the same for the catalog: messages, and keyframes without news
         self._goodbye: Goodbye | None = None
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
-        self._changed_from_ns: int | None = None  # before this no record of those that changed them began
+        self._changed_from_ns: int | None = None  # the records of these changes began no earlier
         self._fresh: list[Batch] = []
         self._handed_out = 0  # the ring's records below this number
         self._last = NO_NODE, 0  # the node of the newest record, and its lane
-        self._came = self.version  # records and messages, when it was last looked whether some came
-        self._is_wanted = False  # to be read though it has ended
+        self._came = self.version  # records and messages at the last check for arrivals
+        self._is_wanted = False  # to be read although it has ended
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
         try:
@@ -97,59 +97,59 @@ class Source:
 
     @property
     def key(self) -> str:
-        """host:pid:start:serial, the same for the life of the process."""
+        """host:pid:start:serial, stable for the life of the process."""
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def pid_in(self, namespace: int | None) -> int | None:
-        """Its pid, where it runs and is in that pid namespace."""
+        """Return its pid if it runs and is in that pid namespace."""
         if self.hello is None or self.state is not SourceStatus.LIVE or self.hello.pid_namespace != namespace:
             return None
         return self.hello.pid
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """What the process has said, as far as it counts: of messages that replace each other the newest."""
+        """The valid messages of the process; of messages that replace each other, the newest."""
         first = [] if self.hello is None else [self.hello]
         last = [] if self._goodbye is None else [self._goodbye]
         return [*first, *self._nodes.nodes, *self._announced, *last]
 
     @property
     def is_behind(self) -> bool:
-        """Whether a long catalog takes another poll before its records are read."""
+        """Whether the catalog is too long for one poll, and records follow later."""
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
     def want(self) -> None:
-        """Read with the next poll what was left unread."""
+        """Read unread data with the next poll."""
         if self.is_left_unread:
             self.is_left_unread, self._is_wanted = False, True
 
     @property
     def is_filling(self) -> bool:
-        """Whether so much has come since the last poll that the next should not be waited for."""
+        """Whether the ring is filling so fast that the next regular poll may be too late."""
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # the poll says what is wrong with it
+            return True  # the poll will report the error
 
     def poll(self) -> None:
-        """Read what is new. A source that breaks its word becomes `faulty` and is read no more."""
+        """Read what is new. A source that violates the protocol becomes `faulty` and is not read any longer."""
         if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._is_alive():
                 self.ended_at_s = self._clock_s()
             return
         try:
-            self._take_in(self._catalog_reader.read_piece())  # the first says how to tell that the process lives
+            self._take_in(self._catalog_reader.read_piece())  # the first message says how to tell that it lives
             if self._catalog_reader.is_behind:
-                return  # a long catalog takes several polls, that the other sources need not wait for
-            alive = self._is_alive()  # asked first: if it is dead now, this read is the last there is to read
+                return  # a long catalog takes several polls, so that other sources need not wait
+            alive = self._is_alive()  # asked first: if it is dead now, this read gets everything
             batch = self._read_ring(final=not alive)
-            self._take_in(self._catalog_reader.read())  # every node a record names was announced before it
+            self._take_in(self._catalog_reader.read())  # every node was announced before its records
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._goodbye is not None:
-                # What was recorded before the goodbye is in the ring by now: read it to its end.
+                # All records before the goodbye are in the ring by now: read it to its end.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._goodbye.reason)
             elif not alive:
@@ -160,13 +160,13 @@ class Source:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Read it no more: what it holds provoked `error`."""
+        """Stop reading it, because its data caused `error`."""
         _log.debug("%s", self.ring_path, exc_info=error)
         why = "no memory for it" if isinstance(error, MemoryError) else str(error) or type(error).__name__
         self._end(SourceStatus.FAULTY, why)
 
     def state_message(self) -> SourceState:
-        """How the source is, and its counters."""
+        """Return its state and counters."""
         return SourceState(
             source=self.key,
             state=self.state,
@@ -182,7 +182,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """What changed since the last call, for viewers that have the rest."""
+        """Return what changed since the last call, for viewers that have the rest."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if self._changed:
             messages.append(SourceCatalog(self.key, complete=False, messages=tuple(self._changed.values())))
@@ -200,23 +200,23 @@ class Source:
 
     @property
     def waiting(self) -> int:
-        """How many records the next call of `records` gives."""
+        """Number of records that the next call of `records` returns."""
         return sum(len(batch.node) for batch in self._fresh)
 
     def records(self) -> list[RecordBatch]:
-        """The records since the last call, as they go to recorders."""
+        """Return the records since the last call, for recorders."""
         produced, first = self._ring.read_to, self._handed_out
         fresh, self._fresh, self._handed_out = joined(self._fresh), [], produced
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Nobody wants the records until now: the next call of `records` gives what comes from now on."""
+        """Skip the records until now; the next call of `records` returns later ones."""
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """All there is to know, for a viewer that knows nothing (and, as a keyframe, heals one that lost some).
+        """Return everything known, for a new viewer; as a keyframe, it also repairs one that lost messages.
 
-        While a long catalog is being read there are no statistics: with the first of them a viewer's window begins.
+        While a long catalog is being read, statistics are left out, because a viewer's window begins with them.
         """
         node = self.stats.nodes_with_records()
         return [
@@ -226,7 +226,10 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Everything again: of what does not change (all, or the catalog) twice is enough, and then now and again."""
+        """Return everything again.
+
+        Unchanged parts (all, or the catalog) are repeated twice, then only occasionally.
+        """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
         heard, rounds = self._quiet_catalog
@@ -237,11 +240,11 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """How many records and messages its snapshot is made of: while it stays, nothing has changed."""
+        """Number of records and messages in its snapshot: nothing has changed while it is equal."""
         return self._produced, self._heard
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._ring.close()
         self._catalog_reader.close()
 
@@ -254,28 +257,28 @@ class Source:
         try:
             is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_reader.path)
             if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
-                return is_locked_now  # its pid is nobody's here, or somebody else's
+                return is_locked_now  # its pid does not exist here, or is a different process
             if not is_running(pid, self._ring.process_start):
                 return False
-            # Without its lock it has become another program, or has only closed every file it found.
+            # Without its lock it has become a different program, or has only closed all its files.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self.ring_path)
-        except OSError:  # no descriptor left to look with
+        except OSError:  # no descriptor left to check
             return True
 
     def _now_ns(self) -> int:
         return round(self._clock_s() * 1e9)
 
     def _watch_on(self, batch: Batch) -> None:
-        """Note whether it has gone on since the last poll."""
+        """Note whether it has made progress since the last poll."""
         now_ns = self._now_ns()
         if self.version != self._came:
             self._came = self.version
             end_ns = batch.calls().end_ns
             self._watch.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
-        self._watch.look(now_ns)  # also at first: it may have been quiet for long
+        self._watch.look(now_ns)  # also at first, because it may have been quiet for long
 
     def _quiet(self) -> Quiet | None:
-        """That it does not go on, and what it is in; None while it does."""
+        """Return that it makes no progress, and what it is in; None if it does."""
         last, lane = self._last
         quiet = self._watch.quiet(self._now_ns(), last, self._is_in_step)
         if quiet is None or self.hello is None:
@@ -283,19 +286,19 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self._nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.is_open(step, lane):
-            quiet = replace(quiet, in_flight=step)  # of which something was recorded, and not its end
+            quiet = replace(quiet, in_flight=step)  # a step with records, but not its end
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _is_in_step(self, node: int) -> bool:
         return node <= len(self._nodes) and self._nodes.step_of[node] > 0
 
     def _look_at_what_is_left(self) -> None:
-        """Read its hello, and how many records there are; what has no hello is read as others are."""
+        """Read its hello and its number of records. If it has no hello, it is read like others."""
         try:
             self._take_in(self._catalog_reader.read_first())
             how = SourceStatus.ENDED if self._ring.is_closed else SourceStatus.GONE
             left = self._ring.produced
-        except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+        except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source
             self.fail(error)
             return
         if self.hello is not None:
@@ -304,7 +307,7 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        if state is not SourceStatus.FAULTY:  # what is faulty may live on, and keeps its files as long
+        if state is not SourceStatus.FAULTY:  # a faulty process may still run, and keeps its files that long
             self.ended_at_s = self._clock_s()
 
     def _take_in(self, said: list[CatalogMessage]) -> None:
@@ -335,7 +338,7 @@ class Source:
             self._changed[key] = message
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # To add a ring up takes a second where it is long and full: what ends meanwhile comes with the next read.
+        # Reading a long, full ring takes a second. What ends meanwhile comes with the next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 
@@ -364,7 +367,7 @@ class Source:
         self._changed_cells.append(cells)
 
     def _updates(self, node: Column, cell: Column, ran_from_ns: int | None) -> Iterator[StatsUpdate]:
-        """The totals of `node`, the counts of the ascending histogram cells, and when steps ran from then on."""
+        """Yield the totals of `node`, the counts of the ascending histogram cells, and when steps ran."""
         yield self._update(node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
             yield self._update(node[:0], cell[at : at + MAX_CELLS], None)

@@ -1,4 +1,4 @@
-"""Recorded processes in the formats other tools read, one file a format."""
+"""Exporters of recorded processes for other tools, one file per format."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Event = dict[str, object]
 
 
 def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """One complete event a record, on the host's monotonic clock; what was lost stands under `otherData`."""
+    """Write one complete event per record, on the host's monotonic clock. Losses are in `otherData`."""
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
     for event in _events(processes):
@@ -34,7 +34,7 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    numbers = count(1)  # never one twice: two processes may have had the same pid, one after the other
+    numbers = count(1)  # unique, because two processes may have had the same pid, one after the other
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)
         threads: list[int] = []

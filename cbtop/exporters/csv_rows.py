@@ -1,4 +1,4 @@
-"""Comma-separated values, one row a record."""
+"""Comma-separated values, one row per record."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TextIO
 from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.graph.nodes import display_name, printable
 
-FORMULA = tuple("=+-@＝＋－＠")  # what one begins with: owasp.org/www-community/attacks/CSV_Injection
+FORMULA = tuple("=+-@＝＋－＠")  # first characters of a formula: owasp.org/www-community/attacks/CSV_Injection
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """RFC 4180, with a header; names in one line, no parent is an empty field, failed and plain are 0 or 1.
+    """Write RFC 4180 with a header. Names are on one line, no parent is an empty field, failed and plain are 0 or 1.
 
-    A name that a spreadsheet would take for a formula stands behind a single quote.
+    A name that a spreadsheet would take for a formula is prefixed with a single quote.
     """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""Two runs as stacks with what each took then and now: for differential flame graphs, and for speedscope."""
+"""Two runs as stacks with their times then and now, for differential flame graphs and speedscope."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DiffStack:
     now_ns: int
 
 
-# Speedscope draws no differences: what was added and what was saved are profiles of their own, beside both runs.
+# Speedscope draws no differences, so added and saved times are profiles of their own, in addition to both runs.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,
@@ -28,14 +28,14 @@ _PROFILES: dict[str, Callable[[DiffStack], int]] = {
 
 
 def folded(stacks: Sequence[DiffStack]) -> str:
-    """`phase;layer;brick before now`, a line each, as `flamegraph.pl` draws differences of."""
+    """Return `phase;layer;brick before now` lines, from which `flamegraph.pl` draws differences."""
     return "\n".join(
         f"{';'.join(name.replace(';', ',') for name in one.names)} {one.before_ns} {one.now_ns}" for one in stacks
     )
 
 
 def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
-    """A file of four sampled profiles of the same frames: before, now, what became longer, and what shorter."""
+    """Return a file of four sampled profiles of the same frames: before, now, longer, and shorter."""
     frames: dict[str, int] = {}
     samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]
     profiles = []

@@ -11,7 +11,10 @@ from cbtop.profiler.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
-    """Each node once, with the mean of its records; a plain step, whose inside is not among them, is no run of it."""
+    """Write each node once, with the mean of its records.
+
+    Plain steps do not count, because their inside is not recorded.
+    """
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
     uncounted: set[int] = set()  # nodes with a call that gave no count
     for record in (record for record in recorded.records if not record.plain):

@@ -1,4 +1,4 @@
-"""JSON lines, one object a record."""
+"""JSON lines, one object per record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.graph.nodes import display_name
 
 
 def write_json_lines(recorded: RecordedProcess, out: TextIO) -> None:
-    """The fields of the record, and its node's parent, kind and name."""
+    """Write the fields of each record, and its node's parent, kind and name."""
     for record in recorded.records:
         node = recorded.nodes[record.node]
         named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}

@@ -1,9 +1,9 @@
 """Perfetto's own format: a stream of protobuf packets, which ui.perfetto.dev opens.
 
-https://perfetto.dev/docs/reference/trace-packet-proto and
-https://perfetto.dev/docs/reference/synthetic-track-event say what the fields are. Protobuf itself
+The fields are described at https://perfetto.dev/docs/reference/trace-packet-proto and
+https://perfetto.dev/docs/reference/synthetic-track-event. Protobuf itself
 (https://protobuf.dev/programming-guides/encoding) is a tag, number << 3 | type, before each field: type 0 is an
-integer in groups of seven bits, the lowest first; type 2 is a length and so many bytes.
+integer in groups of seven bits, the lowest first; type 2 is a length and that many bytes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # DebugAnnotation
 
 SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
-MONOTONIC = 3  # of the builtin clocks: what the records are on
+MONOTONIC = 3  # the builtin clock of the records
 SEQUENCE = 1
 ELEMENTS, FAILED, PLAIN = 1, 2, 3  # our annotations
 MASK = (1 << 64) - 1
 
 
 def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
-    """Each process with its tracks; a slice a record, with its elements. Names are said once."""
+    """Write each process with its tracks, and a slice per record with its elements. Names are written once."""
     uuids, first_names = count(1), count(1, 1 << 32)
     begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
     clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
@@ -56,8 +56,8 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Each track of a process when it is first used, and what happens on all of them: in order on each."""
-    tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and what is open on it
+    """Yield each track of a process before its first use, and the events of all tracks, in order on each."""
+    tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and its open records
     for track, record in laid_out(recorded):
         if track == len(tracks):
             tracks.append((next(uuids), []))
@@ -83,7 +83,7 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-@lru_cache(maxsize=1 << 12)  # a trace says few things often: this halves its time
+@lru_cache(maxsize=1 << 12)  # a trace repeats few messages: caching halves its time
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
     return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
@@ -103,7 +103,7 @@ def _event(at_ns: int, event: bytes) -> bytes:
 
 
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
-    """Every name by the id that events have for it."""
+    """Return every name with its id in events."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
         said += _named(ANNOTATION_NAMES, number, name)

@@ -1,4 +1,4 @@
-"""Traces of recorded processes: from the ring and the catalog of one, running or gone, or from a recording."""
+"""Traces of recorded processes: from a process's ring and catalog, running or ended, or from a recording."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring import Batch, RingReader
 
-CHUNK_RECORDS = 1 << 16  # a chunk is full then: of a process that never rests, a few seconds
+CHUNK_RECORDS = 1 << 16  # a full chunk: a few seconds of a busy process
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
-    """What `ring` still holds, and the nodes that `catalog` defines.
+    """Return the records still in `ring`, with the nodes defined in `catalog`.
 
-    Raises RingError or DecodeError when a file is missing, or not one of ours.
+    Raises RingError or DecodeError if a file is missing or has a different format.
     """
     reader = RingReader(ring)
     gone = not is_running(reader.pid, reader.process_start)
     batch = reader.read(final=gone)
     reader.close()
-    # After the ring: a node is in the catalog before the first record that names it is in the ring.
+    # After the ring, because a node is in the catalog before its first record is in the ring.
     catalog_reader = CatalogReader(catalog)
     messages = catalog_reader.read()
     catalog_reader.close()
@@ -51,10 +51,10 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 
 
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
-    """Every process of a recording by its key. What cannot be understood counts as lost on the way.
+    """Return every process of a recording by its key. Undecodable messages count as lost on the way.
 
-    Their records stay in the recording: `reader` has to be open for as long as they are walked. Raises LimitError
-    where there is more in them than is kept in memory.
+    Their records stay in the recording, so `reader` must be open while they are read. Raises LimitError if their
+    metadata exceeds the memory limit.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
@@ -83,7 +83,7 @@ def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess
 
 
 class _Said:
-    """What a process has said of itself, as far as exporters ask."""
+    """The announcements of a process that exporters need."""
 
     def __init__(self, where: str, pid: int = 0) -> None:
         self.where = where
@@ -93,7 +93,7 @@ class _Said:
         self.dependencies: dict[Dependency, None] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
-        """Take in what is new: a keyframe says everything again. Raises DecodeError when a node does not fit."""
+        """Add what is new; keyframes repeat everything. Raises DecodeError if a node does not fit."""
         for message in messages:
             match message:
                 case HostHello():
@@ -109,7 +109,7 @@ class _Said:
                     pass
 
     def kept(self) -> int:
-        """How many announcements are kept."""
+        """Return the number of announcements kept."""
         return len(self.nodes) + len(self.dependencies)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
@@ -119,21 +119,21 @@ class _Said:
 
 
 class _Chunk:
-    """A run of batches of one process in a recording: where it begins, how many they are, and what they overlap."""
+    """A run of batches of one process in a recording: its begin, its size, and its overlaps."""
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
     ) -> None:
-        self.errors = errors  # there were so many frames with errors before
+        self.errors = errors  # number of frames with errors before it
         self.records = 0
         self._reader = reader
         self._key = key
         self._nodes = nodes
         self._offset = frame.offset
-        self._skip = skip  # so many batches of its first frame come before it
-        self._kinds: set[int] = set()  # of the frames that hold its batches
+        self._skip = skip  # number of batches to skip in its first frame
+        self._kinds: set[int] = set()  # of the frames that contain its batches
         self._batches = 0
-        self._known: dict[int, int] = {}  # how many of a batch's first records were here before, where any were
+        self._known: dict[int, int] = {}  # per batch with overlap: number of first records already seen
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
         self._kinds.add(frame.kind)
@@ -165,17 +165,17 @@ class _Recorded:
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog")
-        self.rejected: tuple[int, int] | None = None  # the least and the most that was told
+        self.rejected: tuple[int, int] | None = None  # the smallest and the largest reported count
         self._reader = reader
         self._key = key
         self._chunks: list[_Chunk] = []
-        self._frame_offset = -1  # the frame that held the last batch, and how many it held
+        self._frame_offset = -1  # the frame of the last batch, and the number of batches in it
         self._in_frame = 0
 
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
-        """Take in a message of this process, which lies in `frame`. Raises DecodeError when a node does not fit.
+        """Apply a message of this process in `frame`. Raises DecodeError if a node does not fit.
 
-        `errors` is how many frames could not be read to their end so far.
+        `errors` is the number of earlier frames that could not be read completely.
         """
         match message:
             case SourceCatalog():
@@ -186,7 +186,7 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # A chunk ends at an error, so that nothing behind it is counted among its batches.
+                # A chunk ends at an error, so that nothing after it counts among its batches.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
                     nodes = self.said.nodes
@@ -197,7 +197,7 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # A new daemon counts anew what it rejects; the sum of both kinds of loss is known from the batches.
+        # A new daemon restarts its count of rejected records; batches give the sum of both kinds of loss.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

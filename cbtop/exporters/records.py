@@ -1,10 +1,10 @@
-"""The records of one process, walked by their end or by their start with a bounded number of them in memory."""
+"""The records of one process, iterated by end or by start with a bounded number in memory."""
 
 # Rules
-# - Records are read anew at every walk, chunk by chunk, and a chunk batch by batch: nothing keeps them.
-# - They are kept by their end. A walk by their start takes the first MAX_SORTED / 2 that are left, again and again,
-#   and passes over the chunks where all start later: records that lie as they were recorded are read twice, and
-#   those that overlap without end cost time instead of memory.
+# - Records are read again in every iteration, chunk by chunk and batch by batch; they are never kept.
+# - They are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
+#   skips chunks that start later. Records in recorded order are read twice. Records that overlap very long cost time
+#   instead of memory.
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Rows = NDArray[np.int64]  # one column a record: start, ~end, node and number, by which they are sorted; the rest
+    Rows = NDArray[np.int64]  # one column per record: start, ~end, node and number (the sort keys); then the rest
 
-LISTED_RECORDS = 4_096  # that are objects at a time
-MAX_SORTED = 1 << 18  # 48 bytes each, and as much again twice while they are sorted
+LISTED_RECORDS = 4_096  # number of records converted to objects at a time
+MAX_SORTED = 1 << 18  # 48 bytes each, and twice as much again during sorting
 _KEYS = 4
 
 Chunk = Callable[[], Iterable[Batch]]
@@ -32,13 +32,13 @@ class TimedRecord(NamedTuple):
     node: int
     start_ns: int
     end_ns: int
-    elements: int | None  # None where the caller gave no count
+    elements: int | None  # None if the caller gave no count
     failed: bool
-    plain: bool = False  # a step that was timed as a whole: what lay in it was not recorded
+    plain: bool = False  # a step timed only as a whole, whose inside was not recorded
 
 
 class _Span(NamedTuple):
-    """A chunk, the number of its first record, and when its records start."""
+    """A chunk, the number of its first record, and the range of its records' starts."""
 
     read: Chunk
     number: int
@@ -47,10 +47,10 @@ class _Span(NamedTuple):
 
 
 class Records:
-    """The records that `chunks` give when they are called, in the order they ended. Each is called at every walk."""
+    """The records of `chunks` in the order they ended. Each chunk is called in every iteration."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.read = 0  # with those that are no calls: amounts of work, and cancelled steps
+        self.read = 0  # includes records that are not calls: amounts of work, and cancelled steps
         self._count = 0
         self._spans: list[_Span] = []
         for read in chunks:
@@ -77,13 +77,13 @@ class Records:
 
     @property
     def begin_ns(self) -> int:
-        """When the first of them starts; 0 when there is none."""
+        """The start of the earliest record; 0 if there are none."""
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """By their start, what contains before what it contains.
+        """Yield the records by start, each before those it contains.
 
-        A parent has a smaller id than what is inside it: it comes first where both have the same times.
+        A parent has a smaller id than its children, so it comes first if both have the same times.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)
@@ -97,13 +97,13 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """The first records in `spans` that come after the key `after`, sorted; and whether that is all of them."""
-    import numpy as np  # a command line that exports nothing should not pay for it
+    """Return the first records in `spans` after the key `after`, sorted, and whether these are all."""
+    import numpy as np  # imported here: a command that exports nothing should not load it
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # nothing is wanted that starts later
+    until_ns: int | None = None  # later starts are not needed
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break
@@ -130,11 +130,11 @@ def _sorted(parts: Sequence[Rows]) -> Rows:
     import numpy as np
 
     rows = np.concatenate(parts, axis=1)
-    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # the last of the keys it is given sorts first
+    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # lexsort takes its primary key last
 
 
 def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
-    """Which of `rows` sort after `key`."""
+    """Return which of `rows` sort after `key`."""
     import numpy as np
 
     found, alike = np.zeros(rows.shape[1], np.bool_), np.ones(rows.shape[1], np.bool_)
@@ -145,7 +145,7 @@ def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
 
 
 def _listed(*columns: Rows) -> Iterator[TimedRecord]:
-    """Node, start, end, elements and flags as records, made as they are walked: the rest stays in its columns."""
+    """Yield records from columns of node, start, end, elements and flags, converted only as they are iterated."""
     for first in range(0, len(columns[0]), LISTED_RECORDS):
         chunk = (column[first : first + LISTED_RECORDS].tolist() for column in columns)
         for node, start_ns, end_ns, elements, flags in zip(*chunk, strict=True):

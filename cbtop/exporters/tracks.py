@@ -1,8 +1,8 @@
-"""Records laid out on tracks on which they nest, as flame charts want them."""
+"""Records laid out on tracks so that they nest, as flame charts require."""
 
-# Threads are not recorded, so a track is no thread. What ran on one thread nests and takes one track; a record
-# that overlaps another without lying inside it ran beside it, and takes another track: where what it ran in is open,
-# else the first that has room.
+# Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. A record that
+# overlaps another without nesting ran in parallel and takes a different track: one with its parent open, else the
+# first with room.
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cbtop.profiler.graph.node_table import NodeTable
 
 
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
-    """Every record with the number of its track (0, 1, …), by start; what contains comes before what it contains."""
+    """Yield every record with its track (0, 1, …), by start; each comes before those it contains."""
     for track, _, record in on_tracks(recorded.nodes, recorded.records.by_start()):
         yield track, record
 
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
-    """The same, of records that come by their start; with each, in how many others of its track it lies."""
-    open_on: list[list[_Open]] = []  # a track's last record and what it lies inside, the outermost first
+    """The same for records given by start, with the number of records around each on its track."""
+    open_on: list[list[_Open]] = []  # per track: its last record and those around it, outermost first
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -41,7 +41,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
-    """What happens on a track, in order: whether a record opens or closes, the record, and when."""
+    """Yield the events of a track in order: whether a record opens (or closes), the record, and the time."""
     around: list[TimedRecord] = []
     for record in track:
         for ended in ended_before(record, around):
@@ -53,30 +53,30 @@ def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord,
 
 
 def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
-    """Take away from what is open on a track, `around`, what ends before `record` begins."""
+    """Remove and yield the open records in `around` that end before `record` begins."""
     while around and around[-1].end_ns <= record.start_ns:
         yield around.pop()
 
 
 class _Open(NamedTuple):
-    """A record that has not ended, and of which nodes it holds how many."""
+    """An open record, and how many records of each node it contains."""
 
     record: TimedRecord
     held: dict[int, int]
 
 
 class _Room(NamedTuple):
-    """Where a record finds room on a track; the least is the likeliest to be its own place.
+    """A possible place for a record on a track; the minimum is the most likely one.
 
-    Of tasks that interleave, several may be in what a record ran in. That is the likeliest which holds the fewest
-    records of its node by now, and of these the one that ends first, for fewer others fit into it.
+    If tasks interleave, several of them may be in the record's parent. The most likely is the one that contains the
+    fewest records of its node now, and of these the one that ends first, because fewer others fit into it.
     """
 
     is_outside: bool  # nothing is open there
-    is_far: bool  # what is open there is not what the record lies in next
+    is_far: bool  # the innermost open record is not its parent
     held: int
     end_ns: int
-    depth: int  # so many of those open stay so
+    depth: int  # number of open records that stay open
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)
@@ -84,7 +84,7 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Where it lies once all that has ended there is closed: no room where it does not fit into what is open."""
+    """Return its place after closing ended records; no room if it does not fit into the open ones."""
     depth = len(around)
     while depth:
         outer, held = around[depth - 1]
@@ -100,9 +100,9 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 
 
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
-    """Whether `record` lies inside `around`, in time and in the graph. What took no time fits into any time.
+    """Whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    In a plain step lies nothing: what ran at that time is another step's.
+    A plain step contains nothing: parallel records belong to a different step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

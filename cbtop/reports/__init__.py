@@ -1,6 +1,6 @@
-"""Reports: the viewmodels as text on stdout, one file a format."""
+"""Reports: the view models as text on stdout, one file per format."""
 
-# Which there are is asked by `cbtop --help`: what they are made with, numpy among it, is loaded by the first report.
+# `cbtop --help` needs this list, so slow imports such as numpy wait for the first report.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """Makes a report of sources; `rows` is which bricks a person wants to read, and in which order."""
+    """Makes a report of sources. `rows` has the user's filter and order of bricks."""
 
     def __call__(
         self,
@@ -24,9 +24,9 @@ class Report(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # the section that is one screen long, and alone
-SOURCES, DEVICES = "sources", "devices"  # the sections that are of no one source
-TIMELINE = "timeline"  # the section that is made of records, which are received for it alone
+OVERVIEW = "overview"  # a section of one screen, printed alone
+SOURCES, DEVICES = "sources", "devices"  # sections about all sources
+TIMELINE = "timeline"  # a section made of records, which are received only for it
 VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
 
 

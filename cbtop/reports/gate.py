@@ -1,4 +1,4 @@
-"""What a gate has found, as text, Markdown, JSON, JUnit, SARIF and annotations of GitHub."""
+"""The results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "w
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
-    """For terminals and logs: the verdicts, then the whole comparison where one of them is broken."""
+    """Return the text for terminals and logs: the verdicts, then the whole comparison if one of them is broken."""
     lines = [table(_rows(judged), left=4), "", summary(judged)]
     if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
         lines += ["", diff_text(found)]
@@ -26,7 +26,7 @@ def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
-    """A summary of a CI step."""
+    """Return the Markdown summary of a CI step."""
     first, *others = _rows(judged)
     lines = ["## cbtop check", "", f"**{escaped(summary(judged))}**", ""]
     lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in (first, ("---",) * len(first), *others)]
@@ -34,7 +34,7 @@ def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Every verdict, and the comparison."""
+    """Return every verdict, and the comparison."""
     verdicts = [asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None} for one in judged]
     passed = not any(one.outcome in (Outcome.BROKEN, Outcome.UNKNOWN) for one in judged)
     document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff_fields(found)}
@@ -42,7 +42,7 @@ def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Workflow commands, which GitHub shows beside a commit; at least one line."""
+    """Return workflow commands, which GitHub shows next to a commit; at least one line."""
     lines = []
     for one in judged:
         if level := _LEVELS.get(one.outcome):
@@ -53,13 +53,13 @@ def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def line_of(one: Judged) -> str:
-    """A verdict in one line, with the brick and layer that are guilty."""
+    """Return a verdict in one line, with the guilty brick and layer."""
     guilty = f" [{one.guilty}]" if one.guilty else ""
     return ": ".join(part for part in (one.rule, f"{one.outcome.value}{guilty}", one.about, one.said) if part)
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """`1 of 3 broken: …`, naming the first of the worst."""
+    """Return for example `1 of 3 broken: …`, with the first of the worst."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         some = [one for one in judged if one.outcome is outcome]
         if some:

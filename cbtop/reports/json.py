@@ -55,7 +55,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# What the figures of a source are, beside the statistics; all others are counted or measured.
+# The origins of a source's figures outside the statistics; all other ones are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -111,7 +111,7 @@ OTHER_ORIGINS = {
 
 
 def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
-    """All sources, whole: `sections` choose what a person reads, a program takes what it needs."""
+    """Return all data of all sources. `sections` is ignored, because a program takes what it needs."""
     provenance = {origin.value: [*keys_of(origin), *keys] for origin, keys in OTHER_ORIGINS.items()}
     if any(source.window for source in sources):
         provenance[Origin.MEASUREMENTS.value] += [row.key for row in STATISTICS if row.derived_in_window]
@@ -216,7 +216,7 @@ def _source(view: SourceView) -> dict[str, Any]:
 
 
 def _layers(layers: LayersView | None) -> dict[str, Any] | None:
-    """Each layer with the time of each brick in it; null where there are no layers."""
+    """Return each layer with the time of each brick in it; null without layers."""
     if layers is None:
         return None
     names = [brick.name for brick in layers.bricks]
@@ -243,8 +243,10 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 
 
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
-    """The newest records on their lanes; null where none were followed. Of each row and of the gaps the newest are
-    listed, and all are counted and added up."""
+    """Return the newest records on their lanes; null if no records were followed.
+
+    Only the newest spans and gaps are listed, but all are counted and summed.
+    """
     if found is None:
         return None
     return {
@@ -280,7 +282,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """The baseline's median step beside the newest; null where there is none, or it does not compare."""
+    """Return the baseline's median step for the newest one; null without one, or if it is not comparable."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
@@ -305,7 +307,7 @@ def _part(part: Span | Gap) -> dict[str, Any]:
 
 
 def _baseline(found: Comparison | None) -> dict[str, Any] | None:
-    """What has changed since the baseline, or why that is not known; null without one."""
+    """Return the changes since the baseline, or why they are unknown; null without a baseline."""
     if found is None:
         return None
     base = found.base
@@ -480,7 +482,7 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Null where the graph is one sequence; of a path that is not known, why."""
+    """Return the critical path, or why it is unknown; null if the graph is one sequence."""
     if path is None:
         return None
     known = not path.unknown

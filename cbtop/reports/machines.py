@@ -1,4 +1,4 @@
-"""The machines that sources run on: their devices and the processes on them, as text and for programs."""
+"""The machines of the sources: their devices and processes, as text and JSON."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FIRST = 6  # figures in the first table
 
 
 def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:
-    """Each once, in the order of the sources."""
+    """Return each machine once, in the order of the sources."""
     return list({machine.daemon: machine for source in sources for machine in source.machines}.values())
 
 
 def machines_text(machines: Sequence[MachineView]) -> str:
-    """All of them, one under the other."""
+    """Return the text of all machines, one below the other."""
     return "\n\n".join(map(_machine, machines)) or NO_MACHINE
 
 
@@ -55,7 +55,7 @@ def _machine(machine: MachineView) -> str:
 
 
 def _devices(rows: Sequence[DeviceRow]) -> list[str]:
-    """Two tables, each for 80 columns, of what any device has a figure of; their names in the last."""
+    """Return two tables for 80 columns, with all figures that any device has; the names are in the last one."""
     used = [column for column in DEVICE_COLUMNS if any(has_figure(column.statistic, row.device) for row in rows)]
     parts = [part for part in (used[:_FIRST], used[_FIRST:]) if part]
     tables = []
@@ -80,7 +80,7 @@ def _processes(machine: MachineView) -> str:
 
 
 def machine_json(machine: MachineView) -> dict[str, Any]:
-    """One machine: of each device every figure it may have, and why those are null that are."""
+    """Return one machine with every figure of each device, and the reasons of nulls."""
     return {
         "host": machine.host,
         "troubles": list(machine.troubles),

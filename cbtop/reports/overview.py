@@ -1,4 +1,4 @@
-"""The text report on one screen: how fast it is, what takes the time, what is wrong, and what was lost."""
+"""The text report on one screen: speed, where the time goes, problems, and losses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """The first source on one screen, and a line for each other one: 60 lines at most."""
+    """Return the first source on one screen, and a line for each other one: 60 lines at most."""
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]
     after = _others(others)
@@ -43,7 +43,7 @@ def overview_report(
 
 
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
-    """At most `most` bricks of `view`, and its worst verdicts."""
+    """Return at most `most` bricks of `view`, and its worst verdicts."""
     found = _verdicts(view)
     return [*_bricks(view, most), *(["", *found] if found else [])]
 
@@ -73,7 +73,7 @@ def _verdicts(view: SourceView) -> list[str]:
 
 
 def _bricks(view: SourceView, most: int) -> list[str]:
-    """The costliest bricks, or the first by the order that was chosen."""
+    """Return the costliest bricks, or the first in the chosen order."""
     if view.ranks is not None:
         return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
     if not view.bricks:

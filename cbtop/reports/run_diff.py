@@ -1,4 +1,4 @@
-"""What has changed from one run to another, as text, Markdown, JSON, folded stacks and for speedscope."""
+"""The changes between two runs, as text, Markdown, JSON, folded stacks and speedscope profiles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cbtop.viewmodels.run_diff import FOUND, PartDiff, PlaceDiff, RunDiff, finda
 from cbtop.viewmodels.runs import Run
 
 SCHEMA = "cbtop.diff/1"
-LISTED_CELLS = 8  # bricks in one layer that cost most more, and most less
+LISTED_CELLS = 8  # bricks in one layer with the largest increases, and the largest decreases
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
 
 
 def diff_text(found: RunDiff) -> str:
-    """For terminals and logs."""
+    """Return the text for terminals and logs."""
     lines = [f"{_named(found.base)} → {_named(found.now)}"]
     lines += [f"  {note}" for note in found.notes]
     if found.why_not:
@@ -38,7 +38,7 @@ def diff_text(found: RunDiff) -> str:
 
 
 def diff_markdown(found: RunDiff) -> str:
-    """A summary of a CI step, for GitHub and GitLab."""
+    """Return the Markdown summary of a CI step, for GitHub and GitLab."""
     lines = [f"### {escaped(_named(found.base))} → {escaped(_named(found.now))}", ""]
     lines += [f"- {escaped(note)}" for note in found.notes]
     if found.why_not:
@@ -56,7 +56,7 @@ def diff_markdown(found: RunDiff) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Where a unit of each phase goes, layer → brick: what is in something adds up to it, the worst first."""
+    """Return the time of a unit by layer → brick: parts add up to their whole, the worst first."""
     lines = [f"{_named(found.base)} → {_named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -67,22 +67,22 @@ def diff_tree(found: RunDiff) -> str:
 
 
 def diff_json(found: RunDiff) -> str:
-    """Every number, with null for what is not known."""
+    """Return every number, with null if unknown."""
     return json.dumps(diff_fields(found), allow_nan=False)
 
 
 def diff_folded(found: RunDiff) -> str:
-    """`phase;layer;brick before now` in ns for a unit, as differential flame graphs are drawn of."""
+    """Return `phase;layer;brick before now` in ns per unit, for differential flame graphs."""
     return folded(_stacks(found))
 
 
 def diff_speedscope(found: RunDiff) -> str:
-    """The same for speedscope, as profiles of both runs, of what was added, and of what was saved."""
+    """Return speedscope profiles of both runs, of added time, and of saved time."""
     return speedscope(_stacks(found), f"{found.base.name} → {found.now.name}")
 
 
 def diff_fields(found: RunDiff) -> dict[str, Any]:
-    """What the JSON holds."""
+    """Return the fields of the JSON."""
     return {
         "schema": SCHEMA,
         "base": _run_fields(found.base),
@@ -96,7 +96,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
 
 
 def head(part: PartDiff) -> str:
-    """`decode, 296 steps, 300 before`."""
+    """Return for example `decode, 296 steps, 300 before`."""
     batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
     tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
     cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
@@ -106,7 +106,7 @@ def head(part: PartDiff) -> str:
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
-    """What has become of one place, in a line."""
+    """Return the change of one place in a line."""
     assert place.change is not None
     calls = ""
     if place.p50:
@@ -255,7 +255,7 @@ def _verdicts(part: PartDiff) -> list[str]:
 
 
 def power(part: PartDiff) -> str:
-    """How small a change would have been found."""
+    """Return the smallest change that would have been found."""
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
         if (found := part.findable(places)) is not None:
@@ -266,7 +266,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """A row for what a unit takes by the wall clock, and under it for all that this is the sum of."""
+    """Yield a row for the wall-clock time of a unit, followed by rows for its parts."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:
@@ -289,7 +289,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """What every place took of its own, for a unit: the parts that were recorded of a step."""
+    """Return each place's own time per unit, from the recorded parts of a step."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 
@@ -301,7 +301,7 @@ def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
 
 
 def _outside_layers(part: PartDiff) -> Iterator[tuple[PlaceDiff, tuple[float, float]]]:
-    """What of each brick lies in no layer, µs for a unit then and now."""
+    """Yield the part of each brick outside layers, µs per unit then and now."""
     inside: dict[object, tuple[float, float]] = {}
     for place in part.cells:
         (before, now), (one, other) = inside.get(place.brick, (0.0, 0.0)), _means(place)
@@ -347,7 +347,7 @@ def _markdown_table(rows: Table) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Text in which nothing is Markdown or HTML."""
+    """Escape Markdown and HTML in `text`."""
     return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>|#" else sign for sign in text)
 
 

@@ -1,4 +1,4 @@
-"""The list of sources: one line each, why figures are n/a, which rank is slower than the others, and our own cost."""
+"""The list of sources: one line each, reasons of n/a, the slowest rank, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """The list that came with views of one moment."""
+    """Return the list that came with these views."""
     return next((source.listed for source in sources if source.listed is not None), None)
 
 
 def listed_text(listed: ListView | None) -> str:
-    """All sources, and what cbtop itself costs."""
+    """Return all sources, and the cost of cbtop itself."""
     if listed is None:
         return NO_LIST
     costs = [f"cbtop: {fmt.process_cost(cost)}" for cost in listed.costs]
@@ -58,8 +58,10 @@ def listed_text(listed: ListView | None) -> str:
 
 
 def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str:
-    """Two lines a source, in the order given; then what there is to say of some of them, and beside a baseline how
-    the tokens/s of each have changed."""
+    """Return two lines per source, then remarks on some of them.
+
+    If `is_compared`, also the change of each source's tokens/s since the baseline.
+    """
     who = ("pid", "host", "rank", "program", "model", "state", "on", "phase")
     runs: Table = [(*who, "since", "tokens/s", "steps/s", "step p50"), *map(_runs, rows)]
     heads = ("pid", "lost", "lost %", "before attach", "unread", "lag", "recording costs")
@@ -82,7 +84,7 @@ def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str
 
 
 def sources_json(rows: Sequence[SourceRow]) -> str:
-    """The same for programs."""
+    """Return the same as JSON."""
     document = {
         "schema": SCHEMA,
         "provenance": PROVENANCE,
@@ -131,7 +133,7 @@ def _known(row: SourceRow) -> tuple[str, ...]:
 
 
 def row_fields(row: SourceRow) -> dict[str, Any]:
-    """A source in the list of all."""
+    """Return a source's fields in the list."""
     sampling = row.overhead
     return {
         "key": row.key,
@@ -178,12 +180,12 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
 
 
 def cost_fields(cost: ProcessCost) -> dict[str, Any]:
-    """What a process of cbtop's costs."""
+    """Return the cost of a cbtop process."""
     return asdict(cost)
 
 
 def change_fields(found: Change) -> dict[str, Any]:
-    """How a figure has changed since the baseline."""
+    """Return the change of a figure since the baseline."""
     return {
         "before": found.before,
         "now": found.now,
@@ -195,7 +197,7 @@ def change_fields(found: Change) -> dict[str, Any]:
 
 
 def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
-    """The clocks of a source's host less ours."""
+    """Return the clocks of a source's host minus ours."""
     return {
         "clock_offset_us": clock.offset_us if clock else None,
         "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
@@ -204,15 +206,15 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
 
 
 def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """How a process that runs does not go on; null where it does."""
+    """Return how a running process makes no progress; null if it does."""
     return None if found is None else asdict(found)
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """The rank that is slower than the others; null where none is."""
+    """Return the rank that is slower than the others; null without a straggler."""
     return None if found is None else asdict(found)
 
 
 def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
-    """One a job."""
+    """Return one straggler per job."""
     return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

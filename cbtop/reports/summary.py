@@ -30,14 +30,14 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0) -> lis
 
 
 def _is_much(view: SourceView) -> bool:
-    """Whether the warm-up took a good part of the time, so that who reads the rate must know of it."""
+    """Whether the warm-up took so much of the time that readers of the rate must know."""
     if view.warm_up is None or not view.warm_up.has_ended:
         return False
     return view.warm_up.took_us >= LEAST_WARM_UP * sum(steps.union_us or 0.0 for steps in view.phases)
 
 
 def _others(view: SourceView) -> Iterator[str]:
-    """A line on other phases, if steps of any took a good part of the time."""
+    """Return a line on other phases, if steps of any took much of the time."""
     ran_us = sum(steps.union_us or 0.0 for steps in view.phases if not is_warm_up(steps.phase))
     others = [
         steps
@@ -54,7 +54,7 @@ def _others(view: SourceView) -> Iterator[str]:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """`decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
+    """Return `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
     p50, p99 = fmt.duration(steps.p50_us), fmt.duration(steps.p99_us)
     of = f"last {fmt.counted(steps.count, 'step')}"
     if steps.wall_us:
@@ -63,7 +63,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _costliest(view: SourceView, most: int) -> Iterator[str]:
-    """A line for each of the bricks that take most of the step time."""
+    """Yield a line for each of the bricks that take most of the step time."""
     rows = [row for row in view.bricks if row.percent is not None]
     rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)

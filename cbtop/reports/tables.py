@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A column that only names things is left-aligned, one of numbers right-aligned.
+# Text columns are left-aligned, number columns right-aligned.
 Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Aligned columns, the first `left` of them to the left."""
+    """Return aligned columns, the first `left` of them to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

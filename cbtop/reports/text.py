@@ -1,4 +1,4 @@
-"""The text report: what the screens show, as plain lines for a log."""
+"""The text report: the content of the screens as plain lines for a log."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TIMES_LINE = (
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-MAX_CHANGES = 10  # of layers and bricks in them that a text report holds
+MAX_CHANGES = 10  # maximum number of changes of layers and their bricks in a text report
 TIMELINE_LINES = 200  # of the newest step
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
@@ -62,9 +62,9 @@ def text_report(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Each source with the chosen sections, in the order given, then the list of all, and where they run.
+    """Return each source with the chosen sections, in the given order, then the list of all, and their machines.
 
-    `rows` says which bricks the lists of bricks have, and in which order; by default all, as they come.
+    `rows` has the filter and order of bricks; by default all, unsorted.
     """
     chosen = [section for section in sections if section in SECTIONS]
     is_list_alone = [*sections] == [SOURCES]
@@ -100,7 +100,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """The number of bricks that the filter leaves. Shares and books are of all."""
+    """Return the number of bricks that match the filter. Shares and books cover all bricks."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -159,7 +159,7 @@ def head_text(view: SourceView) -> str:
 
 
 def verdicts_text(verdicts: Sequence[Verdict]) -> str:
-    """What is wrong and what limits it, each with what to do; nothing where there is nothing to say."""
+    """Return problems and limits, each with advice; may be ""."""
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
@@ -169,7 +169,7 @@ def verdicts_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def baseline_text(found: Comparison | None) -> str:
-    """What has changed since the baseline, or why that is not known; nothing without one."""
+    """Return the changes since the baseline, or why they are unknown; "" without a baseline."""
     if found is None:
         return ""
     lines = [f"baseline: {fmt.baseline(found)} (derived)"]
@@ -192,13 +192,13 @@ def baseline_text(found: Comparison | None) -> str:
 
 
 def _percent(change: Change) -> str:
-    """How many percent of what it was before, and a word where that is no change."""
+    """Return the percentage of a change, marked if it is noise."""
     noise = "" if change.is_beyond_noise else " (noise)"
     return fmt.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:
-    """How many steps, of how many the inside was recorded, and how many failed."""
+    """Return the numbers of steps, of those recorded inside, and of failed ones."""
     failed = [f"{fmt.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
         lost = ["some inside others left nothing"] if steps.is_sample else []
@@ -210,13 +210,13 @@ def _counted(steps: StepsView) -> str:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """Tokens a second; steps and samples a second, too, if the tokens are not known."""
+    """Return tokens/s, and steps/s and samples/s, too, if tokens are unknown."""
     tokens = f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s"
     return tokens if steps.has_tokens else f"{tokens}, {fmt.throughput(view, steps)}"
 
 
 def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
-    """The rate over the time in which steps ran, how many of them ran at once, and what a token took."""
+    """Return the rate while steps ran, their concurrency, and the time of a token."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran_us = next((one.us for one in stretch.by_phase if one.name == steps.phase), None) if stretch else None
     of = fmt.duration(stretch.wall_us if stretch else None)
@@ -227,7 +227,7 @@ def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
 
 
 def _a_token(steps: StepsView) -> str:
-    """What a token took in the median step, in nearly all and in the slowest."""
+    """Return the time of a token in the median step, in the p99 and in the slowest."""
     if steps.us_per_token_p50 is None:
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
@@ -235,7 +235,7 @@ def _a_token(steps: StepsView) -> str:
 
 
 def _held(steps: StepsView) -> str:
-    """How many sequences its steps worked on, and how much their caches held."""
+    """Return the numbers of sequences and of cached positions."""
     found = [
         f"{_span(span)} {what}{'' if _span(span) == '1' else 's'} {where}"
         for span, what, where in (
@@ -254,7 +254,7 @@ def _span(span: SpanView) -> str:
 
 
 def _shown_time(view: SourceView) -> str:
-    """Which time the figures are of."""
+    """Return the time range of the figures."""
     shown, window = fmt.shown_time(view, with_date=True), view.window
     if window is None:
         return f"figures: {shown}"
@@ -264,7 +264,7 @@ def _shown_time(view: SourceView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Tables for a terminal of 80 columns: where the time goes, what it was for, and how near that is to the roof."""
+    """Return tables for 80 columns: where the time goes, the work, and the distance from the roof."""
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
@@ -300,7 +300,7 @@ def _bricks(view: SourceView) -> str:
 
 
 def _in_layers(view: SourceView) -> Table:
-    """Of each brick that runs in layers the median call in the median layer, and in the slowest one."""
+    """Return for each brick in layers the median call in the median layer and in the slowest one."""
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
@@ -313,7 +313,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """A line where the shares of the bricks are no parts of one whole."""
+    """Return a line if the shares of the bricks are not parts of one whole."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -332,12 +332,12 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # to the last digit: a log is read by programs too
+        return str(statistic.value(row))  # exact, because programs read logs, too
     return statistic.bare(row)
 
 
 def ranks_text(view: RanksView) -> str:
-    """A column a rank; the slowest of each row is marked."""
+    """Return a column per rank, with the slowest of each row marked."""
     rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
     for row in view.rows:
         cells = [fmt.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
@@ -391,7 +391,7 @@ def _categories(view: SourceView) -> str:
 
 
 def _layers(view: SourceView) -> str:
-    """A line for each layer, and what makes it slow where it stands out among its like."""
+    """Return a line per layer, with the cause if it is slower than its peers."""
     layers = view.layer_times
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"
@@ -405,7 +405,7 @@ def _layers(view: SourceView) -> str:
 
 
 def _timeline(view: SourceView) -> str:
-    """What each lane adds up to, and the newest step record by record; nothing where no records were followed."""
+    """Return the sum of each lane, and the newest step record by record; "" if no records were followed."""
     found = view.timeline
     if found is None:
         return ""
@@ -461,7 +461,7 @@ def _work_cells(found: WorkChange | None) -> tuple[str, str]:
 
 
 def _measured(ceiling: CeilingRow) -> str:
-    """How it is known: measured on a day, by rounds of which it is the best."""
+    """Return the provenance of a ceiling: the day of measurement, and its rounds."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
     day = f" {fmt.day(ceiling.measured_on)}" if ceiling.measured_on else ""
@@ -472,7 +472,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    is_beside = path is not None and path.nodes < path.timed_nodes  # else every node would carry the same note
+    is_beside = path is not None and path.nodes < path.timed_nodes  # otherwise every node would have the same note
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 
     def note(row: GraphRow) -> str:
@@ -522,7 +522,7 @@ def _trace(trace: TraceView) -> str:
 
 
 def _traced(value: float | None) -> str:
-    """A traced number may be of any size: four digits, and an exponent where it needs one."""
+    """Format a traced number of any size with four digits, and an exponent if necessary."""
     if value is None:
         return fmt.NOT_MEASURED
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"

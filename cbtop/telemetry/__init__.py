@@ -1,4 +1,4 @@
-"""Services for engines that exist (Prometheus, OpenTelemetry), one file each, in the order `--help` lists them."""
+"""Telemetry services for Prometheus and OpenTelemetry, one file each, in the order of `--help`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SERVICES: dict[str, Service] = {"metrics": openmetrics, "otlp": otlp}
 
 @contextmanager
 def serving(endpoint: str, keys: DaemonKeys | None, addresses: Mapping[str, str | None]) -> Iterator[list[str]]:
-    """Export what the daemon at `endpoint` publishes to the address of each service that has one.
+    """Export the data of the daemon at `endpoint` to the address of each service that has one.
 
-    `keys` are those it serves with. Gives lines that say so. Raises CbtopError for a service that cannot run.
+    `keys` are the daemon's. Yields lines that describe the services. Raises CbtopError if a service cannot run.
     """
     with ExitStack() as stack:
         wanted = {name: address for name, address in addresses.items() if address is not None}
         if not wanted:
             yield []
             return
-        # The store and the views, which a daemon that exports nothing neither waits for nor keeps in memory.
+        # Imported here, so that a daemon without exports does not load the store and the views.
         from cbtop.telemetry.subscription import Subscription
 
         subscription = stack.enter_context(Subscription(from_here(endpoint), keys.as_viewer if keys else None))

@@ -1,4 +1,4 @@
-"""What a telemetry service is to `cbtop daemon`."""
+"""The interface of a telemetry service of `cbtop daemon`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """A module with an option of the daemon's (`--metrics`) and what runs when it is given."""
+    """A module with an option of the daemon (`--metrics`) and its implementation."""
 
     METAVAR: str
     HELP: str
 
     def address(self, text: str) -> str:
-        """`text` as an address of this service; raises argparse.ArgumentTypeError where it is none."""
+        """Parse `text` as an address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
 
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
-        """Export while the context is open; gives lines that say where. Raises CbtopError where it can't.
+        """Export while the context is open. Yields a line with the address. Raises CbtopError if it fails.
 
-        Runs on threads of its own, and never holds up the daemon: neither its loop nor its end.
+        Runs in threads of its own, and never delays the daemon's loop or its end.
         """

@@ -1,8 +1,8 @@
-"""Counters that never go down, whatever becomes of what they are read from."""
+"""Counters that never decrease, whatever happens to their sources."""
 
-# What a series is read from may fall: a keyframe is lost in part, a process leaves and comes back, another one begins
-# under its labels, a brick's exclusive time shrinks when what ran inside it is told late. Prometheus takes every fall
-# for a restart and adds the whole value to the rate once more.
+# A series' source may decrease: part of a keyframe is lost, a process leaves and returns, a different one begins with
+# the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus takes every
+# decrease for a restart and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, Durations, Kind, Metric, Point, Snapshot
 
-MAX_KEPT = 4 * MAX_SERIES  # those exported last; a series that was not for so long begins anew
+MAX_KEPT = 4 * MAX_SERIES  # the most recently exported series; older ones start anew
 
 
 @dataclass(slots=True)
 class _Counted:
-    """A series so far: the lives of its source that are over, and the highest value of this one."""
+    """The state of a series: the sum of its source's ended lives, and the highest value of the current one."""
 
     life: HostHello | None
     since_ns: int
-    before: float | Durations  # 0 where none is over
+    before: float | Durations  # 0 without earlier lives
     highest: float | Durations
 
 
 class Counters:
-    """What was exported so far, so that what is exported next is no less.
+    """The exported values, so that later exports are not lower.
 
-    Within the life of a process a counter stays at its highest value until it grows beyond it. Of a process that
-    begins anew under the same labels the counts are added to those before.
+    During the life of a process, a counter keeps its highest value until it exceeds it. If a process starts again
+    with the same labels, its counts are added to the earlier ones.
     """
 
     def __init__(self) -> None:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """`found`, made from `store`, with each counter and histogram at least where it was before."""
+        """Return `found`, made from `store`, with each counter and histogram at least at its previous value."""
         held: Snapshot = {}
         for metric, points in found.items():
             is_cumulative = metric.kind in (Kind.COUNTER, Kind.HISTOGRAM)
@@ -84,7 +84,7 @@ def _highest(before: float | Durations, value: float | Durations) -> float | Dur
     assert isinstance(value, Durations)
     is_same = before.bounds_ns == value.bounds_ns
     counts = tuple(map(max, before.counts, value.counts)) if is_same else value.counts
-    is_known = sum(counts) >= sum(before.counts)  # else it is not known how long those were that are missing
+    is_known = sum(counts) >= sum(before.counts)  # otherwise the durations of the missing calls are unknown
     return Durations(
         bounds_ns=value.bounds_ns if is_known else (),
         counts=counts if is_known else (sum(before.counts),),

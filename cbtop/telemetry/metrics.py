@@ -1,7 +1,7 @@
-"""What is exported: the table of metrics, and what a point of one is. Every service draws from here.
+"""The table of exported metrics, and the type of their points. Every service uses it.
 
-Names and labels are stable. They are written without what a format adds to them: OpenMetrics appends the unit and
-`_total`, `_info`, `_bucket`, `_sum`, `_count`; OTLP writes dots for underscores and carries the unit beside the name.
+Names and labels are stable. They are without the additions of a format: OpenMetrics appends the unit and `_total`,
+`_info`, `_bucket`, `_sum`, `_count`; OTLP uses dots instead of underscores and has the unit separate from the name.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_SERIES = 10_000  # an export; a brick has 34 of them, so that is some 20 models of 15 bricks
+MAX_SERIES = 10_000  # per export; a brick has 34 of them, which is enough for about 20 models of 15 bricks
 
 
 class Kind(StrEnum):
-    """What may be done with a metric's values."""
+    """The type of a metric."""
 
     INFO = "info"  # always 1: the labels are the content
     GAUGE = "gauge"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name, the labels each of its points has, its unit ("" is a plain number)."""
+    """One metric: its name, the labels of its points, its unit ("" is a plain number)."""
 
     name: str
     kind: Kind
@@ -213,9 +213,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the bound before; the last, more.
+    """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the previous bound.
 
-    Without bounds it says only how many calls there were: not each of them is known by its duration.
+    The last count has no upper bound. Without bounds there is only the number of calls, because some durations are
+    unknown.
     """
 
     bounds_ns: tuple[int, ...]
@@ -227,7 +228,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric, the values of its labels in their order, and since when it counts (Unix time)."""
+    """A value of a metric with its label values in order, and when its counting began (Unix time)."""
 
     labels: tuple[str, ...]
     value: float | Durations

@@ -1,4 +1,4 @@
-"""OpenMetrics over HTTP, for Prometheus and whatever else scrapes."""
+"""OpenMetrics over HTTP, for Prometheus and other scrapers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
 MAX_CONNECTIONS = 32  # each has a thread
-SLOW_S = 5.0  # a scraper that takes longer to ask and take the answer, however it spreads them, is cut off
+SLOW_S = 5.0  # a scraper that takes longer for request and response is disconnected
 
 _log = logging.getLogger("cbtop.daemon")
 
 
 def address(text: str) -> str:
-    """HOST:PORT, with brackets around an IPv6 host; a bare PORT is on 127.0.0.1. PORT 0 is any that is free."""
+    """Parse HOST:PORT, with brackets around an IPv6 host. A PORT alone is on 127.0.0.1. PORT 0 is any free port."""
     host, colon, port = text.rpartition(":")
     host = host if colon else DEFAULT_HOST
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -48,7 +48,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Serve every GET on `address`, each in a thread, from snapshots that `link` makes."""
+    """Serve every GET on `address`, each in a thread, from snapshots of `subscription`."""
     try:
         import prometheus_client  # noqa: F401 - an extra
     except ImportError as error:
@@ -72,7 +72,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def registry(snapshot: Snapshot) -> CollectorRegistry:
-    """`snapshot` as prometheus-client knows it."""
+    """Return `snapshot` for prometheus-client."""
     from prometheus_client import CollectorRegistry
 
     found = CollectorRegistry(auto_describe=True)  # so that ?name[]= finds them
@@ -123,9 +123,9 @@ def _buckets(value: Durations) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Bounded in threads and in time: who asks slowly, or never, harms nobody else.
+    """A server with bounded threads and time, so that a slow or silent client harms no other.
 
-    Where there is no room, the connection that has asked nothing for the longest goes; where all have, the newcomer.
+    If all connections are in use, the oldest one without a request is closed; if all have requests, the new one.
     """
 
     daemon_threads = True  # the daemon's end waits for no scraper
@@ -136,7 +136,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         (self.address_family, _, _, _, where), *_ = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        self._since_s: dict[Any, float] = {}  # when each connection came
+        self._since_s: dict[Any, float] = {}  # when each connection was opened
         self._asked: set[Any] = set()  # those that have sent a whole request
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(_app(subscription))
@@ -154,11 +154,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._forget(request)
 
     def has_asked(self, request: Any) -> None:
-        """A connection has sent a whole request."""
+        """Note that a connection has sent a whole request."""
         self._asked.add(request)
 
     def service_actions(self) -> None:
-        """Cut off who is too slow; socketserver calls it ten times a second."""
+        """Disconnect slow clients; socketserver calls it ten times a second."""
         for request, since_s in list(self._since_s.items()):
             if time.monotonic() - since_s > SLOW_S:
                 self._cut_off(request)
@@ -195,7 +195,7 @@ def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             snapshot = subscription.snapshot()
-        except NoDataError as error:  # a scrape that fails is seen; old numbers that pass for new ones are not
+        except NoDataError as error:  # a failed scrape is noticed, but old values presented as new are not
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]
         answer: Iterable[bytes] = make_wsgi_app(registry(snapshot))(environ, start_response)

@@ -1,7 +1,7 @@
 """OTLP over HTTP, for OpenTelemetry collectors. The SDK's own variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply."""
 
-# The SDK's instruments measure; ours is measured already. So its data model is filled in directly: a histogram that
-# goes through an instrument would have to be taken apart into calls, which nobody has any more.
+# The SDK's instruments measure, but our data is already measured. So its data model is filled in directly: for an
+# instrument, a histogram would have to be split into calls, which are not available.
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ HELP = (
 )
 
 INTERVAL_MS = 10_000
-LAST_EXPORT_S = 1.0  # at its end the daemon sends once more, and waits no longer than this
-# UCUM, as OpenTelemetry wants them.
+LAST_EXPORT_S = 1.0  # the daemon sends once more at its end, and waits at most this long
+# UCUM, as OpenTelemetry requires them.
 UNITS = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
     "bytes_per_second": "By/s",
@@ -45,7 +45,7 @@ _sdk_log = logging.getLogger("opentelemetry")
 
 
 def address(text: str) -> str:
-    """The base address of a collector, to which OTLP appends `/v1/metrics` and `/v1/traces`."""
+    """Parse the base address of a collector, to which OTLP appends `/v1/metrics` and `/v1/traces`."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -67,7 +67,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
-    # As `telemetry.serving` has it: a daemon that exports nothing loads nothing of the store.
+    # As in `telemetry.serving`: a daemon without exports does not load the store.
     from cbtop.telemetry.otlp_traces import SentSteps
     from cbtop.telemetry.steps import sample_steps
 
@@ -100,7 +100,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             sent_steps.sent(traces)
         return is_taken
 
-    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # else several lines at every failure: we say it once
+    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # otherwise it logs several lines per failure; we log one
     threads = [
         threading.Thread(target=_keep_sending, args=(send, where, interval_s, stop), daemon=True)
         for send, where in ((send_metrics, to_metrics), (send_traces, to_traces))
@@ -119,8 +119,8 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
-    """`snapshot` in the SDK's data model: cumulative, with `now_ns` (Unix time) as the time of every point."""
-    # The SDK takes a third of a second to load; only who exports pays for it.
+    """Return `snapshot` in the SDK's data model: cumulative, with `now_ns` (Unix time) as the time of every point."""
+    # Imported here: the SDK takes a third of a second to load.
     from opentelemetry.sdk.metrics import export
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -134,9 +134,9 @@ def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
 
 
 def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float, stop: threading.Event) -> None:
-    """Call `send` at every interval and once when `stop` is set; say it when what it sends is refused, or no more.
+    """Call `send` at every interval and once when `stop` is set. Logs when data begins or ceases to be rejected.
 
-    It gives whether the collector took what it sent, None where there was nothing to send.
+    `send` returns whether the collector accepted the data, or None without data.
     """
     said = _Said()
     _sdk_log.addHandler(said)
@@ -157,7 +157,7 @@ def _resource() -> Resource:
 
 
 def _name(metric: Metric) -> str:
-    """`cbtop.brick.duration` for cbtop_brick_duration: turned back, it has the suffixes of OpenMetrics."""
+    """Return `cbtop.brick.duration` for cbtop_brick_duration: converted back, it has the suffixes of OpenMetrics."""
     return metric.name.replace("_", ".") + (".info" if metric.kind is Kind.INFO else "")
 
 
@@ -209,7 +209,7 @@ def _interval_s(text: str) -> float:
 
 
 class _Said(logging.Handler):
-    """Keeps the first warning of the SDK's in this thread since `line` was emptied: why an export failed."""
+    """Keeps the SDK's first warning in this thread since `line` was cleared: why an export failed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

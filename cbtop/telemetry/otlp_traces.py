@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-# What a span of a step links to, and what every span does.
+# The names of links: of a step's span, and of every span.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # of which the last step is kept: of the longest steps 2 MB each
+MAX_PROGRAMS = 16  # kept programs, each with its last step of up to 2 MB
 
-Place = tuple[tuple[str, int], ...]  # names from the step down, each with which of its like it is there
+Place = tuple[tuple[str, int], ...]  # names from the step inwards, each with its index among namesakes
 Places = Mapping[Place, "SpanContext"]
 
 
@@ -38,14 +38,13 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """One trace: a span for each record of `step`, below the span that its node's parent had at that time; the step's
-    own comes first, and links to `before`, the step of this process that was sent before it. Each links to that of
-    its place in `run_before`, a step of another run, where there is one.
+    """Return one trace: a span for each record of `step`, below the span of its node's parent at that time.
 
-    Times are Unix times, by the two clocks that the process read together when it began; none where those are
-    impossible.
+    The step's own span comes first, and links to `before`, the previously sent step of this process. Each span links
+    to that of its place in `run_before`, a step of an earlier run, if there is one. Times are Unix times, converted
+    with the two clocks that the process read together at its start; empty if those are impossible.
     """
-    # The SDK takes a third of a second to load; only who exports pays for it.
+    # Imported here: the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -60,9 +59,9 @@ def spans(
     trace_id = ids.generate_trace_id()
     scope = InstrumentationScope("cbtop", __version__)
     found: list[ReadableSpan] = []
-    latest: dict[int, tuple[int, SpanContext]] = {}  # of each node: when its last run ended, and that span
+    latest: dict[int, tuple[int, SpanContext]] = {}  # per node: the end of its last run, and that span
     places = _Placer()
-    # What holds another begins before it or ends after it; where both are the same, its id is the lower one.
+    # A parent begins before its child or ends after it. If both are equal, it has the lower id.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
     for id_, start_ns, end_ns, elements, failed in zip(*(column[order].tolist() for column in columns), strict=True):
@@ -94,14 +93,14 @@ def spans(
 
 
 class _Placer:
-    """Where the spans of a trace lie, each after its parent."""
+    """Finds the places of a trace's spans, each after its parent."""
 
     def __init__(self) -> None:
         self._place_of: dict[int, Place] = {}
         self._seen: Counter[tuple[Place, str]] = Counter()
 
     def of(self, name: str, context: SpanContext, parent: SpanContext | None) -> Place:
-        """The place of the next one."""
+        """Return the place of the next span."""
         around = self._place_of[parent.span_id] if parent is not None else ()
         place = *around, (name, self._seen[around, name])
         self._seen[around, name] += 1
@@ -110,23 +109,23 @@ class _Placer:
 
 
 class SentSteps:
-    """The steps that were sent: what those that come link to."""
+    """The steps that were sent. Later steps link to them."""
 
     def __init__(self) -> None:
-        self._last: dict[str, SpanContext] = {}  # of each process that was sent the last time, its step
-        # Of each program, the process whose step was sent last, when that ended, and its spans by their places.
+        self._last: dict[str, SpanContext] = {}  # per process in the last export, its step
+        # Per program: the process of the last sent step, the end of that step, and its spans by place.
         self._of_program: dict[object, tuple[str, int, Places]] = {}
-        self._run_before: dict[str, Places | None] = {}  # of each process, as it was when it was sent first
+        self._run_before: dict[str, Places | None] = {}  # per process, as it was at its first export
 
     def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
-        """The spans of `step` with their links."""
+        """Return the spans of `step` with their links."""
         if record.key not in self._run_before:
             self._run_before[record.key] = self._sent_before(record)
             _keep_newest(self._run_before)
         return spans(record, step, resource, self._last.get(record.key), self._run_before[record.key])
 
     def sent(self, traces: Sequence[tuple[SourceRecord, Sequence[ReadableSpan]]]) -> None:
-        """The collector has these, each with the process it is of."""
+        """Note that the collector has accepted these traces, each with its process."""
         self._last.clear()
         for record, trace in traces:
             placer = _Placer()

@@ -1,7 +1,7 @@
-"""The points of every metric, read from the store: what one export holds, and what it leaves out."""
+"""The points of every metric, read from the store: the content of an export, and what it leaves out."""
 
-# A counter never goes down, or a rate over it is nonsense. So time that is derived by subtraction is counted over
-# steps that have ended, where what lies inside a brick is known; and losses are as the daemon counts them.
+# A counter must never decrease, or its rate is wrong. So time derived by subtraction is counted over ended steps,
+# because their bricks are complete; and losses are as counted by the daemon.
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ from cbtop.viewmodels.stall import stall_view
 
 _log = logging.getLogger("cbtop.daemon")
 
-MAX_PHASES = 16  # a source
-MAX_BRICKS = 256  # a phase
+MAX_PHASES = 16  # per source
+MAX_BRICKS = 256  # per phase
 
 # Powers of two are edges of the buckets that durations are counted in, so no call is ever on the wrong side: one of
 # 2^k ns or more is beyond the bound 2^k - 1. From a microsecond to 17 s.
@@ -98,9 +98,9 @@ class _Part:
 
 
 def snapshot(store: Store, now_ns: int) -> Snapshot:
-    """The points of every metric at `now_ns` (Unix time), with at most MAX_SERIES series.
+    """Return the points of every metric at `now_ns` (Unix time), with at most MAX_SERIES series.
 
-    Where there is not room for all, every source is there, then the first brick of each, the second of each, …
+    If there is not enough room, every source is included, then the first brick of each, the second of each, …
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
@@ -129,7 +129,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
 
 
 def _devices(store: Store) -> Iterator[list[Value]]:
-    """The series of each device, and those of the processes that are sources; only of what was sampled just now."""
+    """Yield the series of each device and of the processes that are sources, from recent samples only."""
     machine = machine_view(store)
     fresh = [row for row in machine.devices if not row.is_stale]
     for row in fresh:
@@ -200,7 +200,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             if node.kind is NodeKind.BRICK:
                 nodes.setdefault(name_and_category(node), []).append(node)
         bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
-        ran = [key for key in nodes if key in bricks]  # in the order they were first met, which never changes
+        ran = [key for key in nodes if key in bricks]  # in the order of first appearance, which never changes
         left_out["brick"] += len(ran[MAX_BRICKS:])
         for key in ran[:MAX_BRICKS]:
             found = list(_brick(record.key, totals, bricks[key], nodes[key]))
@@ -246,17 +246,17 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         display_name(totals.step) if totals.step else "",
         stats.name,
         stats.category.display_name,
-        min(nodes, key=lambda node: node.id).backend,  # of the first announced: one that runs later changes nothing
+        min(nodes, key=lambda node: node.id).backend,  # the first announced, so later ones change nothing
     )
     yield BRICK_DURATION, labels, _durations(totals.stats, [node.id for node in nodes], stats.calls)
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
         exclusive_ns = stats.closed.exclusive_ns + stats.adopted_ns
-        is_known = exclusive_ns >= 0  # below zero, what ran inside it ran at the same time as more of the same
+        is_known = exclusive_ns >= 0  # negative if parallel calls inside it exceed it
     else:
         exclusive_ns = stats.exclusive_ns
-        is_known = exclusive_ns == stats.calls.total_ns  # no step ends: it only grows where nothing runs inside it
+        is_known = exclusive_ns == stats.calls.total_ns  # without ended steps: it only grows if nothing is inside
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
     if stats.flops is not None:
@@ -268,7 +268,7 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> Durations:
-    assert calls.min_ns is not None  # they are known of a whole life
+    assert calls.min_ns is not None  # known for a whole life
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
     if sum(counts) != calls.count:  # nodes without a histogram, or an update that is still to come

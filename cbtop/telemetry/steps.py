@@ -1,6 +1,6 @@
-"""One whole step of each process, record by record: what a trace is made of."""
+"""One whole step of each process, record by record, as the input of traces."""
 
-# The daemon's records are followed only while a step is wanted. Between samples they cost neither side anything.
+# The daemon's records are followed only while a step is needed. Between samples they cost neither side anything.
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from cbtop.protocol.ring import FLAG_PLAIN, LANE_SHIFT, Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
-SAMPLE_S = 5.0  # longer is not waited for a step to begin and end
+SAMPLE_S = 5.0  # maximum wait for a step to begin and end
 POLL_MS = 50
-MAX_HELD_RECORDS = 1 << 18  # a source, while waiting for a step of it
-MAX_STEP_RECORDS = 4_096  # a step of more is passed over: part of a step would tell a different story
+MAX_HELD_RECORDS = 1 << 18  # per source, while waiting for a step
+MAX_STEP_RECORDS = 4_096  # larger steps are skipped, because a part of a step would be misleading
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """The first whole step that each live process of the daemon at `endpoint` begins from now on, with its source.
+    """Return the first whole step of each live process of the daemon at `endpoint` from now on, with its source.
 
-    Gives what there is after SAMPLE_S, or when `stop` is set.
+    Returns what was found after SAMPLE_S, or when `stop` is set.
     """
     store = Store()
     waiting: dict[str, _Waiting] = {}
@@ -52,7 +52,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, _Waiting()).take(message)
                 except DecodeError:
-                    continue  # the link counts these; what was lost with it shows as a gap
+                    continue  # the link counts these; lost records show as a gap
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
                     found[key] = step
@@ -65,9 +65,9 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """The records of the first step in `batch` that began after its first record ended, so that none is missing.
+    """Return the records of the first complete step in `batch`: one that began after its first record ended.
 
-    None where there is no such step, one of at most MAX_STEP_RECORDS whose inside was recorded.
+    None if there is no such step of at most MAX_STEP_RECORDS records that was recorded inside.
     """
     known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)) & ~batch.are(FLAG_PLAIN)).calls()
     if not len(known.node):
@@ -83,7 +83,7 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class _Waiting:
-    """The records of one source since the last gap, until a step is among them."""
+    """The records of one source since the last gap, until they contain a step."""
 
     def __init__(self) -> None:
         self._held: list[Batch] = []

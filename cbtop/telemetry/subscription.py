@@ -1,4 +1,4 @@
-"""A viewer like any other for the telemetry services, in a thread that owns its socket and its store."""
+"""A viewer for the telemetry services, in a thread that owns its socket and its store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ANSWER_S = 2.0
 
 
 class Subscription:
-    """Follows the daemon at `endpoint`, and makes a snapshot when asked, from any thread.
+    """Follows the daemon at `endpoint`, and makes a snapshot on request, from any thread.
 
-    Data flows one way: the daemon sees one more subscriber, which it never waits for. Raises EndpointError where too
-    few files can be opened.
+    Data flows one way: for the daemon it is one more subscriber, which it never waits for. Raises EndpointError if
+    too few files can be opened.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:
@@ -32,12 +32,12 @@ class Subscription:
         self.keys = keys
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
-        self._collector = Collector(endpoint, Store(), keys=keys)  # the thread's, from here on
+        self._collector = Collector(endpoint, Store(), keys=keys)  # owned by the thread from here on
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """What the daemon knows now. Raises NoDataError when it has not been heard for a while."""
+        """Return the daemon's current data. Raises NoDataError if it has been silent for a while."""
         asked: Future[Snapshot] = Future()
         self._asked.put(asked)
         try:
@@ -47,7 +47,7 @@ class Subscription:
             raise NoDataError("the daemon has not answered yet") from error
 
     def close(self) -> None:
-        """Close the link; who still waits for an answer gets none."""
+        """Close the link. Pending requests are not answered."""
         self._stop.set()
         self._thread.join(timeout=5)
 
@@ -68,14 +68,14 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """One snapshot for all who have asked by now. Who asks meanwhile waits: it has to listen between answers."""
+        """Answer all pending requests with one snapshot. Later ones wait, because it must listen between answers."""
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]
         if not waiting:
             return
         try:
             found = _read(collector, counters)
-        except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+        except Exception as error:  # noqa: BLE001 - raised again in the requesting thread
             for asked in waiting:
                 asked.set_exception(error)
         else:

@@ -1,1 +1,1 @@
-"""The screen: the Textual app, its views and the widgets they are made of."""
+"""The screen: the Textual app, its views, and their widgets."""

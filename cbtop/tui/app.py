@@ -1,4 +1,4 @@
-"""The terminal dashboard: a clock that polls a feed, and a screen drawn from the newest viewmodel."""
+"""The terminal dashboard: a timer polls a feed, and the screen is drawn from the newest view model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 class CbtopApp(App[int]):
-    """Header, tabs, one view, footer. The result is the exit code."""
+    """Header, tabs, one view, footer. Its result is the exit code."""
 
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
@@ -58,7 +58,7 @@ class CbtopApp(App[int]):
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
-    FOLLOWS: ClassVar[bool] = True  # the newest process that runs, until a key has chosen one
+    FOLLOWS: ClassVar[bool] = True  # show the newest running process until the user chooses one
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -121,16 +121,16 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """`section` of a report is the view that opens first; the overview where none shows that.
+        """`section` of a report selects the view that opens first; the overview if no view shows it.
 
-        `save_history` writes what the daemon remembers; `look_back` opens that.
+        `save_history` writes the daemon's history; `look_back` opens it.
         """
         super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in THEMES:
             self.register_theme(theme)
-        self._follows_terminal = False  # whether the theme is that of the terminal's background, once that is known
+        self._follows_terminal = False  # whether the theme follows the terminal's background, once known
         self._color_system: str | None = "truecolor"
         self._set_light(is_light=False)
         self.feed = feed
@@ -143,9 +143,9 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        self._missed: str | None = None  # the process shown, where a look back did not find it
+        self._missed: str | None = None  # the process shown, if a look back did not find it
         self.rows = AS_THEY_COME
-        self.orders: dict[str, tuple[str, bool]] = {}  # of tables, where `rows` names none: column, largest first
+        self.orders: dict[str, tuple[str, bool]] = {}  # for tables not named in `rows`: column, largest first
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
@@ -174,19 +174,19 @@ class CbtopApp(App[int]):
         )
 
     def _source_key(self) -> str | None:
-        """The source that is shown."""
+        """Return the key of the source shown."""
         return None if self.source is None else self.source.key
 
     @property
     def _shown_feed(self) -> AppFeed:
-        """Where what is shown comes from: what arrives, or a recording that is looked back in."""
+        """The feed of the screen: live, or a recording while looking back."""
         return self._travel.past or self.feed
 
     def get_default_screen(self) -> Screen[Any]:
         return ChangedCellsScreen(id="_default")
 
     def on_mount(self) -> None:
-        # After ^Z and fg the terminal is empty: what has not changed must be drawn too.
+        # After ^Z and fg the terminal is empty, so unchanged parts must be drawn too.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self._choose_rows()
         self.tick()
@@ -197,7 +197,7 @@ class CbtopApp(App[int]):
                 self._driver.ask_background()
 
     def choose_theme(self, name: str | None) -> None:
-        """`dark` or `light`, in the colours of the terminal; None: as its background is."""
+        """Set the theme `dark` or `light` in the terminal's colours. None: follow its background."""
         self._follows_terminal, self._color_system = name is None, self.console.color_system
         self._set_light(is_light=is_light_by_environment() if name is None else name == "light")
 
@@ -217,16 +217,16 @@ class CbtopApp(App[int]):
         self.query_one(Bricks).look_for(self.rows.filter)
 
     def _sorted_tables(self) -> dict[str, SortedTable[Any]]:
-        """By what a report calls their views."""
+        """Return the sortable tables by the name of their view in reports."""
         return {view.section: table for view in self._views if isinstance(table := view.focus_target, SortedTable)}
 
     @property
     def chosen_orders(self) -> dict[str, tuple[str, bool]]:
-        """Of each table that somebody has sorted on the screen: the column, and whether the largest come first."""
+        """For each table sorted by the user: the column, and whether the largest come first."""
         return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
-        """Take in what arrived and, unless paused, show it."""
+        """Poll the feed and, unless paused, update the screen."""
         self.feed.poll()
         if (end := self.feed.finished()) is not None:
             self.exit(end.exit_code, return_code=end.exit_code)
@@ -236,14 +236,14 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Go to the newest process unless the screen is held or merges, and tell what became of others."""
+        """Select the newest process unless paused or merged, and notify about other processes."""
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
         if told:
             self.notify(told, timeout=READ_S, markup=False)
 
     def show(self) -> None:
-        """Draw the newest viewmodel."""
+        """Draw the newest view model."""
         self._look()
         self._follow_records()
         self._travel.hold()
@@ -252,7 +252,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Draw another moment than the one before: what was held of that one is let go."""
+        """Draw a different moment. Views drop what they held of the previous one."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -288,13 +288,15 @@ class CbtopApp(App[int]):
         self._time_bar.show_time(found)
 
     def replay(self) -> ReplayView | None:
-        """Where in which recording we are; None: what is shown happens now."""
+        """Return the position in the recording, or None if the screen is live."""
         past = self._travel.past
         return None if past is None else past.replay()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The help and the filter keep their keys (None: until they close), and Esc and End mean something else where
-        there is no range."""
+        """Disable keys of time travel while the help or the filter is open.
+
+        Esc and End keep their other meaning if there is no range or look back to leave.
+        """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
         if (action == "leave_range" and self._travel.chosen_s is None) or (
@@ -317,7 +319,7 @@ class CbtopApp(App[int]):
         self._show_view(view)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """There is nothing to show yet, of `source` or of anybody."""
+        """Show the welcome screen, because `source` (or any source) has no data yet."""
         self._switcher.current = "welcome"
         self._welcome.show(source, self.feed.status(), self.feed.refused)
 
@@ -330,7 +332,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # A recording has the records of its moment at once, also where it is held.
+        # A recording has the records of its moment at once, also while paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -348,13 +350,13 @@ class CbtopApp(App[int]):
         graph.open_node(event.node)
 
     def on_sources_chosen(self, event: Sources.Chosen) -> None:
-        """Show that source in every view, alone, and stay with it."""
+        """Show this source alone in every view, and stay with it."""
         self.selection.choose(event.key)
         self.merge = None
         self.show()
 
     def action_pause(self) -> None:
-        """Freeze the screen, or let it go on, from wherever it was looked back. The feed is polled all the same."""
+        """Pause the screen, or resume it, from a look back too. The feed is polled while paused."""
         if self.paused:
             self.action_now()
         else:
@@ -362,13 +364,13 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        if self.source is not None:  # what is scrolled or unfolded into sight meanwhile is of this moment, too
+        if self.source is not None:  # so that parts scrolled or unfolded into view later show this moment, too
             self.source = self.source.held()
         self._show_surroundings()
         self._show_content()
 
     def action_now(self) -> None:
-        """Back from a look back, to what happens now."""
+        """Return from a look back to the present."""
         self._missed = None
         is_elsewhere = self._travel.past is not None
         self._travel.leave()
@@ -379,7 +381,7 @@ class CbtopApp(App[int]):
             self.show()
 
     def action_steps(self, steps: int) -> None:
-        """Move in time by steps of the process shown; what is shown now is held, and looked back from."""
+        """Move in time by steps of the process shown, starting from the present moment, which is paused."""
         self._hold()
         self._travel.move_steps(steps)
 
@@ -389,7 +391,7 @@ class CbtopApp(App[int]):
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Let a range begin at the moment shown, or end there; every view is of it then."""
+        """Begin a range at the moment shown, or end it there and show it in every view."""
         self._hold()
         self._travel.mark()
 
@@ -405,7 +407,7 @@ class CbtopApp(App[int]):
             self._travel.go_to(event.share * self._travel.past.duration_s)
 
     def action_phase(self) -> None:
-        """Show the next phase of the steps; a paused screen shows it as it is now."""
+        """Show the next phase. A paused screen shows its current data."""
         if self.source is None or not self.source.phases:
             return
         phases = [steps.phase for steps in self.source.phases]
@@ -414,12 +416,12 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_recent(self) -> None:
-        """Show all that was seen instead of the last seconds, or the other way round."""
+        """Toggle between the recent window and all data."""
         self.window = not self.window
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Compare with the last seconds as they are now, in the place of what was marked before."""
+        """Use the recent window as the baseline, replacing an earlier one."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -432,7 +434,7 @@ class CbtopApp(App[int]):
             self._tell_baseline(why, severity="warning")
 
     def action_clear_baseline(self) -> None:
-        """Compare with nothing any more."""
+        """Stop comparing with a baseline."""
         for feed in (self.feed, self._shown_feed):
             feed.clear_baseline()
         self._tell_baseline("cleared")
@@ -442,7 +444,7 @@ class CbtopApp(App[int]):
         self.notify("\n".join(lines), title="baseline", severity=severity, timeout=READ_S, markup=False)
 
     def action_merge(self) -> None:
-        """Show all that run the same model as one: the sum, the slowest, side by side, and then one alone again."""
+        """Cycle through sum, slowest, side by side of all sources with the same model, and one source alone."""
         modes = (None, *MergeMode)
         mode = modes[(modes.index(self.merge) + 1) % len(modes)]
         if mode is not None and (why := self._why_not_merged(mode)):
@@ -452,7 +454,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def _why_not_merged(self, mode: MergeMode) -> str:
-        """Why what is shown cannot be merged; empty where it is one of several."""
+        """Return why the source shown cannot be merged, or "" if it can."""
         found = self._shown_feed.merged(mode, self.selection.key, self.phase, window=self.window)
         if found is None:
             return "there is no process yet that could be merged"
@@ -483,7 +485,7 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write the range shown, or what the daemon remembers, into a file. It takes a while: a thread waits."""
+        """Write the range shown, or the daemon's history, to a file, in a thread because it takes a while."""
         save_range = self._travel.saving()
         save, what = (
             (save_range, "the range is in") if save_range else (self._save_history, "the last minutes are in")
@@ -511,8 +513,8 @@ class CbtopApp(App[int]):
         self.action_view(self.SHOWN.index(Graph))
 
     def action_export(self) -> None:
-        """Ask in which format, and write the view shown into the working directory."""
-        # With it all reports are loaded, which would keep the first frame for a thirtieth of a second.
+        """Ask for the format and write the view shown to the working directory."""
+        # Imported here, because loading all reports would delay the first frame by a thirtieth of a second.
         from cbtop.tui.export import ask_and_export
 
         view = self._views[self._tabs.active]
@@ -528,5 +530,5 @@ class CbtopApp(App[int]):
         self.exit(0)
 
     def leave_with(self, exit_code: int) -> None:
-        """Leave because the terminal is gone, or a signal asks for it."""
+        """Leave because the terminal is gone or a signal was received."""
         self.exit(exit_code, return_code=exit_code)

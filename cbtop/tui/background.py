@@ -1,7 +1,7 @@
-"""Whether the terminal's background is light: the terminal is asked (OSC 11) and answers whenever it likes, or never.
+"""Detects a light terminal background. The terminal is asked (OSC 11) and may answer at any time, or never.
 
-Nobody waits for the answer, and it never becomes keys, however late it comes: it is taken out of what is typed before
-Textual reads that. Only who leaves right after asking waits for it, or it would be left for the shell.
+Nothing waits for the answer. However late it comes, it is removed from the input before Textual could read it as
+keys. Only an exit directly after the question waits for it, so that it does not reach the shell.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from textual.message import Message
 from cbtop.tui.patience import PatientSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then is taken for one that never does
+ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then never will
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
-_BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")  # the rest comes with what is read next
+_BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")  # the rest comes with the next input
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-_BLACK_ON_IT = 0.179  # relative luminance from which on black has more contrast than white (WCAG 2)
-_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # kinds of terminal
+_BLACK_ON_IT = 0.179  # relative luminance above which black has more contrast on it than white (WCAG 2)
+_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # types of terminals
 
 
 class BackgroundTold(Message):
-    """The terminal has said what its background is."""
+    """The terminal has reported its background."""
 
     def __init__(self, *, is_light: bool) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class BackgroundTold(Message):
 
 
 class AnswerParser(XTermParser):
-    """What is typed, without the answer."""
+    """Parses keys, after removing the terminal's answer."""
 
     _held = ""
 
     def feed(self, data: str) -> Iterable[Message]:
-        if not data:  # the end of all
+        if not data:  # end of input
             return super().feed(data)
         data, self._held = self._held + data, ""
         told: list[Message] = []
@@ -57,18 +57,18 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# By these names the driver makes its own.
+# The driver creates its parser and selector under these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": PatientSelector})
 
 
 class AskingDriver(LinuxDriver):
-    """Textual's own, which can ask."""
+    """Textual's driver, extended by the question."""
 
-    _asked_s: float | None = None  # None: no answer is awaited
+    _asked_s: float | None = None  # None: no answer is pending
 
     def ask_background(self) -> None:
-        """Ask the terminal, where it is one that may answer."""
+        """Ask the terminal, if its type may answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
             self._asked_s = time.monotonic()
             self.write(ASK)
@@ -86,18 +86,18 @@ class AskingDriver(LinuxDriver):
 
 
 def is_light_by_environment() -> bool:
-    """What COLORFGBG says, which some terminals set: `0;15` is black on white."""
+    """Return whether COLORFGBG, which some terminals set, has a light background: `0;15` is black on white."""
     return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
 
 
 def _is_light(colour: str) -> bool | None:
-    """Of `rgb:ffff/ffff/dddd`; None of what is no colour."""
+    """Parse `rgb:ffff/ffff/dddd`; None if it is not a colour."""
     if (found := _COLOUR.match(colour)) is None:
         return None
     return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT
 
 
 def luminance(red: float, green: float, blue: float) -> float:
-    """Relative luminance, 0 to 1, of a colour of sRGB whose parts are 0 to 1 (WCAG 2)."""
+    """Return the relative luminance (0 to 1) of an sRGB colour with components 0 to 1 (WCAG 2)."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

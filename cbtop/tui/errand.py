@@ -1,4 +1,4 @@
-"""What a key asks for that takes a while: a thread waits for it, says how far it is, and tells what came of it."""
+"""Slow tasks started by a key: a thread waits for the result, shows progress, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import SourceView
 
-READ_S = 10.0  # how long what became of a request stays on the screen
+READ_S = 10.0  # how long the outcome of a request stays on the screen
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Shows a status, and how much of all is done (0..1; None: not known). An empty status ends it."""
+    """Shows a status and the completed share (0..1; None: unknown). An empty status ends it."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
 
 class Awaited(Protocol[Found_co]):
-    """What is waited for."""
+    """A pending result."""
 
     @property
     def status(self) -> str: ...
@@ -40,14 +40,14 @@ class Awaited(Protocol[Found_co]):
     def done(self) -> float | None: ...
 
     def poll(self) -> Found_co | None:
-        """What was found; None while it is waited for. Raises where nothing will be."""
+        """Return the result, or None while waiting. Raises if there will be none."""
 
 
 class Errand(ABC, Generic[Found]):
-    """One at a time of its kind; leaving the screen ends it."""
+    """A task that runs once at a time. Leaving the screen ends it."""
 
     TITLE: ClassVar[str]
-    AT_IT: ClassVar[str]  # why not a second one meanwhile
+    AT_IT: ClassVar[str]  # why a second one cannot start meanwhile
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Errand(ABC, Generic[Found]):
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
-        """Why it cannot be done for what is shown; empty where it can."""
+        """Return why it cannot be done for the source shown, or ""."""
 
     @abstractmethod
     def ask(self, source: SourceView) -> AbstractContextManager[Awaited[Found]]:
@@ -63,10 +63,10 @@ class Errand(ABC, Generic[Found]):
 
     @abstractmethod
     def told(self, source: SourceView, found: Found) -> Iterable[str]:
-        """What was found, line by line."""
+        """Return the result as lines of text."""
 
     def begin(self, source: SourceView | None, *, is_recording: bool) -> None:
-        """Do it for `source`, the process shown, or say why not."""
+        """Start the task for the process shown, or report why it cannot."""
         if why := self.why_not(source, is_recording=is_recording) or self._at_it():
             self._tell(why, severity="warning")
         elif source is not None:
@@ -82,7 +82,7 @@ class Errand(ABC, Generic[Found]):
         try:
             with self.ask(source) as asked:
                 while (found := asked.poll()) is None:
-                    if worker.is_cancelled:  # nobody looks any more
+                    if worker.is_cancelled:  # the screen was left
                         return
                     if shown != (asked.status, asked.done):
                         shown = asked.status, asked.done

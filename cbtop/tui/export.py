@@ -1,4 +1,4 @@
-"""The view shown as a file in the working directory."""
+"""Exports the view shown to a file in the working directory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.model import ReplayView, SourceView
 
-_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # a number of four digits or more, as the screen writes it
+_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # a number of four digits or more, as displayed
 
-# The key of each, its ending, and what it is.
+# Key, file extension, and description of each format.
 KINDS = {
     "s": ("svg", "the picture on the screen"),
     "j": ("json", "all that is known of the process, as the JSON report has it"),
@@ -37,7 +37,7 @@ KINDS = {
 
 
 class ExportScreen(ModalScreen[str | None]):
-    """Asks for the format; what it gives is the ending of the file, or None."""
+    """Asks for the format. Returns the file extension, or None."""
 
     AUTO_FOCUS = None
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,7 +61,7 @@ class Kinds(Drawing):
 
 
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
-    """Ask in which format, and write `view` of `source`, as it was when it was asked."""
+    """Ask for the format and write `view` of `source` in its state at the time of asking."""
     picture = app.export_screenshot(title=f"cbtop {view.title}")
     source = source.held()
 
@@ -79,7 +79,7 @@ def ask_and_export(app: App[int], view: View, source: SourceView, replay: Replay
 
 
 def write_export(ending: str, view: View, source: SourceView, replay: ReplayView | None, picture: str) -> Path:
-    """Write `view` of `source` into a new file, whose name it gives. Raises CbtopError where it has no table."""
+    """Write `view` of `source` to a new file and return its path. Raises CbtopError if the view has no table."""
     sections = [view.section] if view.section in VIEWS else list(VIEWS)
     texts: dict[str, Callable[[], str]] = {
         "svg": lambda: picture,
@@ -103,7 +103,7 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """The figures to as many digits as the screen has, as a program reads them; names without their glyphs."""
+    """Return the cells as CSV: numbers with the displayed digits, in machine-readable form; names without glyphs."""
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()

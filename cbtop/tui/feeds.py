@@ -1,4 +1,4 @@
-"""What the screen wants of whoever gives it its views."""
+"""The interface of feeds that the screen needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.viewmodels.model import MergeMode, SourceSummary, SourceView, TimeVie
 
 
 class AppFeedEnd(Protocol):
-    """The workload this app was started for has failed; saying why is left to whoever started the app."""
+    """The program started with this app has failed. Whoever started the app reports why."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class SavedHistory(Protocol):
-    """A file made of what the daemon remembered."""
+    """A file with a daemon's history."""
 
     @property
     def path(self) -> Path: ...
@@ -28,47 +28,47 @@ class SavedHistory(Protocol):
 
 
 class AppFeed(Protocol):
-    """Where the numbers come from. No call blocks."""
+    """The source of all data. No call blocks."""
 
     def poll(self) -> None:
-        """Take in what has arrived. Called every tick, also while the screen is paused."""
+        """Apply what has arrived. Called every tick, also while the screen is paused."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Every source seen, in a stable order."""
+        """Return every source, in a stable order."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Source `key` (None: the newest live one) in `phase` (None: the default); None: none seen yet.
+        """Return the view of source `key` (None: the newest live one) in `phase` (None: the default), or None.
 
-        Its statistics are of all that was seen, or of the `window`, the last seconds.
+        Its statistics cover all data, or the recent `window`.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """All sources like `key` as one."""
+        """Return all sources that belong together with `key` as one view."""
 
     def follow_records(self, on: bool) -> None:
-        """Receive every record too, as a timeline needs them, or no more."""
+        """Start or stop receiving every record, which a timeline needs."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that runs has been told; what comes later has started since."""
+        """Whether all running processes are known, so that a new one has just started."""
 
     def mark_baseline(self, key: str) -> bool:
-        """Compare from now on with the last seconds of each process; False where there are too few of `key`."""
+        """Use the recent window of each process as baseline. Returns False if `key` has too few steps."""
 
     def clear_baseline(self) -> None:
-        """Compare with nothing any more."""
+        """Stop comparing with a baseline."""
 
-    baselines: Sequence[Snapshot]  # one a process
+    baselines: Sequence[Snapshot]  # one per process
 
     def watched(self) -> TimeView | None:
-        """The last minutes, and what stood out in them; None where that is not known."""
+        """Return the last minutes with their notable events, or None if unknown."""
 
     def status(self) -> str:
-        """One line about the link."""
+        """Return one line about the link."""
 
     @property
     def refused(self) -> str:
-        """Why the daemon does not take us, or we not its messages; empty when all is well or may yet be."""
+        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
 
     def finished(self) -> AppFeedEnd | None:
-        """Not None when the workload this app was started for has failed."""
+        """Return the failure of the program started with this app, or None."""

@@ -1,4 +1,4 @@
-"""The key that asks the process shown for the kernels of its next steps."""
+"""The key that records the kernels of the next steps of the process shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from cbtop.viewmodels.model import SourceView
 
 
 class Kernels(Errand[BurstView]):
-    """They are in no statistics; the graph shows them once they are there, on a paused screen once that goes on."""
+    """Records kernels on request.
+
+    They are not part of statistics; the graph shows them, after a pause when it resumes.
+    """
 
     TITLE = "kernels"
     AT_IT = "one process is being asked already"

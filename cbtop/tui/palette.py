@@ -1,4 +1,4 @@
-"""What the command palette offers: every key that does something here and now, by what it does."""
+"""The command palette: every key that works in the current view, by description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.tui.widgets.footer import shown_key
 
 
 class KeysByName(Provider):
-    """To choose one is to press it."""
+    """Choosing an entry is the same as pressing the key."""
 
     async def discover(self) -> Hits:
         for binding in self._bindings():
@@ -26,8 +26,10 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """One an action, those of the focus first; also what waits for the palette to close, but none of Textual's
-        own."""
+        """Yield one binding per action, those of the focused widget first.
+
+        Includes actions disabled while the palette is open; excludes Textual's own.
+        """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():
             if active.node is not self.screen and active.binding.action not in (*told, "command_palette"):

@@ -1,15 +1,15 @@
-"""How long Textual's thread waits for keys: it looks up ten times a second; where nobody types, twice will do."""
+"""How long Textual's thread waits for keys: it polls ten times a second, and twice a second if nothing is typed."""
 
 from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # as long may who leaves wait for that thread, unless by a key
-TYPING_LOOKS = 10  # so often without anything typed: until then the rest of a key may come, or what it does
+PATIENT_S = 0.5  # also the longest wait for that thread on exit, unless by a key
+TYPING_LOOKS = 10  # polls without input before waiting longer: the rest of a key may still come
 
 
 class PatientSelector(selectors.SelectSelector):
-    """Waits as long as it is told to and, where nothing has come for some time, longer."""
+    """Waits for the given timeout, or longer if there was no input for some time."""
 
     def __init__(self) -> None:
         super().__init__()

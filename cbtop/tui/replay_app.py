@@ -1,4 +1,4 @@
-"""The dashboard over a recording: the same screens, and keys that move in time."""
+"""The dashboard for a recording: the same screens, with keys that move in time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cbtop.client.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.time_travel import TimeTravel
 
-_NOT_HERE = ("now", "save_history")  # a recording has no now, and its last minutes are in it already
+_NOT_HERE = ("now", "save_history")  # a recording has no present, and contains its last minutes already
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # They come before the lists', which keep j k g G and, in the graph, h l.
+    # They take priority over those of lists, which keep j k g G and, in the graph, h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
-    """Space holds the recording, not only the screen."""
+    """For a recording. Space pauses the recording, not only the screen."""
 
-    FOLLOWS: ClassVar[bool] = False  # moved in time, it would go from one process to another
+    FOLLOWS: ClassVar[bool] = False  # it would jump between processes when moved in time
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
@@ -30,7 +30,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # Last, for the footer keeps the last two the longest: help and quit.
+        # Last, because the footer drops the last two last: help and quit.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
@@ -45,7 +45,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         )
 
     def action_pause(self) -> None:
-        """Hold the recording where it is, or let it go on; from a range, from its end."""
+        """Pause the recording or resume it; from a range, resume at its end."""
         if self.paused or self._recording.range_s is not None:
             self.paused, self._recording.is_playing = False, True
             self._travel.leave_range()
@@ -54,7 +54,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             self._freeze()
 
     def action_steps(self, steps: int) -> None:
-        """Move by steps of the process shown, and stay there."""
+        """Move by steps of the process shown, and pause there."""
         if not self.paused:
             self._recording.is_playing = False
             self._freeze()
@@ -71,6 +71,6 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             super().action_save_history()
 
     def tick(self) -> None:
-        """Until it is there, what was shown before stays."""
+        """Keep the previous picture while the recording is seeking."""
         if self._recording.on_its_way is None:
             super().tick()

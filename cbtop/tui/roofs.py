@@ -1,4 +1,4 @@
-"""The key that measures the roofs over the process shown again."""
+"""The key that measures the roofs of the process shown again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.viewmodels.model import SourceView
 
 
 class Roofs(Errand[list[str]]):
-    """They take the machine for some seconds."""
+    """Measures roofs, which loads the machine for some seconds."""
 
     TITLE = "roofs"
     AT_IT = "they are being measured already"

@@ -1,4 +1,4 @@
-"""The dashboard beside a program that it has started: the same screens, and what the program writes."""
+"""The dashboard for a program it has started: the same screens, plus the program's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.viewmodels.model import SourceView
 _NOT_OURS = (
     "quit",
     "suspend_process",
-)  # Ctrl-C goes to the program first; suspended, we would not read what it writes
+)  # Ctrl-C goes to the program first; while suspended, we would not read its output
 
 
 class AppProgram(Protocol):
@@ -29,17 +29,17 @@ class AppProgram(Protocol):
     def is_running(self) -> bool: ...
 
     def written(self) -> Sequence[str]:
-        """The newest lines that it has written; the same sequence as long as there is nothing new."""
+        """The newest lines of its output. Returns the same object until there is new output."""
 
     def interrupt(self) -> None:
-        """What Ctrl-C does on its terminal."""
+        """Do what Ctrl-C does on its terminal."""
 
     def resize(self, columns: int, rows: int) -> None:
-        """Its terminal has another size now."""
+        """Set the size of its terminal."""
 
 
 class RunApp(CbtopApp, inherit_bindings=False):
-    """Leaving it ends no program: that one goes on where the screen was."""
+    """Leaving the dashboard does not end the program, which continues on the terminal."""
 
     SHOWN = (*VIEWS, Output)
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -80,7 +80,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
         self._program.resize(event.size.width, event.size.height)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """What it writes is all there is to see."""
+        """Show the program's output until there is data."""
         self._show_view(self.query_one(Output))
 
     async def action_interrupt(self) -> None:

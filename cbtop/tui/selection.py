@@ -1,4 +1,4 @@
-"""The process shown: the newest that runs, until a key has chosen one."""
+"""The process shown: the newest running one, until the user chooses one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from cbtop.viewmodels.model import SourceSummary
 
 
 class Selection:
-    """The key of the process shown. With `follows` it moves to the newest live process until one is chosen."""
+    """The key of the process shown. If `follows`, it moves to the newest live process until one is chosen."""
 
     def __init__(self, *, follows: bool = True) -> None:
-        self.key: str | None = None  # None: the newest live one, whichever that is
+        self.key: str | None = None  # None: the newest live one
         self._follows = follows
-        self._live: dict[str, str] = {}  # those that were live at the last look: label by key
-        self._known: frozenset[str] = frozenset()  # all that there were then
+        self._live: dict[str, str] = {}  # live ones at the last look: label by key
+        self._known: frozenset[str] = frozenset()  # all keys at the last look
 
     def choose(self, key: str) -> None:
         """Show this process from now on, whatever starts or ends."""
         self.key, self._follows = key, False
 
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
-        """Go to the newest live process, or stay if one was chosen or not `may_move`. Return a message, or "".
+        """Move to the newest live process, unless one was chosen or `may_move` is false. Return a message or "".
 
-        The message says which process is shown now, or what became of the one shown or of others, and which key
-        goes there. None is shown for good before `is_complete`: all that runs has been told.
+        The message names the process now shown, or a change of this or other processes and the key that shows them.
+        Before `is_complete`, when not all running processes are known, the selection is not fixed.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -40,7 +40,7 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # In a recording that is moved back what had ended runs again: it has not started.
+        # In a recording moved backwards, an ended process runs again. It has not started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -51,14 +51,14 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Go on by so many processes, and stay there."""
+        """Select the process `steps` further, and stay there."""
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]
 
     def position(self, sources: Sequence[SourceSummary]) -> str:
-        """`2/3`; empty where there is but one."""
+        """Return the position, for example `2/3`; "" if there is only one."""
         keys = [summary.key for summary in sources]
         return f"{keys.index(self.key) + 1}/{len(keys)}" if len(keys) > 1 and self.key in keys else ""
 

@@ -1,4 +1,4 @@
-"""Leaving because a signal asks for it or the terminal is gone, also where nobody reads what is written to it."""
+"""Leaves on a signal or when the terminal is gone, even if the terminal's output is not read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from contextlib import suppress
 from types import FrameType
 
 TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five of them
+LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five seconds
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # times in a row that there was room: who waited for it has written all
+ROOM_FOR_GOOD = 3  # consecutive checks with room: whoever waited has written everything
 HANG_UP_EXIT = 129
-# As Textual ends: no synchronised drawing, paste, sizes, mouse and focus; lines wrap; keys, main screen and cursor.
+# How Textual ends: no synchronised drawing, paste, sizes, mouse and focus; lines wrap; keys, main screen and cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # descriptors: Textual reads the one and draws on the other
+_KEYS, _DRAWN_ON = 0, 2  # file descriptors: Textual reads from one and draws on the other
 
 
 class TerminalWatch:
-    """Calls `leave` with an exit code, in the event loop that it is made in, and ends the process if that cannot."""
+    """Calls `leave` with an exit code in the current event loop, and ends the process if that fails."""
 
     def __init__(self, leave: Callable[[int], object]) -> None:
         self._leave = leave
@@ -34,8 +34,8 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # Not the loop's own handlers: one that waits for room on the terminal calls none. Nor does a handler raise:
-        # an exception out of it is lost where Python ignores exceptions, as in a `__del__`.
+        # Not the loop's own handlers, because a loop blocked on terminal output calls none. A handler must not raise
+        # either, because Python ignores exceptions in some places, such as `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -44,11 +44,11 @@ class TerminalWatch:
         self._exit_code = 128 + number
         try:
             self._loop.call_soon_threadsafe(self._leave, self._exit_code)
-        except RuntimeError:  # the loop is closed: the app has left already
+        except RuntimeError:  # the loop is closed, so the app has left already
             raise SystemExit(self._exit_code) from None
 
     def _watch(self) -> None:
-        """Runs in a thread, which ends with the process."""
+        """Run in a thread that ends with the process."""
         while os.isatty(_KEYS) and self._exit_code is None:
             time.sleep(TERMINAL_CHECK_S)
         if self._exit_code is None:
@@ -57,10 +57,10 @@ class TerminalWatch:
             self._make_way(self._exit_code)
 
     def _make_way(self, exit_code: int) -> None:
-        """Let it leave by itself; where the terminal has no room for what is drawn meanwhile, draw nowhere."""
+        """Let the app leave by itself. If the terminal is blocked, discard the output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # the screen has left: what the command does then is its own
+            if self._loop.is_closed():  # the screen has left; the command decides what follows
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -69,26 +69,28 @@ class TerminalWatch:
         os._exit(exit_code)
 
     def _leave_a_dead_terminal(self) -> None:
-        """On it Textual's input spins for ever; its output stops, and whoever writes next blocks for ever, also the
-        event loop on its way out. There is nothing left to restore then, and nobody to restore it for."""
-        _write_nowhere()  # or what is still to be written fails as Python ends, whose exit code is then 120
-        with suppress(RuntimeError):  # the loop is closed: the app has left already
+        """Leave when the terminal is gone: Textual's input would spin and its output block for ever.
+
+        Nothing on the terminal has to be restored.
+        """
+        _write_nowhere()  # otherwise flushing at exit fails, and Python's exit code is 120
+        with suppress(RuntimeError):  # the loop is closed, so the app has left already
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
         os._exit(HANG_UP_EXIT)
 
 
 def _leave_unread(deadline_s: float) -> None:
-    """Throw away what was drawn and nobody reads; for who reads again, the terminal's modes of before come after it.
+    """Discard output that is not read, then restore the terminal's modes for a later reader.
 
-    Who waits for room goes on as what stands in its way goes; whoever writes next would wait for ever, too.
+    This unblocks a writer that waits for room, and redirects later writes, which would block, too.
     """
     done = threading.Event()
-    atexit.register(done.wait, LEAVE_WITHIN_S)  # the process ends without this thread
+    atexit.register(done.wait, LEAVE_WITHIN_S)  # so that the process does not end before this thread
     terminal = os.dup(_DRAWN_ON)
     _write_nowhere()
     had_room = 0
-    with suppress(OSError, termios.error):  # it is gone meanwhile
+    with suppress(OSError, termios.error):  # the terminal is gone meanwhile
         while had_room < ROOM_FOR_GOOD and time.monotonic() < deadline_s:
             had_room += 1
             if not _has_room(terminal):

@@ -1,4 +1,4 @@
-"""Where in time the screen is: now, at a moment of a recording or of what the daemon remembers, or in a range."""
+"""The position of the screen in time: now, at a moment of a recording or a daemon's history, or in a range."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import TimeView
 
-ADVANCE_S, ANSWER_S = 0.05, 0.005  # a recording is read for so long, and then keys are answered for so long
-AskBack = Callable[[], Callable[[], ReplayFeed]]  # gives what waits, in a thread, for what a daemon remembers
-Way = Callable[[ReplayFeed, float], float]  # from a moment of it to another, in seconds from its beginning
+ADVANCE_S, ANSWER_S = 0.05, 0.005  # read a recording for this long, then answer keys for this long
+AskBack = Callable[[], Callable[[], ReplayFeed]]  # returns a function that blocks until the history is read
+Way = Callable[[ReplayFeed, float], float]  # from one moment to another, in seconds from the beginning
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves in `past`, a recording; where there is none, in what `ask` gives, until `leave` goes back to now.
+    """Moves in the recording `past`; without one, in the history from `ask`, until `leave` returns to the present.
 
-    Where it is `show` draws, after it went elsewhere `arrive`. Steps are those of `source`.
+    Calls `show` to redraw at the same moment and `arrive` at a different one. Steps are those of `source`.
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class TimeTravel:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.past = past
-        self.begun_s: float | None = None  # where a range begins whose end is still to be chosen
+        self.begun_s: float | None = None  # begin of a range without an end yet
         self._app = app
         self._show = show
         self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
-        self._held_s = 0.0  # when the screen was held, by our clock
-        self._asked_s: float | None = None  # when the daemon was asked, while it is waited for
-        self._ways: list[Way] = []  # how it goes from there, once there is something to go in
-        self._begins_after: int | None = None  # how many of these a range begins behind
+        self._held_s = 0.0  # when the screen was paused, by our clock
+        self._asked_s: float | None = None  # when the daemon was asked; None if no answer is pending
+        self._ways: list[Way] = []  # moves requested before the history has arrived
+        self._begins_after: int | None = None  # number of these moves before a range begins
         self._source = source
-        self._told_none = False  # that none were found, until some are
+        self._told_none = False  # whether the user was told that there are no steps nearby
 
     @property
     def can_look_back(self) -> bool:
@@ -74,17 +74,17 @@ class TimeTravel:
         return begin_s, end_s
 
     def time(self) -> TimeView | None:
-        """Where the screen is; None where that is now."""
+        """Return the position of the screen, or None if it is live."""
         if self.past is None:
             return None
         return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
-        """What is shown is of now, unless it is of a past: a look back begins here."""
+        """Note that the screen shows the present, where a look back begins."""
         self._held_s = self._clock_s()
 
     def leave(self) -> None:
-        """Back to now; what is still being fetched is not wanted any more."""
+        """Return to the present. A pending answer is ignored."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
         self._asked_s = self.begun_s = self._begins_after = None
@@ -93,11 +93,11 @@ class TimeTravel:
             self.past = None
 
     def move(self, by_s: float) -> None:
-        """Go so many seconds on; from now, look back first."""
+        """Move by `by_s` seconds; opens the history first if live."""
         self._move(lambda _, from_s: from_s + by_s)
 
     def move_steps(self, steps: int) -> None:
-        """Go so many steps on, likewise."""
+        """Move by `steps` steps; opens the history first if live."""
         self._move(partial(self._steps_away, steps))
 
     def _move(self, way: Way) -> None:
@@ -107,12 +107,12 @@ class TimeTravel:
             self.go_to(way(self.past, self.past.at_s))
 
     def go_to(self, at_s: float) -> None:
-        """Go to a moment, out of a range if one is shown."""
+        """Go to a moment, leaving a range if one is shown."""
         if self.past is not None:
             self._set_out(partial(self.past.aim, at_s))
 
     def mark(self) -> None:
-        """Let a range begin at the moment shown, or end there and be shown."""
+        """Begin a range at the moment shown, or end it there and show it."""
         past = self.past
         if past is None:
             self._look_back(begins_range=True)
@@ -128,7 +128,7 @@ class TimeTravel:
             self._set_out(partial(past.select, begun_s, past.at_s))
 
     def leave_range(self) -> None:
-        """Show the moment at its end instead."""
+        """Leave the range and show the moment at its end."""
         self.begun_s = self._begins_after = None
         if self.past is not None and self.past.range_s is not None:
             self.go_to(self.past.at_s)
@@ -136,7 +136,7 @@ class TimeTravel:
             self._show()
 
     def saving(self) -> Callable[[], SavedHistory] | None:
-        """What writes the range that is shown to a file; None where none is."""
+        """Return a function that writes the range shown to a file, or None if there is none."""
         if self.past is None or self.past.range_s is None:
             return None
         cut = self.past.cut_out()
@@ -151,7 +151,7 @@ class TimeTravel:
         self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
-        """Where that many more had ended, or fewer; where no step is near, a second for each."""
+        """Return the moment after `steps` more (or fewer) steps; if no step is near, count a second for each."""
         to_s, found = past.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
             where = "before" if steps < 0 else "after"
@@ -187,7 +187,7 @@ class TimeTravel:
             self.tell(why, severity="error")
 
     def _begin(self, asked_s: float, found: ReplayFeed) -> None:
-        if asked_s != self._asked_s:  # somebody has gone on meanwhile
+        if asked_s != self._asked_s:  # left or asked again meanwhile
             found.close()
             return
         self._asked_s, self.past = None, found
@@ -206,7 +206,7 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read on, and let the screen answer to keys meanwhile."""
+        """Read on, and let the screen handle keys in between."""
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

@@ -1,1 +1,1 @@
-"""Settings of a model tried beside each other: measured in turns, compared, and the better one kept."""
+"""Settings of a model, measured in turns and compared, to keep the better one."""

@@ -1,7 +1,7 @@
-"""The settings that `cbtop tune` measured to be fastest, kept in one JSON file under the user's cache directory."""
+"""The fastest settings found by `cbtop tune`, stored in one JSON file under the user's cache directory."""
 
-# What was measured holds for one model, on one kind of processor with so many of them to run on, and is named by
-# those. A model is known by its file's name and size: reading all of it would take longer than it saves.
+# A result is valid for one model, on one type of processor with that many available, so these are its key. A model is
+# identified by its file's name and size, because reading all of it would take longer than it saves.
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ MAX_KEPT = 64  # the newest are kept
 
 @dataclass(frozen=True, slots=True)
 class KeptSetting:
-    """A setting, what it was measured on, and how many times as fast a request was with it as with the setting that
-    was in use then (None: it is the same one, or they were not measured together)."""
+    """A setting, its conditions, and how many times as fast a request was with it as with the earlier setting.
+
+    The ratio is None if both settings are equal or were not measured together.
+    """
 
     model: str
     model_bytes: int
@@ -51,7 +53,7 @@ class KeptSetting:
 
     @property
     def text(self) -> str:
-        """`--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads 1`."""
+        """For example `--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads 1`."""
         said = f"{self.setting.text}, tuned on {self.measured_on[:10]}"
         if self.ratio is None:
             return (
@@ -66,13 +68,15 @@ _plain = plain_for(KeptSetting)
 
 
 def kept_file() -> Path:
-    """Where they are kept."""
+    """Return the path of the file."""
     return cache_dir() / "tuned.json"
 
 
 def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
-    """Keep what was found of the model at `path`, in place of what was found of it before. CbtopError where it cannot
-    be written."""
+    """Store the result for the model at `path`, replacing an earlier one.
+
+    Raises CbtopError if it cannot be written.
+    """
     gain = tuned.gain
     low, high = (gain.interval if gain else None) or (None, None)
     new = KeptSetting(
@@ -82,7 +86,7 @@ def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # what nobody can read is no loss
+        known = ()  # an unreadable file may be replaced
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = kept_file()
@@ -95,14 +99,16 @@ def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
 
 
 def kept_for(path: Path, processors: int) -> KeptSetting | None:
-    """What was found of the model at `path` on a machine like this; None where nothing was. CbtopError where what is
-    kept cannot be read."""
+    """Return the setting for the model at `path` on a machine like this, or None.
+
+    Raises CbtopError if the file cannot be read.
+    """
     wanted = _key(path, processors)
     return next((one for one in known_settings() if one.key == wanted), None)
 
 
 def known_settings() -> tuple[KeptSetting, ...]:
-    """All that are kept, the newest last. CbtopError where they cannot be read."""
+    """Return all stored settings, the newest last. Raises CbtopError if they cannot be read."""
     file = kept_file()
     try:
         text = bytes_of(file, MAX_FILE_BYTES)

@@ -1,4 +1,4 @@
-"""How long a model takes for tokens under one setting or another, by the wall's clock, with nothing recorded."""
+"""The wall-clock time of a model's tokens with a given setting, without recording."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SEED = 7
 
 
 class InterruptedTurnError(Exception):
-    """A turn was cut short: it measured nothing."""
+    """A turn was interrupted and has no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """So many tokens of a prompt, or to be generated from an empty cache: the other is 0."""
+    """The number of tokens of a prompt, or of tokens generated from an empty cache; the other is 0."""
 
     n_prompt: int
     n_gen: int
@@ -38,7 +38,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt of random tokens taken in, and as many tokens generated after it."""
+    """A prompt of random tokens, and tokens generated after it."""
 
     n_prompt: int
     n_gen: int
@@ -48,7 +48,10 @@ class Request:
         return self.n_prompt + self.n_gen
 
     def run(self, decoder: Decoder, should_stop: Callable[[], bool] = lambda: False) -> tuple[int, int]:
-        """The times (ns) of both parts. InterruptedTurnError once `should_stop` says so between two passes."""
+        """Return the times (ns) of both parts.
+
+        Raises InterruptedTurnError once `should_stop` returns true between passes.
+        """
         if should_stop():
             raise InterruptedTurnError
         tokens = _random_tokens(decoder, self.n_prompt)
@@ -65,8 +68,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a decoder runs. `is_exact`: products take activations as they are, not rounded to int8, and weights as they
-    lie. `cache_type`: of the KV cache, f16 or f32."""
+    """The setting of a decoder.
+
+    `is_exact`: products use unrounded activations, not int8, and weights in their stored layout. `cache_type`: type
+    of the KV cache, f16 or f32.
+    """
 
     threads: int
     is_exact: bool = False
@@ -74,7 +80,7 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """As `cbtop bench` and `cbtop demo` take it; what is the default of both is left out."""
+        """As options of `cbtop bench` and `cbtop demo`, without their common defaults."""
         return (
             *("--threads", str(self.threads)),
             *(("--exact",) if self.is_exact else ()),
@@ -87,10 +93,10 @@ class Setting:
 
 
 class Bench:
-    """The model at `path` under any setting, for sequences of at most `context` tokens.
+    """The model at `path` with any setting, for sequences of at most `context` tokens.
 
-    It is read once as it lies and once for int8 products, if both are asked for; a decoder is made for each setting.
-    ComputeError where the model cannot be run.
+    It is read once in its stored layout and once for int8 products, if both are used. A decoder is made for each
+    setting. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(self, path: Path, context: int) -> None:
@@ -107,28 +113,28 @@ class Bench:
         return self._models[setting.is_exact]
 
     def decoder(self, setting: Setting) -> Decoder:
-        """The decoder of a setting, whose threads the kernels use from now on."""
+        """Return the decoder of a setting, and make the kernels use its threads from now on."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.workload import bare_decoder
 
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        cpu_backend(setting.threads)  # of the process: another setting's may be in place
+        cpu_backend(setting.threads)  # per process: another setting's may be active
         return self._decoders[setting]
 
     def took_ns(self, setting: Setting, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-        """The time of one test. InterruptedTurnError once `should_stop` says so between two of its passes."""
+        """Return the time of one test. Raises InterruptedTurnError once `should_stop` returns true between passes."""
         return took_ns(self.decoder(setting), test, should_stop)
 
     def request_ns(
         self, setting: Setting, request: Request, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
-        """The times of the prompt and of what is generated after it."""
+        """Return the times of the prompt and of the tokens generated after it."""
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Another decoder of a setting, whose bricks `profiler` records."""
+        """Return a separate decoder of a setting that records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
 
@@ -138,8 +144,10 @@ class Bench:
 
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """The time a decoder takes for one test, of the same random tokens each time. ComputeError from the decoder: what
-    a step takes in which a logit is not finite is no result."""
+    """Return a decoder's time for one test, with the same random tokens each time.
+
+    Raises ComputeError if a logit is not finite, because such a time is invalid.
+    """
     if should_stop():
         raise InterruptedTurnError
     tokens = _random_tokens(decoder, test.tokens)

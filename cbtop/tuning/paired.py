@@ -1,8 +1,8 @@
-"""Two sides measured in turns in one job, and how many times as fast the one is as the other."""
+"""Two sides measured in turns in one job, and how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause, and two machines by more: what is to be compared
-# takes turns, so that whatever the machine does meanwhile hits both. Turns go A B, B A, A B, …: neither is always the
-# first, and a drift falls on both alike.
+# Two runs on one machine differ by some percent without a cause, and two machines by more. So the sides take turns,
+# and whatever the machine does affects both. Turns go A B, B A, A B, …, so that neither is always first, and a drift
+# affects both alike.
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cbtop.viewmodels.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, chang
 SIDES = ("A", "B")
 Turn = Callable[[], Mapping[str, int]]  # the time (ns) of each test that it ran, by name
 Round = tuple[Mapping[str, int], Mapping[str, int]]  # of A, of B
-Progress = Callable[[int, int], None]  # the round that is on, from 0, and the side
+Progress = Callable[[int, int], None]  # the current round, from 0, and the side
 
 
 def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress) -> Iterator[Round]:
-    """Each pair of turns once a round; a round is given once all of it was measured."""
+    """Run each pair of turns once per round; yields a round when it is complete."""
     for number in range(rounds):
         found: tuple[dict[str, int], dict[str, int]] = {}, {}
         for pair in pairs:
@@ -33,9 +33,9 @@ def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One test as both sides took it, round by round, one of `compared` that are looked at together.
+    """One test as measured on both sides in each round, one of `compared` tests that are compared together.
 
-    `tokens`: of the test; None where what it did is not counted in tokens.
+    `tokens` of the test; None if its work is not counted in tokens.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast B was: the tokens/s of B over those of A."""
+        """The speed of B relative to A: tokens/s of B divided by tokens/s of A."""
         return sum(self.a_ns) / sum(self.b_ns)
 
     @property
     def change(self) -> Change | None:
-        """From A, which is 1, to B, with what chance explains; None of fewer rounds than tell how they scatter.
+        """The change from A (1.0) to B with its noise; None if there are too few rounds to know their scatter.
 
-        The two times of a round belong together, so what counts is how their ratio scatters, not each of them.
+        The two times of a round belong together, so the scatter of their ratio counts.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None
@@ -66,13 +66,13 @@ class Pair:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """In which the ratio lies with CONFIDENCE, of all that are compared."""
+        """The interval of the ratio with CONFIDENCE for all that are compared."""
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether chance does not explain the difference; None where too little was measured to say."""
+        """Whether the difference exceeds chance, or None if there are too few rounds."""
         interval = self.interval
         return None if interval is None else not interval[0] <= 1 <= interval[1]
 
@@ -85,12 +85,12 @@ class Pair:
         return "B is faster" if self.ratio > 1 else "B is slower"
 
     def rates(self, side: int) -> list[float]:
-        """Of one side in each round: tokens a second; where tokens are not counted, runs a second."""
+        """Return the rate of one side in each round: tokens/s, or runs/s if tokens are not counted."""
         return [1e9 * (self.tokens or 1) / each for each in self.sides_ns[side]]
 
 
 def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[Pair]:
-    """Of each test its times, over the rounds."""
+    """Return each test with its times over the rounds."""
     return [
         Pair(name, of, tuple(a[name] for a, _ in rounds), tuple(b[name] for _, b in rounds), len(tokens))
         for name, of in tokens.items()
@@ -99,12 +99,12 @@ def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and the standard deviation of a sample; None of a single one, which does not tell."""
+    """Return the mean and the standard deviation of a sample, which is None for a single value."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def with_deviation(values: Sequence[float], digits: int) -> str:
-    """As `mean ± deviation`, with so many digits behind the point."""
+    """Return `mean ± deviation` with `digits` decimals."""
     mean, deviation = mean_and_deviation(values)
     return f"{mean:.{digits}f} ± {'n/a' if deviation is None else f'{deviation:.{digits}f}'}"
 

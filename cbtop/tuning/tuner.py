@@ -1,4 +1,4 @@
-"""From measured bricks the settings to try, each in turns with the one in use, and the better one."""
+"""Finds settings to try from measured bricks, measures each in turns with the best one, and keeps the better."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from cbtop.viewmodels.noise import LEAST_PERCENT, MIN_BLOCKS
 if TYPE_CHECKING:  # it loads Numba
     from cbtop.profiler.session import Report
 
-MAX_ROUNDS = 20  # of a try; more tell differences apart that nobody would notice
-PROFILED = 3  # requests whose bricks are recorded
-SPARE = 1.2  # a round may take so much longer than the first ones did
+MAX_ROUNDS = 20  # per try; more would only detect negligible differences
+PROFILED = 3  # number of requests recorded by brick
+SPARE = 1.2  # a round may take this many times as long as the first ones
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# What a setting changes, by the contracts of the kernels that compute otherwise under it.
+# The contracts of kernels that compute differently with a setting.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a brick takes of a request, in all the places where it runs: the part of its time, and whether its kernels
-    spread over threads. `contracts` are those of its kernels."""
+    """The share of a brick in a request over all its places, and whether its kernels use threads.
+
+    `contracts` are its kernels' contracts.
+    """
 
     brick: str
     part: float
@@ -43,8 +45,8 @@ class Share:
 class Candidate:
     """A setting to try instead of the one in use, with the reason from measured bricks.
 
-    `limit`: how many times as fast a request can become by it at most, by Amdahl's law (derived); None where the
-    bricks set no limit. `numbers`: how what it computes differs; empty where it does not.
+    `limit`: the maximum speed-up of a request by Amdahl's law (derived); None if the bricks
+    set no limit. `numbers`: how its results differ; "" if they do not.
     """
 
     setting: Setting
@@ -55,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A candidate beside the setting that was in use then: the times of whole requests, of prefill and of decode."""
+    """A candidate compared with the setting in use: the times of whole requests, of prefill and of decode."""
 
     candidate: Candidate
     beside: Setting
@@ -71,8 +73,10 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """Of a difference that is noise: about how many rounds would tell LEAST_PERCENT apart from it, by how these
-        scattered (derived); None where it is no noise, or these would have."""
+        """About how many rounds would distinguish LEAST_PERCENT from noise, by the scatter of these (derived).
+
+        None if the difference is not noise, or these rounds would have sufficed.
+        """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
             return None
@@ -81,7 +85,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """What was not tried, and why: what one would have to know, or do."""
+    """A setting that was not tried, and why, or what is needed to try it."""
 
     what: str
     why: str
@@ -89,10 +93,10 @@ class Untried:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What `BrickTuner.tune` found.
+    """The result of `BrickTuner.tune`.
 
-    `best` is `before` where nothing was measured better. `together`: `best` beside `before`, where more than one try
-    was kept and there was time. `load_percent`: the share of all processors that other processes used meanwhile.
+    `best` is `before` if no measured setting was better. `together` compares `best` with `before`, if more than one
+    try was kept and there was time. `load_percent`: the share of all processors that other processes used meanwhile.
     """
 
     request: Request
@@ -107,30 +111,30 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether one of the tries was told from the setting beside it."""
+        """Whether any try differed from its reference setting beyond noise."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
     def gain(self) -> Pair | None:
-        """`best` beside `before`, as it was measured; None where they are the same, or were not measured together."""
+        """The measured comparison of `best` with `before`; None if they are equal or were not measured together."""
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
 
 
 class BrickTuner:
-    """Finds the setting that a model runs fastest with on this machine, beginning with the one in use.
+    """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
-    It records the bricks of some requests, says which settings could make them faster and by how much at most, tries
-    those in turns with the best so far, and keeps one only if its whole requests are faster beyond what chance
-    explains. A try that could gain less than 3 % is left out, and so is one for which there is no time.
+    It records the bricks of some requests and names the settings that could make them faster, with a limit. It tries
+    these in turns with the best one, and keeps one only if its whole requests are faster beyond chance. A try is left
+    out if it could gain less than 3 %, or if time is up.
 
         bench = Bench(Path("model.gguf"), Request(128, 32).tokens)
         tuned = BrickTuner(bench, Setting(threads=1), Request(128, 32)).tune(budget_s=120)
         print(tuned.best.text, tuned.gain)
 
-    `budget_s` (seconds of `clock_s`) bounds what is measured; loading and compiling come on top. `progress` is told
-    what goes on and the part that is done. `should_stop` is asked between tokens: what was measured by then is given.
-    ComputeError where the model cannot be run.
+    `budget_s` (seconds of `clock_s`) limits measurements, but not loading and compiling. `progress` is called with
+    the current task and its completed share. `should_stop` is called between tokens; then the results until now are
+    returned. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class BrickTuner:
         self._should_stop = should_stop
         self._clock_s = clock_s
         self._left_s = 0.0
-        self._request_s = 0.0  # of the best so far, as it was last measured
+        self._request_s = 0.0  # of the best setting, as last measured
         self._was_interrupted = False
 
     def tune(self, budget_s: float) -> Tuned:
@@ -171,7 +175,7 @@ class BrickTuner:
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
-            # What an earlier try has found holds, and this one changes its part of it.
+            # Keep what earlier tries found, and change only this candidate's part.
             now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
             found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
             if isinstance(found, Untried):
@@ -188,14 +192,17 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        """Whether any product of the model is of int8 here where none has to be exact: of floats, of a processor
-        without instructions for it, and of weights that are read sooner as they lie none is."""
+        """Whether any product of the model uses int8 here if exact ones are not required.
+
+        None does for float weights, on a processor without int8 instructions, or for weights that are read faster in
+        their stored layout.
+        """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
         return any(isinstance(work, Work) and work.dtype == "int8" for work in works)
 
     def _warm_up(self, setting: Setting) -> float:
-        """Seconds of a request, the first of which compiled."""
+        """Return the seconds of a request, after a first one that compiles."""
         self._progress(f"compiling kernels: {setting.text}", None)
         self._bench.request_ns(setting, self._request, self._should_stop)
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
@@ -206,7 +213,7 @@ class BrickTuner:
         from cbtop.profiler.recorder import RingRecorder
 
         self._progress("recording the bricks", None)
-        # A ring of its own, which no daemon sees.
+        # a ring in a directory of its own, invisible to daemons
         with tempfile.TemporaryDirectory(prefix="cbtop-tune-") as directory:
             profiler = BrickProfiler(recorder=RingRecorder(Path(directory)))
             decoder = self._bench.recorded(self._setting, profiler)
@@ -218,17 +225,20 @@ class BrickTuner:
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
             if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
-                names |= {"attention_bf16"}  # which it would be beside products of int8
+                names |= {"attention_bf16"}  # would be used next to int8 products
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 
     def _tried(self, candidate: Candidate, beside: Setting, part_s: float, tries: int) -> Try | Untried:
-        """A candidate beside the best so far, for `part_s` seconds, one of so many tries; or why there is none."""
+        """Try a candidate against the best setting for `part_s` seconds, one of `tries` tries.
+
+        Returns why if not tried.
+        """
         name = candidate.setting.text
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # However fast it is: to find out would take three requests more.
+            # whatever its speed: finding out would take three more requests
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -260,7 +270,7 @@ class BrickTuner:
         return Try(candidate, beside, tuple(pairs))
 
     def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
-        """Those that were over when one of them ended after `end_s`, or all was interrupted."""
+        """Return the rounds completed before one ended after `end_s`, or before an interruption."""
 
         def turn(setting: Setting) -> Callable[[], Mapping[str, int]]:
             def run() -> Mapping[str, int]:
@@ -284,9 +294,9 @@ class BrickTuner:
 
 
 def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
-    """The bricks of a report, the longest first, as parts of its recorded steps' wall time.
+    """Return the bricks of a report, the longest first, as parts of its recorded steps' wall time.
 
-    `kernels`: of each brick whether one of its kernels is parallel, and their contracts.
+    `kernels`: for each brick, whether one of its kernels is parallel, and their contracts.
     """
     return tuple(
         Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
@@ -298,8 +308,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """The settings that the bricks give reason to try instead of `setting`, the most promising first, and what they
-    give none to."""
+    """Return the settings that the bricks suggest, the most promising first, and those that they do not."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -334,7 +343,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # What does not touch the numbers first, then what could gain most.
+    # Settings that do not affect results first, then those with the largest limit.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 
@@ -347,7 +356,7 @@ class _Touched:
 
     @property
     def limit(self) -> float:
-        """How many times as fast a request is at most, if they took no time at all."""
+        """The speed-up of a request if they took no time."""
         return 1 / (1 - self.part) if self.part < 1 else math.inf
 
 
@@ -376,13 +385,13 @@ def _percent(part: float) -> str:
 
 
 def _other_threads(threads: int, processors: int) -> list[int]:
-    """The numbers of threads to try: all, half and twice as many, and one."""
+    """Return the numbers of threads to try: all, half and twice as many, and one."""
     wanted = (processors, 2 * threads, threads // 2, 1)
     return [each for each in dict.fromkeys(wanted) if 1 <= each <= processors and each != threads]
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """`best`, with what `wanted` has otherwise than `before`."""
+    """Return `best`, with the changes from `before` to `wanted`."""
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

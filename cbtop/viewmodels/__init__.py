@@ -1,10 +1,10 @@
-"""Pure functions from the store's snapshot to frozen rows, points and sums: what every view and report draws."""
+"""Pure functions from the store's data to frozen rows, points and sums, which every view and report draws."""
 
 from enum import StrEnum
 
 
 class MergeMode(StrEnum):
-    """How several sources are shown as one."""
+    """The ways to show several sources as one."""
 
     SUM = "sum"
     MAX = "max"

@@ -1,6 +1,9 @@
-"""A baseline: what a process took at one time, per phase, brick and layer, in which surroundings; derived."""
+"""A baseline: the time of each phase, brick and layer of a process over one period, with its surroundings.
 
-# Times are exclusive and of the recorded steps, µs for a token; for a step where tokens are not known.
+Derived.
+"""
+
+# Times are exclusive, of the recorded steps, in µs per token; per step if tokens are not known.
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _PLAIN, _PLAIN_TOKENS = RARE.index("plain"), RARE.index("plain_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where and of what figures were measured; None and empty: not said."""
+    """Program, machine and settings of a measurement. None or empty if not reported."""
 
     program: str
     pid: int
@@ -45,7 +48,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """What a brick did for a token (or a step), of its shapes, and where that put it under the roofs."""
+    """The work of a brick per token (or step), derived from shapes, and its point on the roofline."""
 
     flops: float
     intensity: float  # FLOP per byte
@@ -54,62 +57,62 @@ class BrickWork:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the steps of a phase took."""
+    """The times of a phase."""
 
-    unit: str  # "token" or "step": what the µs of bricks and layers are of
+    unit: str  # "token" or "step": the µs of bricks and layers are per this unit
     step_us: Figure  # of all steps, recorded inside or not
-    tokens_per_sec: Figure | None  # of wall-clock time
-    places: Mapping[Place, PlaceTimes]  # bricks, in all layers and outside, bricks in one layer, and whole layers
-    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # of those that declare it
+    tokens_per_sec: Figure | None  # over wall-clock time
+    places: Mapping[Place, PlaceTimes]  # bricks over all layers and outside, bricks in one layer, and whole layers
+    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare it
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """Each in all layers and outside; the time between bricks is one of them."""
+        """Each brick, over all layers and outside. The time between bricks counts as one of them."""
         return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
 
     @property
     def cells(self) -> dict[tuple[Brick, str], Figure]:
-        """Each in one layer."""
+        """Each brick in one layer."""
         return {(brick, layer): one.time for (brick, layer), one in self.places.items() if brick and layer}
 
     @property
     def layers(self) -> dict[str, Figure]:
-        """Each as a whole."""
+        """Each whole layer."""
         return {layer: one.time for (brick, layer), one in self.places.items() if brick is None and layer}
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """One phase: what its steps were, and what they took where they ran in MIN_BLOCKS blocks or more."""
+    """The steps of one phase, with times if they cover at least MIN_BLOCKS blocks."""
 
     phase: str
     steps: int
     share: float  # of the steps of all phases
-    tokens: float | None  # a step, mean
-    sequences: float | None  # that a step works on, mean
-    cached: float | None  # positions that the cache of each sequence holds before a step, mean
-    blocks: int  # in which steps were recorded
+    tokens: float | None  # mean per step
+    sequences: float | None  # mean per step
+    cached: float | None  # mean positions in the cache of each sequence before a step
+    blocks: int  # with recorded steps
     times: Times | None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The figures of some seconds of one process."""
+    """The figures of one process over some seconds."""
 
     key: str
     surroundings: Surroundings
     phases: tuple[PhaseFigures, ...]
     begin_ns: int  # on the clock of its host
     end_ns: int
-    ended_s: float | None  # the same end, in Unix time of its host
-    lost_percent: float  # of the records that were seen in its window
+    ended_s: float | None  # `end_ns` as Unix time of its host
+    lost_percent: float  # of the records seen in its window
 
     @property
     def covers_s(self) -> float:
         return (self.end_ns - self.begin_ns) / 1e9
 
     def of(self, phase: str | None) -> PhaseFigures | None:
-        """Those of one phase; None where it has not run."""
+        """Return the figures of one phase, or None if it has not run."""
         return next((found for found in self.phases if found.phase == phase), None)
 
 
@@ -121,8 +124,11 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """The window of `record`, with the times of every phase or of `phase` alone; without what of it is in one of the
-    snapshots `beside`, too, and would be compared with itself. What lies `inside` steps may be left out."""
+    """Return the window of `record`, with the times of every phase or only of `phase`.
+
+    Blocks that overlap a snapshot in `beside` of the same process are excluded, so that nothing is compared with
+    itself. `inside=False` omits what is inside steps.
+    """
     blocks = record.window.blocks()
     for other in beside:
         if other.key == record.key:
@@ -148,7 +154,7 @@ def snapshot(
 
 
 def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
-    """What a process says of itself, with the names of its GPUs."""
+    """Return what a process reports about itself, with the names of its GPUs."""
     hello, manifest = record.hello, record.manifest
     return Surroundings(
         program=hello.program if hello else "",
@@ -204,7 +210,7 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> Times:
-    """Of `ran`, the `blocks` with recorded steps: how many, and how many tokens."""
+    """Return the times. `ran` has the `blocks` with recorded steps, each with its numbers of steps and tokens."""
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
@@ -231,11 +237,11 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """That of every place in blocks, of so many `units` and `steps` each."""
+    """Return the times of every place in blocks, each with its number of `units` and `steps`."""
     places = Places(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # Of too few calls to tell how far chance moves a median, it is known all the same.
+    # A median of few calls is still given, although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)
@@ -247,7 +253,7 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """That of the bricks that declare flops and bytes, for one of so many `units`."""
+    """Return, per unit, the work of the bricks that declare FLOP and bytes; there were `units` units."""
     return {
         (one.name, one.category): BrickWork(one.flops / units, flop_per_byte, one.gflops)
         for one in brick_stats(totals)
@@ -256,7 +262,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """The steps whose inside was recorded, and their tokens."""
+    """Return the number of steps recorded inside, and their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

@@ -1,4 +1,4 @@
-"""The books: where a step's wall time went, what stands beside it, and whether they close."""
+"""The books: the parts of a step's wall time, the time next to the steps, and whether the parts add up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from cbtop.profiler.books import Beside, Books
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.model import BesideView, BooksView, NamedTime
 
-# Of a step recorded by its kernels: the time in which none of them ran.
+# For a step recorded by its kernels: the time without any running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
 def books_view(books: Books | None, measured: str = "") -> BooksView | None:
-    """The books in µs; None for a process without steps. `measured`: how, as the manifest's backend says it."""
+    """Return the books in µs, or None for a process without steps. `measured` is the backend as in the manifest."""
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
@@ -43,7 +43,7 @@ def books_view(books: Books | None, measured: str = "") -> BooksView | None:
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Time beside the steps in µs; None where there is none."""
+    """Return the time next to the steps in µs, or None without any."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

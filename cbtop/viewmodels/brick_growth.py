@@ -1,4 +1,4 @@
-"""How much longer each brick takes at the end of a window than at its beginning."""
+"""The growth of each brick's time from the beginning to the end of a window."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.model import BrickGrowth
 
 MIN_BLOCKS = 6  # seconds with recorded steps
-LEAST_SHARE = 0.05  # of the bricks' time: smaller ones tell nothing about all
-ALIKE = 0.15  # the factor of each brick is so near that of all together
+LEAST_SHARE = 0.05  # of the bricks' time: smaller bricks are not representative
+ALIKE = 0.15  # allowed deviation of each brick's factor from the common factor
 
 
 def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, ...]:
-    """The bricks of `phase`, the largest growth first; nothing if too little is known."""
+    """Return the bricks of `phase`, the largest growth first; empty if the window has too few blocks."""
     blocks = [block for block in record.window.blocks() if block.growth.node.size]
     if phase is None or len(blocks) < MIN_BLOCKS:
         return ()
@@ -29,7 +29,7 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """The factor by which all larger bricks take longer; None if they differ, or fewer than two are known."""
+    """Return the common growth factor of all larger bricks, or None if they differ or fewer than two are known."""
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]
     if len(larger) < 2 or not before_us:
@@ -40,7 +40,7 @@ def alike(growth: Sequence[BrickGrowth]) -> float | None:
 
 
 def _us_a_step(record: SourceRecord, blocks: Sequence[Block], phase: str) -> dict[tuple[str, BrickCategory], float]:
-    """Exclusive microseconds a recorded step of each brick, by its name and category."""
+    """Return the exclusive µs per recorded step of each brick, by name and category."""
     stats = NodeStats()
     for block in blocks:
         stats.count(block.growth)

@@ -1,4 +1,4 @@
-"""Bricks: one row a name and category, from its statistics and its checks."""
+"""Bricks: one row per name and category, made of its statistics and checks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """What a brick took for a token in the seconds of the last sixty in which steps were of about such a size."""
+    """The time per token of a brick over those of the last 60 s in which steps had about this size."""
 
-    from_size: int  # of the mean of a second, rounded
-    to_size: int  # below that
+    from_size: int  # mean size in a second, rounded
+    to_size: int  # exclusive
     seconds: int
-    us_per_token: float  # the mean of these seconds; derived
+    us_per_token: float  # mean of these seconds; derived
 
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick summed over the layers (and occurrences) of a phase."""
+    """One brick, summed over the layers (and occurrences) of a phase."""
 
     name: str
     category: BrickCategory
     count: int
     failed: int
-    total_inclusive_us: float  # each call with what ran inside it
+    total_inclusive_us: float  # including what ran inside each call
     total_exclusive_us: float  # without the bricks that ran inside it
-    avg_exclusive_us: float | None  # None where it is of steps of which none has ended
+    avg_exclusive_us: float | None  # None if no step of its phase has ended
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
@@ -58,25 +58,25 @@ class BrickRow:
     checks_passed: int
     checks_failed: int
     backend: str
-    roof: Distance | None = None  # None where its work or the roofs of its machine are unknown
-    rank: str | None = None  # in a merge by maximum: whose figures these are
-    budget_gb_per_sec: float | None = None  # the rate that the budget a token was derived from; None: it is static
-    uncounted: int = 0  # calls that gave no count of elements
+    roof: Distance | None = None  # None if its work or the machine's roofs are unknown
+    rank: str | None = None  # in a merge by maximum: the rank these figures are from
+    budget_gb_per_sec: float | None = None  # rate from which the budget per token was derived; None if static
+    uncounted: int = 0  # calls without a count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
-    dtypes: tuple[str, ...] = ()  # what its calls multiply, as `Work` says it: one type, or several
-    # Of its calls: bars side by side, from the shortest to the longest; none where not each has been counted in one.
+    dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
+    # Histogram of its calls from shortest to longest; empty if not every call is counted in it.
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
-    # µs a token (a call, where there are no steps) in each of the last 60 s, the oldest first; None where none ended.
+    # µs per token (per call without steps) in each of the last 60 s, oldest first; None if none ended.
     trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
-    # Its intensity and gflops in each of these seconds; None where not known, and empty where that is all of them.
+    # Its intensity and GFLOP/s in each of these seconds; None if unknown, empty if all are unknown.
     trail: OnDemand[tuple[tuple[float, float] | None, ...]] = OnDemand(())
-    # By positions cached, and by sequences a step, the least first; none where not known.
+    # By cached positions and by sequences per step, smallest first; empty if unknown.
     by_cached: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
     by_batch: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
-        """What tells it from the other rows: bricks of one name may be of several categories."""
+        """Name and category: bricks of the same name may have several categories."""
         return self.name, self.category
 
     @property
@@ -88,14 +88,14 @@ class BrickRow:
 
     @property
     def budget_used_percent(self) -> float | None:
-        """How much of its µs/token budget it uses; None where none was declared, or no token measured."""
+        """The used share of its µs/token budget, or None without a budget or a measured token."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
 
     @property
     def budget_over_us(self) -> float | None:
-        """By how many µs/token it is over its budget; 0 where it keeps within it."""
+        """µs/token over its budget; 0 if within it."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -107,7 +107,7 @@ class BrickRow:
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte; None where it declared no FLOP or no bytes."""
+        """FLOP per byte, or None if it declared no FLOP or no bytes."""
         return intensity(self.flops, self.bytes)
 
     @property
@@ -120,23 +120,25 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """`memory` or `compute`: the roof that it comes near to; `latency or overhead` where it is far below all,
-        `several at once` where steps share the roofs."""
+        """The nearest roof: `memory` or `compute`; `latency or overhead` if far below all roofs.
+
+        `several at once` if steps share the roofs.
+        """
         return self.roof.bound if self.roof else None
 
     @property
     def roof_unsure(self) -> bool | None:
-        """Whether the ceiling above it is unsure; None where that is not known."""
+        """Whether the ceiling above it is uncertain, or None if unknown."""
         return self.roof.is_unsure if self.roof else None
 
     @property
     def above_roof(self) -> bool:
-        """Flagged, never hidden."""
+        """Whether it exceeds its roof. Such figures are flagged, never hidden."""
         return self.roof is not None and self.roof.above_roof
 
     @property
     def trend_last_us(self) -> float | None:
-        """Its newest second, of those in which any ended."""
+        """The newest second in which any call ended."""
         return next((us for us in reversed(self.trend_us) if us is not None), None)
 
     @property
@@ -156,8 +158,11 @@ def brick_rows(
     cached: Callable[[], Mapping[int, float]],
     batch: Callable[[], Mapping[int, float]],
 ) -> tuple[BrickRow, ...]:
-    """One row a brick that ran, in the order given; `checks` says by brick which of them passed, `cached` gives by
-    second how many positions each sequence had in its cache, `batch` on how many sequences a step worked."""
+    """Return one row per brick that ran, in the given order.
+
+    `checks` has the results of each brick's checks. By second, `cached` returns the cached positions per sequence and
+    `batch` the number of sequences per step.
+    """
     nodes_of = brick_nodes(totals)
     return tuple(
         _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend, cached, batch)
@@ -175,7 +180,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # What ran in no ended step has no time a token yet.
+    # A brick that ran in no ended step has no time per token yet.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -220,7 +225,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """In octaves."""
+    """Group by sizes in powers of two."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:
@@ -233,7 +238,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    is_complete = counts.sum() == stats.calls.count  # bars of some calls, or of more, would pass for those of all
+    is_complete = counts.sum() == stats.calls.count  # a histogram of only some calls, or of more, would be misleading
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 
 

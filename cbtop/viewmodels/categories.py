@@ -20,14 +20,14 @@ class CategoryRow:
     name: str
     category: BrickCategory
     count: int
-    total_exclusive_us: float  # of its bricks, none of it twice
-    avg_exclusive_us: float | None  # of a call
+    total_exclusive_us: float  # sum over its bricks, nothing counted twice
+    avg_exclusive_us: float | None  # per call
     exclusive_us_per_token: float | None
     percent: float | None
 
 
 def category_rows(categories: Iterable[CategoryStats], totals: PhaseTotals) -> tuple[CategoryRow, ...]:
-    """One row a category that ran, in the order given."""
+    """Return one row per category that ran, in the given order."""
     return tuple(
         CategoryRow(
             name=stats.category.display_name,

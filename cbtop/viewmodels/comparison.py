@@ -1,8 +1,10 @@
-"""What has changed from one snapshot to another, brick by brick and layer by layer, or why they do not compare."""
+"""The changes between two snapshots by brick and layer, or why the two are not comparable."""
 
 # Rules
-# - Times of other work say nothing of speed: of another model, batch or mix of phases no change is given, but why.
-# - Another machine, backend or cache length is said beside the changes: to compare these may be what somebody wants.
+# - Times of different work do not compare speed. If the model, batch or mix of phases differs, give the reason
+#   instead.
+# - A different machine, backend or cache length is noted next to the changes, because it may be what the user
+#   compares.
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
 
-ALIKE = 0.02  # as many tokens, or sequences, a step: less than what passes for a change
+ALIKE = 0.02  # relative difference of tokens or sequences per step: smaller than a reported change
 ALIKE_SHARE = 0.05  # of the steps of all phases
-ALIKE_CACHE = 0.10  # of the positions cached
-MAX_LOST_PERCENT = 0.1  # of the records: as for the verdict data-incomplete
-# Of attention these read no cache: they take as long however much is cached.
+ALIKE_CACHE = 0.10  # of the cached positions
+MAX_LOST_PERCENT = 0.1  # of the records, as for the verdict data-incomplete
+# These bricks of attention do not read the cache, so its length does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """A brick, a layer, or a brick in a layer: how its µs for a token (or a step) have changed."""
+    """The change in µs per token (or step) of a brick, a layer, or a brick in a layer."""
 
     brick: Brick | None  # None: the whole layer
     layer: str | None  # None: in all layers and outside of them
@@ -35,47 +37,47 @@ class PlaceChange:
 
     @property
     def name(self) -> str:
-        """`DownProjection in Layer 5`."""
+        """For example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkChange:
-    """Where a brick stood under the roofs at the baseline, and how its GFLOP/s have changed."""
+    """The roofline point of a brick at the baseline, and the change of its GFLOP/s."""
 
     intensity: float  # FLOP per byte
     gflops: float
-    change: Change | None  # of GFLOP/s by its typical time; None where it holds others, or does not run now
+    change: Change | None  # of GFLOP/s at its typical time; None if its calls differ or it does not run now
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two snapshots, in one phase. Where `why_not` says why they do not compare, nothing is known of any change."""
+    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable and no change is known."""
 
     base: Snapshot
     now: Snapshot
     phase: str
     why_not: str = ""
-    notes: tuple[str, ...] = ()  # in what they differ that may be what is compared
-    unit: str = "token"  # or "step": what µs are of
+    notes: tuple[str, ...] = ()  # differences that may be the purpose of the comparison
+    unit: str = "token"  # or "step": the µs are per this unit
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
-    changes: tuple[PlaceChange, ...] = ()  # of bricks, bricks in layers, and layers; by how far they are from before
-    is_same_cache: bool = True  # whether the caches were as long, as far as is said; False where it is not
+    changes: tuple[PlaceChange, ...] = ()  # of bricks, bricks in layers, and layers, by relative size of the change
+    is_same_cache: bool = True  # whether the caches had about the same length; False if unknown
 
     @property
     def bricks(self) -> Mapping[Brick, Change]:
-        """Each in all layers together."""
+        """Each brick over all layers."""
         return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
 
     @property
     def layers(self) -> Mapping[str, Change]:
-        """Each as a whole."""
+        """Each whole layer."""
         return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
 
     @property
     def places(self) -> Mapping[Place, Change]:
-        """Each layer, each brick in a layer, and each brick that runs in none."""
+        """Each layer, each brick in a layer, and each brick outside layers."""
         inside = {one.brick for one in self.changes if one.layer is not None}
         return {
             (one.brick, one.layer): one.change
@@ -84,7 +86,7 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """The median call of a place at the baseline; None where that is not known, or does not compare."""
+        """Return the median call of a place at the baseline, or None if unknown or not comparable."""
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
             return None
@@ -95,7 +97,7 @@ class Comparison:
 
     @property
     def work(self) -> Mapping[Brick, WorkChange]:
-        """Of each brick that declares flops and bytes."""
+        """The change of each brick that declares FLOP and bytes."""
         before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
         if self.why_not or before is None or now is None:
             return {}
@@ -109,12 +111,12 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that have become slower beyond noise, the worst first."""
+        """The bricks that became slower beyond noise, the worst first."""
         return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
-        """The layer that has become slower by most, beyond noise; of a longer cache, the one with the worst brick."""
+        """The layer that became slower by most, beyond noise. After a longer cache, the one with the worst brick."""
         slower = self._slower_layers
         if not self.is_same_cache:
             slower = [one for one in self.slower if one.layer is not None]
@@ -122,7 +124,7 @@ class Comparison:
 
     @property
     def slower_layers(self) -> int:
-        """How many layers have become slower beyond noise, for whatever reason."""
+        """Number of layers that became slower beyond noise, for any reason."""
         return len(self._slower_layers)
 
     @property
@@ -131,7 +133,7 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """What has changed in `phase` from `base` to `now`; `alike`: so many are there that `base` was chosen from."""
+    """Return the changes in `phase` from `base` to `now`; `base` was chosen from `alike` equal processes."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -157,7 +159,7 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
 
 
 def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
-    """How tokens/s have changed in `phase` from `base` to `now`; or why that is not known."""
+    """Return the change of tokens/s in `phase` from `base` to `now`, or why it is unknown."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -167,9 +169,10 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 
 
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
-    """The bricks that have become slower beyond noise, the worst first: where one layer has most of it, in that
-    layer. What a longer cache, or one of which nobody says how long it is, would make slower in every layer is none
-    of them."""
+    """Return the bricks that became slower beyond noise, the worst first; in one layer if most of it is there.
+
+    If the cache is longer or of unknown length, bricks that read it are left out: it slows them in every layer.
+    """
     worst_cell: dict[Brick, PlaceChange] = {}
     layers: dict[Brick, int] = {}
     whole: dict[Brick, PlaceChange] = {}
@@ -194,15 +197,17 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether it is more than half of it, beside all others where that is told apart of both."""
+    """Whether `part` is more than half of `whole`, both relative to all other places if that is known."""
     if part.own and whole.own:
         part, whole = part.own, whole.own
     return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Those of `bases` that `now` may be compared with: its own process's, else those of its model, of its rank if
-    there are any; empty where there are no `bases`."""
+    """Return the baselines closest to `now`: of its own process, else of its model, preferably of its rank.
+
+    Empty only if `bases` is empty.
+    """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
         other_rank = base.surroundings.rank != now.surroundings.rank
@@ -227,7 +232,7 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 
 
 def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """How the GFLOP/s of a brick have changed whose typical time has by `found`, with errors to first order."""
+    """Return the change of GFLOP/s of a brick whose typical time changed by `found`; errors to first order."""
     if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
         return None
     then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
@@ -244,7 +249,7 @@ def _reads_cache(brick: Brick) -> bool:
 
 
 def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
-    """Why the two do not compare in `phase`; empty where they do."""
+    """Return why the two are not comparable in `phase`, or ""."""
     if other := other_model(base.surroundings, now.surroundings):
         return other
     if base.key == now.key and now.begin_ns == now.end_ns:
@@ -279,7 +284,7 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
 
 
 def other_model(base: Surroundings, now: Surroundings) -> str:
-    """In what the models differ; empty where they are the same, as far as is said."""
+    """Return how the models differ, or "" if no reported property does."""
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
     for what, then, is_now in (
@@ -293,7 +298,7 @@ def other_model(base: Surroundings, now: Surroundings) -> str:
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """In what surroundings differ that may be what is compared."""
+    """Return the differences in surroundings that may be the purpose of the comparison."""
     differ = [
         ("rank", base.rank, now.rank),
         ("host", base.host, now.host),
@@ -313,14 +318,14 @@ def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
 
 
 def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
-    """The bricks that one of the two alone has."""
+    """Return the bricks that only one of the two has."""
     then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
     gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
     return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
 
 
 def _alike(before: float | None, after: float | None, part: float) -> bool:
-    """Whether two numbers are about the same; of both or of neither known."""
+    """Whether two numbers are about equal; also if both are unknown."""
     if before is None or after is None:
         return before is after
     return abs(after - before) <= part * max(before, after)

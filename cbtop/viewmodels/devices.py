@@ -1,4 +1,4 @@
-"""The devices of a daemon's machine, and the processes on them, from what its samplers said last."""
+"""The devices of a daemon's machine and the processes on them, from its samplers' latest data."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ LATEST, LEAST_SAMPLES = 10, 3  # samples, one a second
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device; of a GPU or MIG device, which one as `0` or `0:1`."""
+    """One device. `label` is the number of a GPU or MIG device, as `0` or `0:1`."""
 
     device: Device
     label: str
     sampler: str
     age_s: float
-    history: tuple[DeviceMoment, ...]  # in the last two minutes, a sample each, the oldest first
+    history: tuple[DeviceMoment, ...]  # last two minutes, one per sample, oldest first
 
     @property
     def busy_percent(self) -> tuple[float | None, ...]:
-        """In the last two minutes, a sample each; None was n/a."""
+        """The last two minutes, one value per sample; None is n/a."""
         return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
-        """Its mean power; where that is n/a, what the driver says at the moment."""
+        """Its mean power, or the driver's current reading if the mean is n/a."""
         mean = self.device.power_watts
         return self.device.power_reading_watts if mean is None else mean
 
     @property
     def is_stale(self) -> bool:
-        """Whether its sampler has not answered for a while: the figures are of before."""
+        """Whether its sampler has not answered for a while, so that the figures are old."""
         return self.age_s > STALE_AFTER_S
 
 
@@ -46,22 +46,22 @@ class ProcessRow:
 
     pid: int
     name: str
-    source: str | None  # the key of the source that it is; None: it is not profiled
-    device: str  # the label of the GPU; "" for none
+    source: str | None  # key of its source, or None if it is not profiled
+    device: str  # label of the GPU, or ""
     device_uuid: str
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
-    history: tuple[ProcessMoment, ...] = ()  # as a device's
+    history: tuple[ProcessMoment, ...] = ()  # like a device's
 
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """Why figures are n/a: of which devices, and the reason."""
+    """Why figures are n/a, and on which devices."""
 
-    figures: tuple[str, ...]  # their keys in the JSON
+    figures: tuple[str, ...]  # their JSON keys
     devices: tuple[str, ...]  # their labels
     why: str
 
@@ -70,13 +70,13 @@ class WhyView:
 class MachineView:
     """The machine of one daemon."""
 
-    daemon: str  # which one: host, boot and pid
+    daemon: str  # its host, boot and pid
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # the profiled ones first
+    processes: tuple[ProcessRow, ...]  # profiled ones first
     unknown: tuple[WhyView, ...]
-    elsewhere: tuple[str, ...]  # sources that run in other pid namespaces, where nothing is known of them
-    troubles: tuple[str, ...]  # of samplers that found nothing, `nvml: why`
+    elsewhere: tuple[str, ...]  # sources in other pid namespaces, about which nothing is known
+    troubles: tuple[str, ...]  # of samplers that found nothing, as `nvml: why`
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
@@ -84,13 +84,13 @@ class MachineView:
         return tuple(row for row in self.devices if row.device.kind is not DeviceKind.CPU)
 
     def gpus_of(self, source: str) -> tuple[DeviceRow, ...]:
-        """Those on which the process of `source` is known to be."""
+        """Return the GPUs on which the process of `source` is known to run."""
         on = {process.device_uuid for process in self.processes if process.source == source}
         return tuple(row for row in self.gpus if row.device.uuid in on)
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """The machine of the daemon whose messages `store` holds, and who has been silent for `stale_s`."""
+    """Return the machine of the daemon that feeds `store` and has been silent for `stale_s`."""
     rows: list[DeviceRow] = []
     troubles: list[str] = []
     for sampler, known in store.devices.items():
@@ -119,7 +119,7 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """A row for each process and GPU, and one for each source on none; the same process is known by pid and start."""
+    """Return a row per process and GPU, and one per source on no GPU. A process is identified by pid and start."""
     sources = {
         (record.hello.pid, record.hello.process_start): record.key
         for record in store.sources.values()
@@ -141,7 +141,7 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """The share of its last seconds in which its busiest thread waited for a processor; None if that is not known."""
+    """Return the share of recent time that its busiest thread waited for a processor, or None if unknown."""
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
@@ -151,12 +151,12 @@ def waiting_percent(store: Store, record: SourceRecord) -> float | None:
 
 
 def _namespaces(store: Store) -> set[int | None]:
-    """The pid namespace in which the daemon's samplers see processes."""
+    """Return the pid namespaces in which the daemon's samplers see processes."""
     return {known.newest.pid_namespace for known in store.devices.values() if known.newest.devices}
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Running sources whose pids mean others to the daemon, or nobody."""
+    """Return running sources in other pid namespaces: their pids mean different processes to the daemon, or none."""
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -192,7 +192,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Each reason once, with the figures and devices it is about."""
+    """Yield each reason once, with the figures and devices it applies to."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

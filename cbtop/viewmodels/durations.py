@@ -1,4 +1,4 @@
-"""How long calls took, as bars side by side: made of the histograms' buckets, and never finer than these."""
+"""Durations of calls as a bar chart, made of histogram buckets and never finer than these."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from cbtop.profiler.histograms import BUCKETS, Column, bucket_begin_ns
 
-MAX_BARS = 64  # of one brick
+MAX_BARS = 64  # per brick
 
 
 @dataclass(frozen=True, slots=True)
 class DurationBar:
-    """So many calls took from `from_us` to less than `to_us`."""
+    """The number of calls that took at least `from_us` and less than `to_us`."""
 
     from_us: float
     to_us: float
@@ -23,18 +23,18 @@ class DurationBar:
 
 
 def duration_bars(counts: Column, buckets_a_bar: int) -> tuple[DurationBar, ...]:
-    """The buckets of a histogram, so many (a power of two) in a bar, from the shortest call to the longest."""
+    """Return the buckets of a histogram as bars of `buckets_a_bar` (a power of two) buckets, shortest calls first."""
     ran = np.flatnonzero(counts) // buckets_a_bar
     if not len(ran):
         return ()
     bars = np.arange(ran[0], ran[-1] + 2)
     edges_us = (bucket_begin_ns(np.minimum(bars * buckets_a_bar, BUCKETS)) / 1e3).tolist()
-    summed = np.add.reduceat(counts, bars[:-1] * buckets_a_bar).tolist()  # behind the last there are no calls
+    summed = np.add.reduceat(counts, bars[:-1] * buckets_a_bar).tolist()  # no calls after the last bar
     return tuple(DurationBar(*edges, count) for edges, count in zip(pairwise(edges_us), summed, strict=True))
 
 
 def at_most(bars: int, counts: Column) -> int:
-    """The fewest buckets a bar with which a histogram has at most so many bars; a power of two."""
+    """Return the fewest buckets per bar (a power of two) that give at most `bars` bars."""
     ran = np.flatnonzero(counts)
     width = 1
     while len(ran) and ran[-1] // width - ran[0] // width >= bars:
@@ -43,7 +43,7 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """The same in at most so many bars, each of as many of those before; the last may be of fewer."""
+    """Return at most `most` bars, each merged from the same number of the given ones; the last may have fewer."""
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]
     return tuple(DurationBar(group[0].from_us, group[-1].to_us, sum(bar.count for bar in group)) for group in groups)

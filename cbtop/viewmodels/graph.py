@@ -21,18 +21,18 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
 from cbtop.viewmodels.places import Place
 
-# The path of so many nodes takes 0.3 s, its graph included, beside 0.03 s for the rest of their view
-# (2 shared cores): more is not worth the wait twice a second.
+# The path of this many nodes takes 0.3 s including its graph; the rest of their view takes 0.03 s (2 shared cores).
+# More is not worth the wait twice a second.
 MAX_PATH_NODES = 10_000
-LONGER = 1.01  # than the mean step: what times of two clocks may differ by
-BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # what may run beside its siblings
+LONGER = 1.01  # relative to the mean step: times of two clocks may differ by this much
+BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # kinds that may run in parallel to their siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
 
 class GraphRows(Sequence[GraphRow]):
-    """One row a node, a parent before its children. A row is made when it is asked for: a screen shows few.
+    """One row per node, parents before children. Rows are made on access, because a screen shows few.
 
-    They are those of now: who keeps them while the statistics go on makes a tuple of them.
+    They reflect the current statistics. To keep them while statistics change, make a tuple.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GraphRows(Sequence[GraphRow]):
         slack_ns: Mapping[int, float] | None = None,
         in_burst: Mapping[int, KernelTimes] | None = None,
     ) -> None:
-        self.places: tuple[Node, ...] = totals.nodes  # what does not change while no node is new
+        self.places: tuple[Node, ...] = totals.nodes  # the same object until a node is added
         self._totals = totals
         self._elements = totals.known_elements
         self._on_path, self._slack_ns = on_path, slack_ns or {}
@@ -66,7 +66,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are of the same places and nothing more was counted. No row is made."""
+        """Whether the places are the same and no count has changed. Makes no row."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -78,7 +78,7 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """The rows at `places`, made in one go: forty take what three take one by one."""
+        """Return the rows at `places`, made together: forty take as long as three made one by one."""
         return self._rows([self.places[at] for at in places])
 
     @property
@@ -88,7 +88,7 @@ class GraphRows(Sequence[GraphRow]):
 
     @property
     def largest_percent(self) -> float:
-        """The largest share of the step's wall time that a row has."""
+        """The largest share of the step's wall time of any row."""
         ids = self._totals.inside.ids
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
@@ -128,7 +128,7 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """The outermost layer that it is, or the brick in that layer or in none; None of anything else."""
+        """Return the outermost layer or the brick (with its layer, if any) at this node; None for other nodes."""
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
             outer = at if at.kind is NodeKind.LAYER else outer
@@ -152,7 +152,7 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """The rows of a phase, and its critical path where anything lies beside it: of one sequence all is critical."""
+    """Return the rows of a phase, and its critical path if anything runs in parallel. A sequence is all critical."""
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
     if not is_beside and not any({one.first, one.then} <= known for one in dependencies):
@@ -176,17 +176,17 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """What lies where in `graph`: the same object as long as no node is new."""
+    """Return the places of `graph`: the same object until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
 def rows_at(graph: Sequence[GraphRow], places: Sequence[int]) -> list[GraphRow]:
-    """The rows of `graph` at `places`."""
+    """Return the rows of `graph` at `places`."""
     return graph.some(places) if isinstance(graph, GraphRows) else [graph[at] for at in places]
 
 
 def largest_share(graph: Sequence[GraphRow]) -> float:
-    """The largest share of the step's wall time (%) that a row of `graph` has."""
+    """Return the largest share of the step's wall time (%) of any row of `graph`."""
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
@@ -198,7 +198,7 @@ def has_burst(graph: Sequence[GraphRow]) -> bool:
 
 
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:
-    """The rows as the ASCII tree, to the character as the predecessor drew it; `note` adds to the end of a line."""
+    """Return the rows as an ASCII tree, exactly as the predecessor drew it. `note` is appended to each line."""
     inside: dict[int | None, list[TreeNode]] = {}
     for row in reversed(tuple(rows)):
         children = tuple(reversed(inside.pop(row.id, [])))
@@ -210,13 +210,13 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 
 
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
-    """The path of `graph`; that of an equal graph where it is one of the last few (comparing takes 4 ms, not 130)."""
+    """Return the critical path of `graph`, from cache if an equal graph was used recently (4 ms instead of 130)."""
     for known, path in tuple(_recent):
         if known == graph:
             return path
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        found = error.with_traceback(None)  # a traceback would keep every frame, and the whole view, alive
+        found = error.with_traceback(None)  # a traceback would keep every frame, and so the whole view, alive
     _recent.append((graph, found))
     return found

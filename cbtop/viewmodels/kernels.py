@@ -1,4 +1,4 @@
-"""The kernels of a burst as rows: per brick, over all layers that have it."""
+"""The kernels of a burst as rows, per brick over all its layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a brick, launched in one way; measured in a burst."""
+    """One kernel of a brick with one launch configuration, measured in a burst."""
 
     name: str
     launches_per_step: float
@@ -32,11 +32,11 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class BrickKernels:
-    """The kernels of one brick, in the order they were first launched."""
+    """The kernels of one brick, in the order of their first launch."""
 
     brick: str
     label: str
-    layers: int  # that have it; 0: it lies in none
+    layers: int  # layers that contain it; 0 if it is outside layers
     kernels: tuple[KernelRow, ...]
 
     @property
@@ -50,7 +50,7 @@ class BrickKernels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase, in `steps` steps of it."""
+    """The kernels of one phase, recorded in `steps` of its steps."""
 
     phase: str
     steps: int
@@ -67,7 +67,7 @@ class PhaseKernels:
 
 @dataclass(frozen=True, slots=True)
 class BurstView:
-    """What a burst found in one process."""
+    """The result of a burst in one process."""
 
     source: str
     pid: int
@@ -79,13 +79,13 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """What `burst` found in the process of that key and pid."""
+    """Return the result of `burst` in the process with this key and pid."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 
 
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
-    """What `burst` found, by phase and brick. What names a node that is none, or no kernel, is passed over."""
+    """Return the kernels of `burst` by phase and brick. Ignores entries with an unknown node or not of a kernel."""
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
     for times in burst.kernels:
@@ -116,7 +116,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
 
 
 def _path(nodes: Sequence[Node], node: int) -> list[Node]:
-    """From the outermost in."""
+    """Return the nodes from the outermost to `node`."""
     found: list[Node] = []
     at: int | None = node
     while at is not None and 1 <= at <= len(nodes):

@@ -1,4 +1,4 @@
-"""From the records of one track to a lane: its rows, and its gaps with their names."""
+"""Makes a lane from the records of one track: its rows, and its named gaps."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane of the records of one track; it reaches back to `since_ns` after `begin_ns`."""
+    """Makes a lane from the records of one track. The lane begins `since_ns` after `begin_ns`."""
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
         self._nodes = nodes
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # up to here all is in a brick or a gap
+        self._told_ns = since_ns  # everything before is in a brick or a gap
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
-        """The lane of `records`, each with the number of those that it lies in."""
+        """Return the lane of `records`, each given with its depth: the number of records that contain it."""
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[Span]] = {}
-        open_: list[Span] = []  # what the next record may lie in, from the outside in
+        open_: list[Span] = []  # the spans that may contain the next record, outermost first
         known: dict[int, tuple[Node, str, bool]] = {}  # each node, its name, and whether it is a layer or a step
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -93,8 +93,8 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """How many layers lie in each other at most, in no brick."""
-        deepest, open_ = 0, list[bool]()  # whether each is a step or a layer, in nothing else
+        """Return the maximum nesting of layers outside bricks."""
+        deepest, open_ = 0, list[bool]()  # for each, whether it and all around it are steps or layers
         for depth, record in records:
             del open_[depth:]
             kind = self._nodes[record.node].kind
@@ -103,21 +103,21 @@ class LaneMaker:
         return deepest
 
     def _holds(self, outer: int, node: int) -> bool:
-        """Whether `node` lies in `outer`: what took no time lies on a track in whatever began at that moment."""
+        """Whether `outer` contains `node`. A record of zero length may be placed in any record that began then."""
         at = self._nodes.parent_of[node]
         while at > outer:
             at = self._nodes.parent_of[at]
         return at == outer
 
     def _close(self, open_: list[Span], depth: int, bricks: int) -> None:
-        """Let go of all but the first `depth`; what is left of a step or layer is a gap."""
+        """Close all open spans but the first `depth`. The rest of a step or layer is a gap."""
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[Span]) -> None:
-        """Nothing ran in the time until then that is not told yet, inside of `around`."""
+        """Add the time up to `until_ns` that is not covered yet as a gap inside `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -125,8 +125,10 @@ class LaneMaker:
 
 @dataclass(frozen=True, slots=True)
 class GapNames:
-    """What the gaps of a lane are called. `ran`: when steps ran, of any lane; None on a lane without steps.
-    `cut_short`: when anything ran of steps that are not there."""
+    """Names the gaps of a lane.
+
+    `ran`: when steps of any lane ran; None on a lane without steps. `cut_short`: when parts of missing steps ran.
+    """
 
     nodes: NodeTable
     ran: Sequence[tuple[int, int]] | None
@@ -134,10 +136,10 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    inside: dict[int, str] = field(default_factory=dict)  # by the node of the step or layer that it lies in
+    inside: dict[int, str] = field(default_factory=dict)  # by node of the enclosing step or layer
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[Span]) -> Iterator[Gap]:
-        """The gaps that this time is, inside of `around`."""
+        """Yield the gaps in this time inside `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
@@ -161,7 +163,7 @@ class GapNames:
         return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Between steps, where none of any lane ran; whether one runs since the last one is not known."""
+        """Yield the gaps between steps. After the last step it is unknown whether one is running."""
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
                 yield Gap(at, until_ns - at, ELSEWHERE)
@@ -172,7 +174,7 @@ class GapNames:
 
 
 def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """This time in parts: from when to when, and whether that lies in one of `ran`, disjoint and by their start."""
+    """Split a time by `ran` (disjoint, sorted) into parts (begin, end, whether in `ran`)."""
     at = start_ns
     for begin_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
         if begin_ns >= end_ns:
@@ -188,5 +190,5 @@ def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterat
 
 
 def is_step(nodes: NodeTable, node: int) -> bool:
-    """Whether `node` is one that whole steps are recorded against."""
+    """Whether whole steps are recorded against `node`."""
     return nodes.step_of[node] == node

@@ -1,11 +1,11 @@
-"""What a timeline is made of: lanes with rows of spans, one a record, and the gaps between the outermost bricks.
+"""The parts of a timeline: lanes with rows of spans, one per record, and the gaps between the outermost bricks.
 
-What a lane is
-- Threads are not recorded. What ran one after the other, or inside of each other, takes one lane; a step that ran
-  while another did takes the next, and so does what ran beside its like inside one step.
-- What other threads or tasks did for a step (adopted work), what ran outside of steps, and what the host timed of a
-  step that its device timed have lanes of their own.
-- On every lane the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
+Lanes
+- Threads are not recorded. Records that ran one after the other or nested share a lane. A step that overlaps another
+  takes the next lane, and so does work that overlaps its siblings inside a step.
+- Work done by other threads or tasks for a step (adopted work), work outside steps, and host times of a step timed by
+  its device have lanes of their own.
+- On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# The gaps that the books do not name.
+# Gaps that the books do not name.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # a step that was timed as a whole
+NOT_LOOKED_INTO = "not recorded inside"  # a step timed only as a whole
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-CUT_SHORT = "a step cut short"  # bricks ran in one that was cancelled, has not ended, or whose record is lost
-UNNAMED = "unnamed gap"  # records are missing there: what ran is not known
+CUT_SHORT = "a step cut short"  # parts of a step that was cancelled, has not ended, or has lost its record
+UNNAMED = "unnamed gap"  # records are missing, so what ran is unknown
 # Lanes
-BRICKS = "bricks"  # of the parts of a lane, what is no gap
+BRICKS = "bricks"  # name of the part of a lane that is not a gap
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
 # Named tuples: a timeline makes hundreds a frame, and a frozen dataclass takes five times as long to make.
 class Span(NamedTuple):
-    """One record. `start_ns` counts from where the timeline begins; `level` is its row: steps, layers, bricks."""
+    """One record. `start_ns` counts from the begin of the timeline; `level` is its row: steps, layers, bricks."""
 
     start_ns: int
     duration_ns: int
@@ -42,11 +42,11 @@ class Span(NamedTuple):
     name: str
     kind: NodeKind
     category: BrickCategory | None
-    where: tuple[str, ...]  # what it lies in, from the step down
+    where: tuple[str, ...]  # the spans around it, from the step inwards
     backend: str
     elements: int | None  # None: not counted
     is_failed: bool = False
-    is_plain: bool = False  # a step that was timed as a whole
+    is_plain: bool = False  # a step timed only as a whole
 
     @property
     def end_ns(self) -> int:
@@ -54,12 +54,12 @@ class Span(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time in which no brick of a lane ran."""
+    """Time without a brick of the lane."""
 
     start_ns: int
     duration_ns: int
     name: str
-    where: tuple[str, ...] = ()  # what it lies in, from the step down
+    where: tuple[str, ...] = ()  # the spans around it, from the step inwards
 
     @property
     def end_ns(self) -> int:
@@ -68,7 +68,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Spans of one lane that lie side by side, by their start."""
+    """Spans of one lane that do not overlap, by start."""
 
     name: str
     spans: tuple[Span, ...]
@@ -76,16 +76,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Rows from the steps down; the spans of the row number `bricks` and the `gaps` add up to the whole timeline."""
+    """Rows from the steps inwards. The spans of row `bricks` and the `gaps` add up to the whole timeline."""
 
     name: str
     backends: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
-    bricks: int  # the row of the outermost bricks
+    bricks: int  # row of the outermost bricks
 
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """What the time from one moment to another is: `bricks`, and its gaps by their names, the longest first."""
+        """Return how the time between two moments is spent: `bricks`, and gaps by name, the longest first."""
         found = {BRICKS: 0}
         rows: tuple[tuple[Span | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
         for row in rows:
@@ -100,5 +100,5 @@ class Lane:
 
 
 def _first_from(parts: Sequence[Span | Gap], begin_ns: int) -> int:
-    """The first of `parts`, disjoint and in their order, that ends after a moment."""
+    """Return the index of the first of `parts` (disjoint, in order) that ends after a moment."""
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

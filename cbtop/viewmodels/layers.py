@@ -1,4 +1,4 @@
-"""Layers × bricks: what each brick takes in each layer of one step, and how a layer compares with its like."""
+"""Layers × bricks: the time of each brick in each layer of one step, and each layer compared with its peers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
 
-ODD = 1.2  # times the median of its like: a layer that takes more stands out, a machine's noise does not make it so
+ODD = 1.2  # factor over the median of its peers at which a layer stands out; machine noise stays below it
 BETWEEN = "between bricks"
 # The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. It
 # misses one median in 1,500. It is that wide because the slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # recorded: medians of fewer scatter
-MIN_LAYERS = 6  # that do the same: of fewer nobody can say how they scatter
-# The modified z-score 0.6745 (x - median) / MAD, and what is an outlier by it: Iglewicz and Hoaglin, "How to detect
-# and handle outliers" (1993).
+MIN_LAYERS = 6  # peers: the scatter of fewer is unknown
+# The modified z-score 0.6745 (x - median) / MAD and its limit for outliers: Iglewicz and Hoaglin, "How to detect and
+# handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # of the layers: where more are slow, that is how the model is made
-FIRST_US = 15.0  # a brick: what the first layer of a recorded step may take more because our own code is cold
-MIN_PEERS = 3  # layers of the same stack and the same bricks, itself among them: the median of two tells nothing
+ODD_PART = 0.1  # of the layers: if more are slow, the model is built that way
+FIRST_US = 15.0  # per brick: extra time of the first layer of a recorded step, because our own code is cold
+MIN_PEERS = 3  # layers with the same stack and bricks, itself included: a median of two is useless
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBrick:
-    """A column: one brick, in whichever layers it runs."""
+    """A column: one brick, in all layers that run it."""
 
     name: str
     category: BrickCategory
@@ -43,61 +43,61 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step (or, in a process without steps, in one call of the layer); derived."""
+    """One layer in the mean step (or, without steps, in one call of the layer); derived."""
 
     id: int
     name: str  # `Layer 3`, `Layer 3 (encoder)`
     index: str  # `3`
     stack: str
-    us: float  # mean: bricks and what lies between them
+    us: float  # mean, including the time between bricks
     p50_us: float | None  # of one call
-    cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None where that does not run in it
-    between_us: float  # of `us`, in no brick
-    calls: float  # of the layer a step, mean: one that only some steps run has fewer than one
-    median_us: float | None  # of the p50_us of its like: its stack, its bricks; None where they are fewer than three
-    # What exceeds the median of its like by most, a brick or the time between them, and by how much (µs a step, had
-    # its like run in as many steps): by medians of calls, in which nothing is that happened once, or by means where
-    # these explain less than half of it. None where it does not stand out.
+    cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None if it does not run here
+    between_us: float  # the part of `us` in no brick
+    calls: float  # mean calls of the layer per step; below 1 if only some steps run it
+    median_us: float | None  # median of its peers' p50_us (same stack and bricks); None if fewer than three
+    # What exceeds the median of its peers by most: a brick or the time between bricks, and its excess (µs per step).
+    # Calculated from medians of calls, which ignore single events, or from means if medians explain less than half of
+    # the excess. None if the layer does not stand out.
     excess: OnDemand[tuple[str, float] | None] = OnDemand(None)
-    # µs of the median call of each of LayersView.bricks, as it was measured.
+    # µs of the median call of each of LayersView.bricks, as measured.
     p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
-    low_us: float | None = None  # p50_us is at least that, for all that chance may do; None: that is not known
+    low_us: float | None = None  # lower end of the interval of p50_us; None if unknown
 
     @property
     def is_odd(self) -> bool:
-        """Whether it stands out among its like, by the lower end of its median's interval."""
+        """Whether it stands out among its peers, by the lower end of its median's interval."""
         us = self.p50_us if self.low_us is None else self.low_us
         return us is not None and bool(self.median_us) and us >= ODD * (self.median_us or 0.0)
 
     @property
     def to_median(self) -> float | None:
-        """How many times the median of its like it takes, by medians: a pause that hit it once moves no median."""
+        """Its median relative to the median of its peers. A single pause does not change a median."""
         return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayers:
-    """The median call of one brick in each layer, in their order."""
+    """The median call of one brick in each layer, in order."""
 
-    p50_us: tuple[float | None, ...]  # None where it does not run, or that is not known
-    odd: tuple[bool, ...]  # ODD times that of the layers like it, or more
-    median_us: float | None  # of all of them
-    slowest: int  # which of them
+    p50_us: tuple[float | None, ...]  # None if it does not run or is unknown
+    odd: tuple[bool, ...]  # at least ODD times the median of the peer layers
+    median_us: float | None  # over all layers
+    slowest: int  # index of the slowest layer
 
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayer:
-    """One brick in one layer of the mean step; derived, but for `p50_us`."""
+    """One brick in one layer of the mean step; derived, except `p50_us`."""
 
     brick: LayerBrick
     us: float  # exclusive
     p50_us: float | None  # of one call
-    usual_p50_us: float | None  # the median of that over the layers like this one; None where they are too few
+    usual_p50_us: float | None  # its median over the peer layers; None if they are too few
     percent: float | None  # of the layer's time
 
     @property
     def to_usual(self) -> float | None:
-        """How many times as long its median call takes as in the layers like this one."""
+        """Its median call relative to that in the peer layers."""
         return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
 
 
@@ -105,24 +105,24 @@ class BrickInLayer:
 class LayersView:
     """Every layer of one phase, in the order in which they run."""
 
-    unit: str  # "step" or, for processes without steps, "call": what the times are of
+    unit: str  # "step", or "call" for processes without steps: the times are per this unit
     bricks: tuple[LayerBrick, ...]  # in the order in which they run
     rows: tuple[LayerRow, ...]
-    # The median call (µs) of one of `bricks`, by its number, in each of `rows`; None: their `p50_cells` say it.
+    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, use `p50_cells` of the rows.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
-    steps: int | None = None  # recorded, which it is of; None: there are none, it is of calls
+    steps: int | None = None  # number of recorded steps; None if the times are per call
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
-        """The median over the layers in which something runs; None where it runs in none."""
+        """Return the median over the layers that run it, or None if none does."""
         known = [value for value in us if value is not None]
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
         """Return how many layers like `row` are at least half as slow, or 0 if `row` is not slow.
 
-        The first layer of a stack does not count against another one: it pays for cold caches. It pays for our own
-        code, too, so it stands out only beyond FIRST_US for each of its bricks.
+        The first layer of a stack does not count against other layers, because its caches are cold. Our own code is
+        cold in it, too, so it stands out only beyond FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -142,12 +142,12 @@ class LayersView:
 
     @property
     def slowest(self) -> LayerRow | None:
-        """The layer that takes longest beside its like; None where none has enough of them."""
+        """The layer that is slowest relative to its peers, or None if none has enough peers."""
         compared = [row for row in self.rows if row.to_median is not None]
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
-        """One of `bricks` in each layer; None where its median call is known in none."""
+        """Return one of `bricks` in each layer, or None if its median call is unknown."""
         if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
@@ -170,7 +170,7 @@ class LayersView:
         return BrickInLayers(p50_us, odd, median_us, max(range(len(p50_us)), key=lambda layer: p50_us[layer] or 0.0))
 
     def inside(self, row: LayerRow) -> list[BrickInLayer]:
-        """The bricks that run in a layer, the longest first."""
+        """Return the bricks that run in a layer, the longest first."""
         like, p50_cells, found = self.like(row), row.p50_cells, []
         of_like = [cells for other in like if (cells := other.p50_cells)]
         for at, brick in enumerate(self.bricks):
@@ -190,13 +190,13 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """The layers that `row` compares with: of its stack, with the same bricks; itself among them."""
+        """Return the peers of `row`: same stack and same bricks, itself included."""
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
-    """The outermost layers of a phase; None where it has none, or none of its steps has ended."""
+    """Return the outermost layers of a phase, or None if it has none or no step has ended."""
     table, inside = totals.table, totals.inside
     steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
     if steps == 0:
@@ -250,13 +250,13 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
-    # What holds these rows holds what it is made of, and these hold neither: no circle.
+    # `odd` refers to the rows of `found`, and those refer to neither, so there is no reference cycle.
     odd = tuple(with_parts(row, excess=Later(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows)
     return replace(found, rows=odd) if rows else None
 
 
 class _Places:
-    """The outermost layers of a phase, and of `ids`, the bricks that ran, in which layer and column each stands."""
+    """The outermost layers of a phase, and the layer and column of each brick node in `ids` that ran."""
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -273,7 +273,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Cells in which a brick runs in several places.
+        # cells in which a brick runs in several places
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -281,7 +281,10 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: Later[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """LayersView.p50_of: of `cells` where they are made, for they may be of before; else of this brick alone."""
+    """See LayersView.p50_of.
+
+    Uses `cells` if made, so that all values are from the same time; else only this brick.
+    """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
         us = [row[brick] for row in cells.value()]
@@ -302,7 +305,7 @@ def _of_layer(cells: Later[list[tuple[float | None, ...]]], at: int) -> tuple[fl
 
 
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """LayerRow.excess of those that are odd, where `usual_by_layer` has by its id what each brick usually takes."""
+    """Return LayerRow.excess of the odd layers. `usual_by_layer` has, by layer id, the usual time of each brick."""
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
     alike: dict[object, list[LayerRow]] = {}
     for row in layers.rows:
@@ -315,7 +318,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
-        # Medians do not add up: what they leave of a layer lies between its bricks only where time was seen there.
+        # Medians do not add up, so limit the time between bricks to what was measured there.
         between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
         over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
         all_over_us = _over(whole_us[:, np.newaxis]) * calls
@@ -324,7 +327,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
                 over = over_us[at]
                 if (
                     np.maximum(over, 0.0).sum() < all_over_us[at] / 2
-                ):  # now this brick was slow, now that: means do add up
+                ):  # the slow brick changes from call to call: means add up
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])
@@ -332,7 +335,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each row is over the median of its column."""
+    """Return how far each row is above the median of its column."""
     # NumPy's own median loads its masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
@@ -341,7 +344,7 @@ def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sums(
     ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """The times of the nodes of each cell, added up."""
+    """Return the sum of the node times of each cell."""
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
@@ -350,7 +353,7 @@ def _sums(
 def _p50_cells(
     totals: PhaseTotals, places: _Places, medians_ns: NDArray[np.float64]
 ) -> list[tuple[float | None, ...]]:
-    """Of each layer the median call of each brick."""
+    """Return the median call of each brick in each layer."""
     layers, bricks = places.runs_in.shape
     ns = np.full(layers * bricks, np.nan)
     ns[places.cells] = medians_ns
@@ -361,7 +364,7 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The exclusive time of each brick had each call been as long as the median; what it is where that is unknown."""
+    """Return the exclusive time of each brick if every call took the median; its actual time if that is unknown."""
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
@@ -369,7 +372,7 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
-    """Row by row; None where a brick does not run."""
+    """Return the cells row by row, None if a brick does not run."""
     if runs.all():
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
@@ -377,7 +380,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """By id the outermost layer that a node lies in, itself for such a layer, 0 for what lies in none."""
+    """Return by node id the outermost layer around it: itself for such a layer, 0 without one."""
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     found = np.zeros(len(table) + 1, np.int64)
@@ -388,7 +391,7 @@ def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Of each layer, by its kind, the median of its like, itself among them."""
+    """Return for each layer the median of its peers (same kind), itself included."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -398,5 +401,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Its stack, and which bricks run in it."""
+    """Return its stack and which bricks run in it."""
     return row.stack, tuple([us is not None for us in row.cells])

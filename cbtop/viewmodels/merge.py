@@ -1,6 +1,6 @@
-"""Several sources as one: the sum of all, of each brick the slowest, or side by side.
+"""Several sources as one: the sum of all, the slowest of each brick, or next to each other.
 
-Every figure of a merge is derived: it was measured in the members, and put together here.
+Every figure of a merge is derived from figures measured in its members.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.stretch import since_s, stretch_of
 
-KEYS_JOINED_BY = "+"  # the key of a sum is that of its members
+KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 
-# Two places are one when they lie in the same place and all that is static about them is the same.
+# Two nodes are merged if their parents are and their static properties are equal.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
-# From good to bad: a merge stands as its worst member does.
+# From good to bad: a merge has the state of its worst member.
 _BAD: tuple[SourceStatus | Standstill, ...] = (
     SourceStatus.LIVE,
     Standstill.IDLE,
@@ -66,12 +66,11 @@ _BAD: tuple[SourceStatus | Standstill, ...] = (
 def merged_view(
     records: Sequence[SourceRecord], mode: MergeMode, phase: str | None = None, *, window: bool = False
 ) -> SourceView:
-    """`records` (of one program and model) as one view.
+    """Return `records` (of one program and model) as one view.
 
-    `sum` adds counts, times, tokens and histograms place by place, so its books close and its percentiles are those
-    of all calls; of tokens that members compute together, by their word, the rate is counted once. `max` takes each
-    brick from the rank that it takes the longest a step; `ranks` is the sum, with every brick's time in each rank
-    beside it.
+    `sum` adds counts, times, tokens and histograms of equal places, so its books close and its percentiles are those
+    of all calls. Tokens that members report to compute together count once in rates. `max` takes each brick from the
+    rank where it takes longest per step. `ranks` is the sum plus the time of every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -86,7 +85,7 @@ def merged_view(
     exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
     may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
     merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
-    # A roof is of one machine: the sum has none, and the slowest of several machines has not either.
+    # A roof belongs to one machine, so merges have none.
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
@@ -103,24 +102,24 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # A source that has not run this phase would show another.
+    # A source that has not run this phase would show a different one.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """From where the first of their ranges begins to where the last ends; None where they are none."""
+    """Return the begin of the first range and the end of the last, or None without any."""
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Those of `records` that a merge of `record` is of: the same model in the same program, and in the same state.
+    """Return those of `records` to merge with `record`: same model, same program, and same state.
 
-    One that was killed beside others that run stays with them: it is missed. Of the ranks of a job it is the newest
-    process of each, in whatever state; two that run as the same rank, or ran at the same time, are of two jobs that
-    nothing tells apart, and both count.
+    A killed process stays with the running ones it ran next to, so that it is missed. For a job, these are the newest
+    processes of each rank, in any state. Two processes that run as the same rank, or ran at the same time, count
+    both: they belong to two jobs that cannot be told apart.
     """
     job = job_of(record)
     if job is None:
@@ -134,14 +133,14 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Of processes of one rank those that run; where none does, those after whose end none began."""
+    """Return the running processes of one rank. If none runs, return those that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
 
 
 def _ended_at_ns(record: SourceRecord) -> float:
-    """When the last step of one that has ended did, by the time of day of its host; not before it began."""
+    """Return when the last step of an ended process ended, in its host's real time, at least its begin."""
     if record.hello is None:
         return inf
     return record.hello.realtime_ns + max(0, _ran_until_ns(record) - record.hello.monotonic_ns)
@@ -153,7 +152,7 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 
 
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
-    """Whether two processes are in the same state; where one was killed, whether they ran at the same time."""
+    """Whether two processes have the same state. If one was killed, whether they ran at the same time."""
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
         return len(states) == 1
@@ -163,14 +162,14 @@ def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
 
 
 def _ran_until_ns(record: SourceRecord) -> float:
-    """When the last step of one that was killed ended, on its host's monotonic clock."""
+    """Return when the last step of a killed process ended, on its host's monotonic clock."""
     if state_of(record) is SourceStatus.LIVE:
         return inf
     return max((record.stats.rare("last_ns", (node.id,)) for node in record.nodes.children[None]), default=0)
 
 
 def _names(records: Sequence[SourceRecord]) -> dict[str, str]:
-    """What each is called, by its key: `rank 3`, or `pid 7` where that is no rank, or another of them is the same."""
+    """Return the display name of each by key: `rank 3`, or `pid 7` without a unique rank."""
     ranks = Counter(record.hello.rank for record in records if record.hello)
 
     def name(record: SourceRecord) -> str:
@@ -195,7 +194,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The windows of several sources, summed: its seconds are as many as each of them covers."""
+    """The windows of several sources, summed. It covers as many seconds as each of them."""
 
     def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, Stretch]]):
         super().__init__(length_s)
@@ -211,8 +210,10 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Those with a window: the last seconds of what has ended are not those of the others. A range is that of all,
-    but of who had ended before it."""
+    """Return the records with a window to sum. The recent window of an ended source is from a different time.
+
+    A range is shared by all that had not ended before it.
+    """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
     return watched if all(record.has_ended for record in records) and not run else run
@@ -223,7 +224,7 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """The sum, and whose it is: a source whose nodes find no room in one table is left out."""
+    """Return the sum and its members. A source is left out if its nodes do not fit into the table."""
     table = NodeTable()
     known: dict[Hashable, int] = {}
     taken: list[SourceRecord] = []
@@ -246,7 +247,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         place_of = {record.key: place for record, place in zip(taken, places, strict=True)}
         their_places = [place_of[record.key] for record in watched]
         stretches = [stretch_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)]
-        covers = max if first.window.is_range else min  # of a range, what has ended in it covers less
+        covers = max if first.window.is_range else min  # in a range, sources that end in it cover less
         covered_ns = covers(stretch.end_ns - stretch.begin_ns for stretch in stretches)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
 
@@ -268,9 +269,9 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """The id in `table` of each node; nodes that are new to it are added, and remembered in `known`."""
+    """Return the id in `table` of each node. New nodes are added to it and remembered in `known`."""
     place = np.zeros(len(nodes) + 1, np.int64)
-    seen: dict[Hashable, int] = {}  # how many of the same kind came before it under one parent
+    seen: dict[Hashable, int] = {}  # number of equal nodes before it under one parent
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
         like = (parent, _static(node))
@@ -306,7 +307,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
 
 
 def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
-    """The counters of all, in the state of the worst."""
+    """Return the counters of all, with the state of the worst."""
     states = [record.state for record in records if record.state]
     if not states:
         return None
@@ -318,7 +319,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """The one that stands worst; of several that have stopped going on, the one that did so longest ago."""
+    """Return the one in the worst state; of several that stopped, the one that stopped first."""
     return max(records, key=_badness)
 
 
@@ -334,7 +335,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Those that are suspended, stalled, gone or faulty, beside the worst of all."""
+    """Yield the suspended, stalled, gone or faulty members, except the worst of all."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -344,14 +345,16 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
 
 
 def _together(records: Sequence[SourceRecord]) -> int:
-    """How many of them compute each token; 1 where they do not all say the same."""
+    """Return how many of them compute each token together; 1 if they disagree."""
     said = {record.manifest.ranks if record.manifest else 0 for record in records}
     return max(min(said.pop(), len(records)), 1) if len(said) == 1 else 1
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
-    """The sum with the tokens a second of its members added up, each over the time that is its own, or over the range
-    that all are shown of; of what so many compute together one of so many."""
+    """Return the sum with tokens/s of its members added: each over its own time, or over the common range.
+
+    If `together` members compute the same tokens, the sum is divided by it.
+    """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.stretch_view.wall_us if member.stretch_view else 0.0 for member in members]
     range_us = max(walls_us, default=0.0) if window and all(record.window.is_range for record in records) else 0.0
@@ -384,13 +387,13 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    length = min(map(len, histories), default=0)  # the newest with the newest: hosts need not agree on the time
+    length = min(map(len, histories), default=0)  # align at the newest, because hosts may disagree on the time
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """`steps` of `wall_us`, with the rates over all of the range; 0: there is none."""
+    """Return `steps` of `wall_us` with rates over the whole range; unchanged if `range_us` is 0."""
     if not range_us:
         return steps
 
@@ -412,15 +415,17 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        at_once=members[0].at_once if len(members) == 1 else None,  # whose ran at the same time is not known
+        at_once=members[0].at_once if len(members) == 1 else None,  # unknown which ran at the same time
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
     )
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Of `together` members that compute the same tokens one's. None where the rate of a member that ran steps is not
-    known: part of a sum is none."""
+    """Return the sum of rates, divided by `together` members that compute the same tokens.
+
+    None if the rate of a member that ran steps is unknown, because a partial sum would be wrong.
+    """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]
     return sum(known) / together if known and len(known) == len(found) else None
@@ -447,13 +452,13 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-# --- the slowest, and side by side ----------------------------------------------------------------------------
+# --- the slowest, and next to each other ----------------------------------------------------------------------
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Each brick and category from the rank it takes the longest; the steps of the rank whose take the longest.
+    """Take each brick and category from its slowest rank, and the steps of the slowest rank.
 
-    What is taken from several ranks adds up to nothing: there are no books and no graph.
+    Values from several ranks do not add up, so there are no books and no graph.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -462,7 +467,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                percent = brick.percent if _closes(member) else None  # there is no place here to say it
+                percent = brick.percent if _closes(member) else None  # a row cannot show why it does not close
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
             if (us := _a_step(category, member)) > max_us.get(category.category, -1):
@@ -518,7 +523,7 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Exclusive time (µs) in a recorded step that has ended or, for a process without steps, in a call."""
+    """Return the exclusive µs per recorded, ended step, or per call for a process without steps."""
     if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
     return row.percent / 100 * member.books.wall_us / member.steps.recorded

@@ -1,6 +1,6 @@
-"""What a screen or a report shows of one source, as frozen data: the one place both are drawn from.
+"""The data that a screen or a report shows of one source, frozen. Both are drawn from it only.
 
-A None is a number nobody measured; every output prints it as `n/a` (text) or `null` (JSON).
+None is a number that was not measured; outputs print it as `n/a` (text) or `null` (JSON).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from cbtop.viewmodels.on_demand import OnDemand, made, with_parts
 from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
-if TYPE_CHECKING:  # it is made of what stands here
+if TYPE_CHECKING:  # avoids an import cycle: it imports this module
     from cbtop.viewmodels.comparison import Comparison
 
-OVERLAP = 1.05  # steps at once, on average: below it they ran one after the other
+OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """What a number was in the steps that said it; of a window, the least and the most are not known."""
+    """A number reported by steps. For a window, the minimum and maximum are unknown."""
 
     mean: float
     least: int | None
@@ -52,18 +52,18 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class PaceView:
-    """The steps of a phase that ended within about a second; the first of several is of all before these."""
+    """The steps of a phase that ended within about a second. The first of several covers all earlier steps."""
 
-    ago_s: float  # before the newest of them
+    ago_s: float  # before the newest one
     steps: int
-    us: float  # of one, mean
-    tokens: int  # of all of them
-    cached: float | None  # positions in the cache of a sequence before a step, mean; None where none says it
+    us: float  # mean per step
+    tokens: int  # sum over the steps
+    cached: float | None  # mean cached positions of a sequence before a step; None if not reported
 
 
 @dataclass(frozen=True, slots=True)
 class BrickGrowth:
-    """Exclusive time of a brick in a recorded step, in the first and in the last third of a window."""
+    """Exclusive time of a brick per recorded step, in the first and the last third of a window."""
 
     name: str
     category: BrickCategory
@@ -78,14 +78,14 @@ class StepsView:
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # of wall-clock time, over the stretch that is shown
-    recorded: int  # of them: what lies in steps is known of these
-    failed: int = 0  # of them: left by an exception, as one that is cancelled is; their tokens count
-    tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or the stretch where that is shorter
-    steps_per_sec: float | None = None  # of wall-clock time, as tokens_per_sec; of a model without tokens, too
-    samples_per_sec: float | None = None  # sequences of these steps; None unless they all say how many they have
+    tokens_per_sec: float | None  # wall-clock rate over the time range shown
+    recorded: int  # number of steps recorded inside: only these tell about bricks
+    failed: int = 0  # ended by an exception, cancelled ones included; their tokens count
+    tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or per time range if that is shorter
+    steps_per_sec: float | None = None  # wall-clock rate like tokens_per_sec, also for models without tokens
+    samples_per_sec: float | None = None  # sequences per second; None unless all steps report their sequences
     mean_us: float | None = None
-    recorded_mean_us: float | None = None  # of those whose inside was recorded
+    recorded_mean_us: float | None = None  # of steps recorded inside
     min_us: float | None = None
     max_us: float | None = None
     p50_us: float | None = None
@@ -94,28 +94,28 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # the time in which at least one step ran, also what of it lies before the stretch
-    at_once: float | None = None  # how many of them ran then, on average: their time / union_us
-    sequences: SpanView | None = None  # that a step works on
-    cached: SpanView | None = None  # positions that the cache of each sequence holds before a step
-    wall_us: float = 0.0  # that its rates are of, the longest of several processes; 0: not known
-    is_sample: bool = False  # some that were not recorded may have left nothing: then these are not all steps
-    # Of the steps: bars side by side, from the shortest to the longest.
+    union_us: float | None = None  # time with at least one running step, including time before the range
+    at_once: float | None = None  # average number of concurrent steps: their time / union_us
+    sequences: SpanView | None = None  # sequences per step
+    cached: SpanView | None = None  # positions in the cache of each sequence before a step
+    wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
+    is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
+    # Histogram of step times, from shortest to longest.
     durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
 
     @property
     def known_tokens(self) -> int | None:
-        """None where no step said how many were its own."""
+        """Token count, or None if no step reported any."""
         return self.tokens if self.tokens or not self.count else None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it has a rate of tokens, or no rate at all."""
+        """Whether it has a token rate, or no rate at all."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
     def overlap(self) -> bool:
-        """Whether steps ran at the same time, by more than a clock's reading."""
+        """Whether steps ran concurrently, by more than the clock's accuracy."""
         return self.at_once is not None and self.at_once >= OVERLAP
 
 
@@ -136,29 +136,29 @@ class CeilingRow:
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # of the rounds that it is the best of
+    median: float | None = None  # of the rounds; `value` is the best one
     lowest: float | None = None
-    measured_on: str = ""  # a moment, or only its day
-    load_percent: float | None = None  # of the processors or the GPU: what others used of it meanwhile
+    measured_on: str = ""  # date, with or without time
+    load_percent: float | None = None  # use of the processors or the GPU by others during the measurement
     age_s: float | None = None
-    gpu: str = ""  # its UUID; "": of the processors
-    dtype: str = ""  # of a compute roof what is multiplied under it; "": floats of a kind that is not told
-    rounds: int | None = None  # that it is the best of; None where that is not said
+    gpu: str = ""  # its UUID; "" for processors
+    dtype: str = ""  # type multiplied under a compute roof; "" if not reported
+    rounds: int | None = None  # number of rounds; None if not reported
 
     @property
     def spread_percent(self) -> float | None:
-        """How far the median round is below the best one; None where there is no more than one number."""
+        """Distance of the median round below the best one, or None if there is only one number."""
         return roofline.spread_percent(self.value, self.median)
 
     @property
     def is_unsure(self) -> bool | None:
-        """Whether its rounds lie so far apart that what is made of it is; None where that is not known."""
+        """Whether its rounds differ so much that it is uncertain, or None if unknown."""
         return roofline.is_unsure(self.value, self.median)
 
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """Where a bandwidth reaches a compute ceiling: left of it memory is the lower roof."""
+    """The point where a bandwidth reaches a compute ceiling. Left of it, memory is the limit."""
 
     bandwidth: str
     compute: str
@@ -170,13 +170,13 @@ class RidgeRow:
 @dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[BrickRow, ...]  # those that have an intensity
-    without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes: they have no intensity
-    note: str = ""  # why ceilings are not known, and the way out
+    points: tuple[BrickRow, ...]  # bricks with a known intensity
+    without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes, so without intensity
+    note: str = ""  # why ceilings are unknown, and what to do
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
-        """Where each bandwidth reaches each compute ceiling."""
+        """The point where each bandwidth reaches each compute ceiling."""
         return tuple(
             RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
             for peak in self.ceilings
@@ -194,7 +194,7 @@ class GraphRow:
     depth: int
     kind: NodeKind
     name: str
-    label: str  # exactly the text the ASCII tree prints for this node, connectors left out
+    label: str  # the exact text of this node in the ASCII tree, without connectors
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -202,19 +202,19 @@ class GraphRow:
     avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
-    elements: int | None  # per call, mean
+    elements: int | None  # mean per call
     percent: float | None  # of the step's wall time
-    node_label: str = ""  # the caller's own word for this place, a layer's stack
+    node_label: str = ""  # the caller's own name for this place, or a layer's stack
     kernel: KernelAttributes = NO_KERNEL
-    on_critical_path: bool | None = None  # None: it has no exclusive time, or no path is known
-    slack_us: float | None = None  # how much later it could have started without anything ending later
+    on_critical_path: bool | None = None  # None if it has no exclusive time or no path is known
+    slack_us: float | None = None  # how much later it could have started without delaying the end
     transfer: TransferAttributes | None = None  # of a copy
-    burst: KernelTimes | None = None  # what the last burst measured of a kernel: part of none of the times above
-    place: Place | None = None  # of the places that a baseline knows; of a brick its layer's, of all that it is there
+    burst: KernelTimes | None = None  # the last burst's times of a kernel; not part of the times above
+    place: Place | None = None  # its place as in baselines: a brick with its layer
 
     @property
     def copied_gb_per_sec(self) -> float | None:
-        """Of a copy that was timed: its bytes over the time of its mean run; derived."""
+        """Rate of a timed copy: bytes / mean time; derived."""
         if self.transfer is None or not self.avg_inclusive_us:
             return None
         return self.transfer.size_bytes / self.avg_inclusive_us / 1e3
@@ -222,12 +222,12 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPathView:
-    """The chain of work that decides how long a mean run of the graph takes; derived."""
+    """The chain of work that determines the duration of a mean run of the graph; derived."""
 
     total_us: float
-    nodes: int  # on it
-    timed_nodes: int  # with exclusive time
-    unknown: str = ""  # why there is none: then the numbers are 0
+    nodes: int  # number on the path
+    timed_nodes: int  # number with exclusive time
+    unknown: str = ""  # why there is no path; then all numbers are 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +238,19 @@ class NamedTime:
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Time that is no part of any step's wall time: calls, and their times added up; derived."""
+    """Time outside every step's wall time: number of calls and sum of their times; derived."""
 
     calls: int
     us: float
-    by_name: tuple[NamedTime, ...]  # the longest first
+    by_name: tuple[NamedTime, ...]  # longest first
 
 
 @dataclass(frozen=True, slots=True)
 class BooksView:
-    """wall = bricks + gaps - overlap + unattributed, over the recorded steps of a phase that have ended; what follows
-    stands beside it. Where bricks ran at the same time, as on two streams of a device, each counts in `bricks_us`.
+    """wall = bricks + gaps - overlap + unattributed, over the ended recorded steps of a phase.
 
-    They do not `close` where a part is larger than what it is a part of: `over_us` in `over` steps, and `outdone`.
+    The later fields are not part of this sum. Bricks that overlap, as on two streams of a device, each count in full
+    in `bricks_us`. The books do not `close` if a part exceeds its whole: `over_us` in `over` steps, and `outdone`.
     """
 
     wall_us: float
@@ -259,17 +259,17 @@ class BooksView:
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
-    open_us: float  # brick time already recorded in a step that has not ended
-    overlap_us: float = 0.0  # in which two of the parts ran, once for each beyond the first
+    open_us: float  # brick time in a step that has not ended
+    overlap_us: float = 0.0  # time of overlapping parts, counted once per extra part
     close: bool = True
-    over: int = 0  # steps that what lay in them outdid
-    over_us: float = 0.0  # by so much
-    outdone: tuple[NamedTime, ...] = ()  # layers and bricks that what lay in them outdid, and by how much
-    loose: int = 0  # calls stopped twice, out of order or after their step: in no books
+    over: int = 0  # number of steps exceeded by their parts
+    over_us: float = 0.0  # by this much
+    outdone: tuple[NamedTime, ...] = ()  # layers and bricks exceeded by their parts, and by how much
+    loose: int = 0  # calls stopped twice, out of order or after their step: not in the books
     loose_us: float = 0.0
-    cancelled: int = 0  # steps cancelled, or given another name inside: their bricks are in no books
-    crowded: int = 0  # steps that ran beside fifteen others: whose bricks were theirs is not known
-    adopted: BesideView | None = None  # done for these steps in other threads or tasks
+    cancelled: int = 0  # cancelled or renamed steps: their bricks are not in the books
+    crowded: int = 0  # steps that overlapped fifteen others: their bricks are unknown
+    adopted: BesideView | None = None  # work for these steps in other threads or tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,19 +283,19 @@ class WarmUpView:
 
 @dataclass(frozen=True, slots=True)
 class StretchView:
-    """The wall-clock time that figures are of: wall = in steps + between steps + since the last one ended; derived.
+    """The wall-clock time of the figures: wall = in steps + between steps + since the last one ended; derived.
 
-    It begins with the first step that was seen, or with the window, and ends now, or with the last step of a process
-    that has ended. Of a step that began before, the part in it counts. Whether one runs since the last one ended is
-    not known. None: in how much of it steps ran is not known, or when the last one ended.
+    It begins with the first step seen or with the window. It ends now, or with the last step of an ended process. A
+    step that began earlier counts only partly. Whether a step has been running since the last one ended is unknown.
+    None: it is unknown when steps ran, or when the last one ended.
     """
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # the time in which steps of each phase ran; some may have run at the same time
+    by_phase: tuple[NamedTime, ...]  # time with running steps, per phase; phases may overlap
     between_us: float | None
     since_last_us: float | None
-    counts_whole: bool = False  # of a step that began before, all counts: when steps ran, its daemon does not say
+    counts_whole: bool = False  # earlier steps count in full: when steps ran is not reported
 
     @property
     def between_percent(self) -> float | None:
@@ -304,10 +304,9 @@ class StretchView:
 
 @dataclass(frozen=True, slots=True)
 class CompilingView:
-    """Compilations in the time shown, as Dynamo tells of them, and how long they took of it.
+    """Compilations in the time shown, as Dynamo reports them, and the time they took.
 
-    Of them `again` were of code that was there, and did not fit what it was called with. Those that run together are
-    one.
+    `again` counts recompilations: code existed but did not fit its inputs. Overlapping compilations count as one.
     """
 
     count: int
@@ -319,10 +318,12 @@ class CompilingView:
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """produced == received + dropped, always. `before_attach` is the part of `dropped` that was overwritten
-    before the daemon first read the ring; `rejected` the part that named no known node; `on_the_wire` the part that
-    this viewer missed and the next update brings. `unread` more are written and not read yet. `left_out` counts no
-    records: so many announcements were more than the bounds allow."""
+    """Counts of records; produced == received + dropped, always.
+
+    `before_attach` is the part of `dropped` that was overwritten before the daemon first read the ring, `rejected`
+    the part that named an unknown node, `on_the_wire` the part that this viewer missed and the next update brings.
+    `unread` records are written but not read yet. `left_out` counts announcements (not records) beyond the limits.
+    """
 
     produced: int
     received: int
@@ -335,17 +336,17 @@ class LossView:
 
     @property
     def seen(self) -> int:
-        """Records written since the daemon first looked."""
+        """Records written since the daemon attached."""
         return self.produced - self.before_attach
 
     @property
     def lost(self) -> int:
-        """Those of them that are gone: what this viewer missed comes with the next update."""
+        """Those of them that are lost. Records on the wire arrive with the next update."""
         return self.dropped - self.before_attach - self.on_the_wire
 
     @property
     def lost_percent(self) -> float:
-        """How many that are of the records since the daemon first looked; of none, none."""
+        """Percentage of records lost since the daemon attached."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
@@ -358,21 +359,21 @@ class CheckRow:
     tolerance: float | None
     not_finite: str = ""
     skipped: str = ""  # why it was not evaluated
-    note: str = ""  # where in the model, and how often
+    note: str = ""  # place in the model, and number of times
 
     @property
     def is_of_input(self) -> bool:
-        """Whether it is of what its brick is given: where it fails, what came before bears that."""
+        """Whether it checks the input of its brick, so that an earlier brick is the cause of a failure."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
     def is_of_step(self) -> bool:
-        """Whether any brick of a step may bear that it fails."""
+        """Whether any brick of a step may be the cause of a failure."""
         return self.assertion == LOGITS_CHECK
 
     @property
     def about(self) -> str:
-        """What fails it."""
+        """The cause of a failure, in words."""
         if self.is_of_step:
             return "a step"
         return f"the input of {self.brick}" if self.is_of_input else self.brick
@@ -386,7 +387,7 @@ class NamedNumber:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One row of a trace (a layer, a brick); rows need not have the same numbers."""
+    """One row of a trace (a layer, a brick). Rows may have different numbers."""
 
     name: str
     numbers: tuple[NamedNumber, ...]
@@ -394,7 +395,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of the model's insides, as the traced process measured it on `forwards` sampled passes."""
+    """One trace of model internals, measured by the process on `forwards` sampled passes."""
 
     trace: str  # MLT-01 to MLT-05
     name: str
@@ -407,101 +408,98 @@ class TraceView:
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """The clocks of a source's host less those of this one, right to within `uncertainty_us`; derived."""
+    """The clocks of a source's host minus those of this one, accurate to `uncertainty_us`; derived."""
 
-    offset_us: float  # of the time of day
-    monotonic_offset_us: float  # of the clock that records carry
+    offset_us: float  # of real time
+    monotonic_offset_us: float  # of the clock used in records
     uncertainty_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The last seconds, instead of all that was seen; of a process that has ended, those before its end.
-
-    Or a range that somebody chose.
-    """
+    """The recent window, or a chosen range. For an ended process, the window ends with it."""
 
     asked_s: float
-    covers_s: float  # what the numbers really are of: less where it has not been watched so long
-    lost: int = 0  # records, of those seen: nothing of a merge
+    covers_s: float  # actual time range: shorter if it was watched for less
+    lost: int = 0  # records lost of those seen; 0 in a merge
     seen: int = 0
-    range_s: tuple[float, float] | None = None  # of a range, Unix time of its begin and its end
+    range_s: tuple[float, float] | None = None  # Unix time of the begin and end of a chosen range
 
     @property
     def is_short(self) -> bool:
-        """Whether it is less than what was asked for by more than the second in which figures come."""
+        """Whether it is shorter than requested by more than one second, the interval of figures."""
         return self.range_s is None and self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer with a step than each of the others, over the last five seconds; derived."""
+    """The rank that is busy longer per step than each of the others, over the last five seconds; derived."""
 
     key: str
     rank: int
     pid: int
     host: str
-    ranks: int  # compared, itself among them
+    ranks: int  # compared, including itself
     phase: str
-    steps: int  # its own that were looked at
-    busy_us: float  # a step, median of slices: its time outside of communication
-    others_us: float  # the median of the others' medians
-    percent: float  # slower than that
-    brick: str  # contributes most; or its gaps
-    brick_excess_us: float  # a step, over the median of the others
+    steps: int  # number of its steps used
+    busy_us: float  # per step, median of slices: its time outside communication
+    others_us: float  # median of the others' medians
+    percent: float  # slower than `others_us`
+    brick: str  # the brick that contributes most, or the gaps
+    brick_excess_us: float  # per step, over the median of the others
     step_us: float  # its whole step, communication included, median of slices
-    others_step_us: float  # the median of the others' medians
-    others_wait: bool  # the whole steps of all others are about as long as its own
+    others_step_us: float  # median of the others' medians
+    others_wait: bool  # the whole steps of all others take about as long as its own
 
     @property
     def waited_us(self) -> float:
-        """How long another is not busy in its step: it cannot have waited for longer."""
+        """Time that another rank is not busy in its step: the longest it can have waited."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
 class Standstill(StrEnum):
-    """How a process that runs does not go on."""
+    """The ways a running process makes no progress."""
 
-    STALLED = "stalled"  # something has run for far longer than it usually does
-    SUSPENDED = "suspended"  # a signal or a debugger has stopped it
-    IDLE = "idle"  # it is between two steps
-    QUIET = "quiet"  # which of these is not known: `why`
+    STALLED = "stalled"  # something has run for far longer than usual
+    SUSPENDED = "suspended"  # stopped by a signal or a debugger
+    IDLE = "idle"  # between two steps
+    QUIET = "quiet"  # which of these is unknown, see `why`
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """That a process that runs has not gone on: for `age_s` nothing was recorded there, and nothing began.
+    """A running process that makes no progress: for `age_s` nothing was recorded and nothing began.
 
-    `place` is what runs since, from the step down (`decode`, `Layer 17`, `AllReduce`), of `threads` that are in
-    something the one that began last; empty where none is known. `after` is what ended last in it.
+    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`); if several
+    `threads` are running something, the one that began last. Empty if unknown. `after` is what ended last in it.
     """
 
     word: Standstill
     age_s: float
-    limit_s: float  # from which age on it is said
+    limit_s: float  # reported from this age on
     place: tuple[str, ...] = ()
-    phase: str | None = None  # of the step that runs
+    phase: str | None = None  # of the running step
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # for so long the last of `place` has; None where that is not known
+    runs_s: float | None = None  # how long the last part of `place` has been running; None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
-    usual_s: float | None = None  # p99 of `usual_of`; None where that is not known, or nothing to compare with
+    usual_s: float | None = None  # p99 of `usual_of`; None if unknown or nothing to compare with
     usual_of: str = ""
-    why: str = ""  # what more is known, or why that is all
-    member: str = ""  # of several processes merged: whose this is
+    why: str = ""  # further facts, or why nothing more is known
+    member: str = ""  # in a merge: the process
 
 
 class Severity(StrEnum):
-    """How bad a verdict is."""
+    """The severity of a verdict."""
 
-    ERROR = "error"  # what is shown cannot be trusted, or nothing runs
-    WARNING = "warning"  # time is lost that need not be
-    NOTE = "note"  # what bounds it, or what a figure does not say
+    ERROR = "error"  # the figures cannot be trusted, or nothing runs
+    WARNING = "warning"  # time is wasted
+    NOTE = "note"  # what limits it, or what a figure does not include
 
 
 class About(StrEnum):
-    """What a verdict is of."""
+    """The kind of thing a verdict is about."""
 
     SOURCE = "source"
     RANK = "rank"
@@ -514,7 +512,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a verdict is of, by its name; of a layer also the id of its node."""
+    """The thing a verdict is about, by name; for a layer also the id of its node."""
 
     kind: About
     name: str
@@ -523,7 +521,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A number that a verdict rests on."""
+    """A number that supports a verdict."""
 
     name: str
     value: float
@@ -532,9 +530,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong or what limits it, why that is said, and what to do; `cbtop.viewmodels.verdicts` has them all.
+    """A problem or limit, its evidence, and advice. `cbtop.viewmodels.verdicts` has all rules.
 
-    What it would gain is derived: that many tokens/s more of wall-clock time, by Amdahl's law, `gain_if` so.
+    `gain_tokens_per_sec` is derived: the gain in wall-clock tokens/s by Amdahl's law, under the condition `gain_if`.
     """
 
     id: str
@@ -549,32 +547,32 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TroubledMember:
-    """One of several processes merged that is gone or does not go on."""
+    """A member of a merge that is gone or makes no progress."""
 
     name: str
     state: str
     reason: str  # why it is gone
-    stall: StallView | None  # how it does not go on
+    stall: StallView | None  # how it makes no progress
 
 
 @dataclass(frozen=True, slots=True)
 class MergedView:
-    """What a merged view was made of."""
+    """The members of a merged view."""
 
     mode: MergeMode
-    members: tuple[str, ...]  # `rank 3`, or `pid 7` for what is no rank
+    members: tuple[str, ...]  # `rank 3`, or `pid 7` without a rank
     keys: tuple[str, ...]
-    left_out: int  # sources of that model that nothing is heard of, that are not read yet, or without room
-    running: int = 0  # members that run and were watched: while there are any, the last seconds (no range) are theirs
-    # Members that are gone, suspended or stalled beside the one whose state the view has; the worst first.
+    left_out: int  # sources of the model that are silent, not read yet, or without room
+    running: int = 0  # running members that were watched; if any, the recent window (not a range) is theirs
+    # Members that are gone, suspended or stalled, besides the one with the shown state; the worst first.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # so many of them compute each token together, by their word: its rate is counted once
-    may_share_tokens: bool = False  # they exchange what they compute, and none says whether it is of the same tokens
+    together: int = 1  # members that report to compute each token together; the rate counts once
+    may_share_tokens: bool = False  # they exchange results, and none reports whether tokens are shared
 
 
 @dataclass(frozen=True, slots=True)
 class RankColumn:
-    """One rank of several side by side."""
+    """One of several ranks shown next to each other."""
 
     name: str
     key: str
@@ -587,12 +585,12 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One brick in every rank: its exclusive time, as RanksView.unit says; derived."""
+    """One brick in every rank: its exclusive time per RanksView.unit; derived."""
 
     brick: str
     category: str
     us: tuple[float | None, ...]
-    slowest: int  # which of them
+    slowest: int  # index of the rank
     spread_percent: float | None  # the slowest over the median
 
 
@@ -600,16 +598,16 @@ class RankRow:
 class RanksView:
     """Bricks by rank."""
 
-    unit: str  # "step" or, for processes without steps, "call": what the times are of
+    unit: str  # "step", or "call" for processes without steps: the times are per this unit
     ranks: tuple[RankColumn, ...]
     rows: tuple[RankRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One source in the list of all: who it is, how it goes on, and how much of it is known here.
+    """One source in the list: its identity, its state, and how much is known of it here.
 
-    Figures of steps are of `phase`, over the `window` or all that was seen. `unknown` says why a figure is None.
+    Step figures are of `phase`, over the `window` or since the start. `unknown` has the reason of each None.
     """
 
     key: str
@@ -626,27 +624,27 @@ class SourceRow:
     stall: StallView | None
     phase: str | None
     steps: StepsView | None
-    steps_per_sec: float | None  # of wall-clock time; derived
+    steps_per_sec: float | None  # wall-clock rate; derived
     window: WindowView | None
     since_s: float | None
-    wall_us: float | None  # the time that the rates are of
+    wall_us: float | None  # time base of the rates
     loss: LossView
-    lag_s: float | None  # how old what is known of it is; None where it has ended, or by clocks that are not known
+    lag_s: float | None  # age of its newest data; None if it has ended or clock offsets are unknown
     clock: ClockView | None
-    devices: tuple[str, ...] | None  # the GPUs it is known to be on, `cpu` for none of them
+    devices: tuple[str, ...] | None  # the GPUs it is known to use; `cpu` if none
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
-    straggler: StragglerView | None = None  # of the ranks it is one of
-    tokens_per_sec_history: tuple[float, ...] = ()  # as those of a SourceView
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+    straggler: StragglerView | None = None  # of its job
+    tokens_per_sec_history: tuple[float, ...] = ()  # as in SourceView
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
     rate_change: Change | None = None  # of tokens/s since the baseline
 
     @property
     def standing(self) -> str:
-        """In one word how it is: `live` where it runs and goes on."""
+        """Its state in one word: `live` if it runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
@@ -656,7 +654,7 @@ class SourceRow:
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether records of the time that the rates are of were lost: there were more steps than are known."""
+        """Whether records in the time of the rates were lost, so that there were more steps than are known."""
         return _are_rates_least(self)
 
 
@@ -673,39 +671,39 @@ def _are_rates_least(of: SourceRow | SourceView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """What a process of cbtop's costs: 100 % is one processor. None is n/a, and `why` says the reason."""
+    """The cost of a cbtop process; 100 % is one processor. None is n/a, and `why` has the reason."""
 
     name: str  # `this viewer`, `daemon 812@host`
     cpu_percent: float | None
-    over_s: float | None  # of so many seconds; None: of one sample of its daemon's to the next, about a second
+    over_s: float | None  # averaging time; None: between two samples of its daemon, about a second
     resident_bytes: float | None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """All sources: the live ones first, the newest of each first; and what cbtop itself costs, the viewer first."""
+    """All sources, live ones first, each newest first; and the cost of cbtop itself, the viewer first."""
 
     keys: tuple[str, ...]
-    ended: int  # so many of the last have ended
-    row: Callable[[str], SourceRow]  # made when it is asked for, once
+    ended: int  # number of ended ones, at the end of `keys`
+    row: Callable[[str], SourceRow]  # makes a row on first access
     costs: tuple[ProcessCost, ...] = ()
     is_compared: bool = False  # with a baseline
 
     def rows(self) -> tuple[SourceRow, ...]:
-        """All of them."""
+        """Return all rows."""
         return tuple(map(self.row, self.keys))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceView:
-    """Everything one profiled process shows, for one phase of its steps.
+    """Everything shown of one profiled process, for one phase of its steps.
 
-    With a `window` its steps, bricks, categories, roofline, graph and books are of those seconds; `loss`, `checks`
-    and `traces` are always of all that was seen.
+    With a `window`, its steps, bricks, categories, roofline, graph and books cover only those seconds; `loss`,
+    `checks` and `traces` always cover everything.
 
-    What is `OnDemand` is made when it is first read, and as it is then: who keeps a view while more is taken in keeps
-    it `held`.
+    An `OnDemand` field is made on first access, from the data at that time. To keep a view while data is added, use
+    `held`.
     """
 
     key: str  # host:pid:start, stable for the life of the process
@@ -714,7 +712,7 @@ class SourceView:
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # what the process says it is doing ("measuring ceilings"), "" in the main loop
+    activity: str  # reported by the process ("measuring ceilings"); "" in the main loop
     activity_done: float | None  # 0..1
     model: str | None
     architecture: str | None
@@ -723,7 +721,7 @@ class SourceView:
     threads: int | None
     layers: int | None
     weights_bytes: int | None
-    phase: str | None  # the phase shown; None when the process has no steps
+    phase: str | None  # the phase shown; None if the process has no steps
     phases: tuple[StepsView, ...]
     steps: StepsView | None  # of the phase shown
     bricks: OnDemand[tuple[BrickRow, ...]] = OnDemand()  # by exclusive time, largest first
@@ -734,51 +732,51 @@ class SourceView:
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
-    steps_per_sec_history: tuple[float, ...] = ()  # the same of steps
-    traces: OnDemand[tuple[TraceView, ...]] = OnDemand(())  # none where the process traces nothing
-    window: WindowView | None = None  # None: all that was seen
-    since_s: float | None = None  # Unix time at which what was seen of it began; None where that is not known
-    stretch: StretchView | None = None  # None without steps, or while none has ended
-    warm_up: WarmUpView | None = None  # None without such steps
+    steps_per_sec_history: tuple[float, ...] = ()  # the same for steps
+    traces: OnDemand[tuple[TraceView, ...]] = OnDemand(())  # empty if the process traces nothing
+    window: WindowView | None = None  # None: since the start
+    since_s: float | None = None  # Unix time when its data begins; None if unknown
+    stretch: StretchView | None = None  # None without steps, or if none has ended
+    warm_up: WarmUpView | None = None  # None without warm-ups
     is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
-    compiling: CompilingView | None = None  # None where no compilation was told of, and of a merge
-    rank: int | None = None  # what its launcher said
+    compiling: CompilingView | None = None  # None if no compilation was reported, and in a merge
+    rank: int | None = None  # reported by its launcher
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # it computes gradients between its steps
-    waiting_percent: float | None = None  # of its last seconds its busiest thread had no processor; None: not known
+    waiting_percent: float | None = None  # recent time its busiest thread waited for a processor; None: unknown
     has_compiled: bool = False  # torch.compile compiled code of this process
-    sample_every: int | None = 1  # of its steps it records one in so many; None: of several processes, each its own
-    clock_resolution_ns: int | None = None  # the least by which two readings of its clock differ; None: not told
-    overhead: Sampling | None = None  # what recording costs it; None where it does not measure that
-    # What ran outside of every step; None where nothing did, or without steps.
+    sample_every: int | None = 1  # records one step in this many; None in a merge
+    clock_resolution_ns: int | None = None  # smallest difference of two clock readings; None: not reported
+    overhead: Sampling | None = None  # cost of recording; None if not measured
+    # Calls outside every step; None without such calls, or without steps.
     outside: OnDemand[BesideView | None] = OnDemand(None)
-    stall: StallView | None = None  # None while it goes on, and where it has ended
-    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
-    clock: ClockView | None = None  # None while no offset is known
-    straggler: StragglerView | None = None  # of the ranks it is one of
-    merged: MergedView | None = None  # None: one source; else `pid`, `host` and the like are its first member's
+    stall: StallView | None = None  # None if it makes progress or has ended
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+    clock: ClockView | None = None  # None if no offset is known
+    straggler: StragglerView | None = None  # of its job
+    merged: MergedView | None = None  # None: one source; else `pid`, `host` etc. are of the first member
     ranks: RanksView | None = None  # with MergeMode.RANKS
-    # None where everything is one sequence: all of it is critical.
+    # None if everything is one sequence, and so all critical.
     critical_path: OnDemand[CriticalPathView | None] = OnDemand(None)
-    # None without layers, or of what is taken from several ranks.
+    # None without layers, or in a merge by maximum.
     layer_times: OnDemand[LayersView | None] = OnDemand(None)
-    machines: tuple[MachineView, ...] = ()  # where it runs; of several sources merged there may be several
-    # Of the steps shown, in the last two minutes; none of a merge.
+    machines: tuple[MachineView, ...] = ()  # where it runs; a merge may have several
+    # Pace of the steps shown in the last two minutes; empty in a merge.
     pace: OnDemand[tuple[PaceView, ...]] = OnDemand(())
-    brick_growth: OnDemand[tuple[BrickGrowth, ...]] = OnDemand(())  # none where the window is too short to tell
-    # The mean step of each second, as the rates above; none of a merge.
+    brick_growth: OnDemand[tuple[BrickGrowth, ...]] = OnDemand(())  # empty if the window is too short
+    # Mean step time in each second, like the rates above; empty in a merge.
     step_us_history: OnDemand[tuple[float | None, ...]] = OnDemand(())
-    # Its last seconds with the baseline; None where there is none.
+    # Recent window compared with the baseline; None without a baseline.
     baseline: OnDemand[Comparison | None] = OnDemand(None)
-    verdicts: OnDemand[tuple[Verdict, ...]] = OnDemand(())  # of the stretch shown, the worst first
-    # All sources, this one among them; None where nobody keeps a list.
+    verdicts: OnDemand[tuple[Verdict, ...]] = OnDemand(())  # of the time range shown, the worst first
+    # All sources including this one; None without a list.
     listed: OnDemand[ListView | None] = OnDemand(None)
-    # Of the phase shown, as the last burst measured them; none without one.
+    # The phase's kernels in the last burst; empty without one.
     kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
-    # Of the last steps of all phases; None where no records are followed.
+    # The last steps of all phases; None if no records are followed.
     timeline: OnDemand[TimelineView | None] = OnDemand(None)
-    # Of its daemon's clock: pictures are drawn once in each. None: figures will not be followed by others.
+    # Second of the daemon's clock: plots are drawn once per second. None for a view that will not be updated.
     second: int | None = field(default=None, compare=False)
 
     @property
@@ -788,46 +786,47 @@ class SourceView:
 
     @property
     def are_rates_least(self) -> bool:
-        """As in its row of the list."""
+        """As in SourceRow."""
         return _are_rates_least(self)
 
     @property
     def failed_checks(self) -> list[CheckRow]:
-        """First what bears that the others fail: what the guard met, which has looked for where it began, then what
-        failed in the order in which it came to, and what is of a brick's input last."""
+        """The failed checks, the likely cause first.
+
+        First the guard's, which has located the origin, then failures in order of occurrence, and input checks last.
+        """
         failed = [check for check in self.checks if not check.passed]
         return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
 
     @property
     def standing(self) -> str:
-        """In one word how it is: `live` where it runs and goes on."""
+        """Its state in one word: `live` if it runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
-        """Whose rows these are, of which steps and stretch of time: while it is the same, they keep their places."""
-        who = self.key if self.merged is None else self.merged.mode  # whose members come and go
+        """Identifies the rows by source, phase and kind of time range. While equal, rows keep their places."""
+        who = self.key if self.merged is None else self.merged.mode  # members of a merge come and go
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs it is known to use; the one GPU of its machine, where there is only one."""
+        """The GPUs it is known to use; else the only GPU of its machine, if there is one."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
 
     @property
     def shares_close(self) -> bool | None:
-        """Whether the bricks' shares are parts of one whole; None where there are none.
+        """Whether the bricks' shares are parts of one whole, or None without shares.
 
-        What runs at the same time inside one step may add up to more than the step, and what is taken from several
-        ranks is of several steps.
+        Work that overlaps inside a step may add up to more than the step. A merge by maximum mixes several steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     def held(self) -> SourceView:
-        """The same as it is now, whatever is taken in later."""
+        """Return a view that later data does not change."""
         for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
@@ -836,10 +835,9 @@ class SourceView:
 
     @property
     def moved_gb_per_sec(self) -> float | None:
-        """Bytes that the bricks of the phase shown declare, of their shapes, over the wall-clock time shown: they
-        move that much at least, for some declare none.
+        """Lower bound of memory traffic: declared bytes of the phase's bricks (from shapes) per wall-clock time.
 
-        None where none does, where not every step was recorded inside, or of several processes.
+        None if no brick declares bytes, not every step was recorded inside, or in a merge.
         """
         steps, stretch = self.steps, self.stretch
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -849,7 +847,7 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended or, in a process that marks none, a brick."""
+        """Whether a step has ended or, in a process without steps, a brick."""
         return self.steps is not None or (self.phase is None and bool(self.bricks))
 
 
@@ -860,39 +858,39 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
-    stale_s: float | None = None  # how long its daemon has not been heard; None while it is
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
 
 
 class Mark(StrEnum):
-    """What stands out at a moment, the most urgent last."""
+    """A notable event, the most urgent last."""
 
-    PHASE = "phase"  # a process spends most of its time in another than before
+    PHASE = "phase"  # the phase that takes most of the time has changed
     STARTED = "started"
     ENDED = "ended"
-    VERDICT = "verdict"  # one begins, a warning or an error
+    VERDICT = "verdict"  # a warning or an error begins
     STALLED = "stalled"  # or suspended
 
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """Where in time a screen is, in seconds from the beginning of what there is."""
+    """The position of a screen in time, in seconds from the beginning of the data."""
 
     at_s: float
     duration_s: float
     marks: Mapping[int, Mark]  # by second
-    chosen_s: tuple[float, float] | None = None  # the ends of a range
-    is_now: bool = False  # held, and not looked back from yet
+    chosen_s: tuple[float, float] | None = None  # begin and end of a range
+    is_now: bool = False  # paused, but still at the present
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayView:
-    """Where in which recording a screen or a report is. Times are seconds from its beginning."""
+    """The position of a screen or report in a recording. Times are seconds from its beginning."""
 
     file: str
     host: str
     recorded_s: float  # Unix time of its beginning
     at_s: float
     duration_s: float
-    is_complete: bool  # closed by its recorder; else it was killed, or still writes
-    is_history: bool = False  # no file, but what a daemon remembers of the last minutes
+    is_complete: bool  # closed by its recorder; else it was killed or still writes
+    is_history: bool = False  # not a file, but a daemon's history of the last minutes
     range_s: tuple[float, float] | None = None  # shown instead of a moment

@@ -1,9 +1,9 @@
-"""How far chance may have moved a mean of steps, where steps are not independent; derived."""
+"""The effect of chance on a mean of steps that are not independent; derived."""
 
-# Steps that follow each other are alike: caches, clocks and neighbours change slowly. A spread of single steps would
-# promise far more than is known. So what is looked at is how whole blocks of steps, of about a second, differ, and
-# where blocks that follow each other are alike, too, they count as fewer. Ten blocks say little of how they scatter:
-# figures that are looked at together say it for each other, and none of so few passes for steadier than half are.
+# Consecutive steps are similar, because caches, clocks and neighbours change slowly. The spread of single steps would
+# promise too much accuracy. So the spread of whole blocks of about a second is used, and if consecutive blocks are
+# similar, too, they count as fewer. Ten blocks say little about their own spread. Figures that are analysed together
+# share this information: with so few blocks, none is assumed to be steadier than half of them.
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_BLOCKS = 5  # fewer tell nothing of how they scatter
-ENOUGH_BLOCKS = 20  # tell by themselves how they scatter, where they are not alike
-LEAST_PERCENT = 3.0  # a change: two runs on one machine differ by about that much without a cause
-LEAST_LEARNED_PERCENT = 1.0  # where it is known by how much: what a median of a histogram may be off by
-CONFIDENCE = 0.99  # that chance has moved none of the figures that are compared at the same time
-MAX_ALIKE = 0.9  # correlation of neighbours: of blocks alike more than that one cannot tell how many they count as
-_KINDS = 2  # bricks, and bricks in a layer, are each as likely to be called changed by how runs scatter
-_LEAST_LONGER = 10  # blocks, where two are taken as one
-_LEAST_WORTH = 2.0  # blocks that any number of them is worth
+MIN_BLOCKS = 5  # fewer blocks do not show their spread
+ENOUGH_BLOCKS = 20  # enough blocks to know their spread, if they are not correlated
+LEAST_PERCENT = 3.0  # two runs on one machine differ by about this much without a cause
+LEAST_LEARNED_PERCENT = 1.0  # if the scatter of runs is known: the error of a histogram's median
+CONFIDENCE = 0.99  # that chance has moved none of the figures compared together
+MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective number is unknown
+_KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
+_LEAST_LONGER = 10  # blocks required to merge pairs of them
+_LEAST_WORTH = 2.0  # minimum effective number of blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean, its standard error, and of how many blocks.
+    """A mean, its standard error, and the number of blocks.
 
-    `slope`: how it grows with what it is `along`, where that was asked for, and the standard error of that.
-    `scatter`: the standard deviation from run to run, where it was learned from so many `runs`.
+    `slope` is its growth per unit of `along` (if given), with its standard error. `scatter` is the standard deviation
+    between runs, learned from `runs` runs.
     """
 
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # of one call; None where that is not known, or nothing is called
+    median_us: float | None = None  # of one call; None if unknown or not a call
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # The same without what moves all places alike, such as a clock that drifts; None where that is not told apart.
+    # The same without common changes of all places, such as clock drift; None if not separated.
     own_error: float | None = None
     own_scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a figure has changed; by chance alone not by more than `half` either way.
+    """The change of a figure. Chance alone moves it by at most `half` in either direction.
 
-    `own`: how it has beside all others, as if these took as long as they did: what a clock does to all of them alike
-    is no part of it. None where that is not told apart.
+    `own` is the change relative to all other places, so without effects common to all, such as a clock change. None
+    if not separated.
     """
 
     before: float
     now: float
     half: float
     medians_us: tuple[float, float] | None = None  # of one call, then and now
-    least_percent: float = LEAST_PERCENT  # what two runs differ by without a cause
-    error: float = 0.0  # its standard error, of which `half` is a multiple
+    least_percent: float = LEAST_PERCENT  # two runs differ by this much without a cause
+    error: float = 0.0  # its standard error; `half` is a multiple of it
     own: Change | None = None
 
     @property
@@ -70,23 +70,26 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """Of what it was before; None where that was nothing."""
+        """Relative to `before`, or None if that was 0."""
         return 100 * self.delta / self.before if self.before > 0 else None
 
     @property
     def half_percent(self) -> float | None:
-        """`half`, as the percent are."""
+        """`half` in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
     def noise_percent(self) -> float | None:
-        """What is no change: what chance explains, or what two runs on one machine differ by."""
+        """The limit below which it is noise: from chance, or the usual difference of two runs on one machine."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it is more than noise, as it is or beside all others, and the median call has changed like it: what
-        other programs on a processor do to a few calls is theirs, however often it hits the same place."""
+        """Whether it exceeds noise, absolutely or relative to all others, and the median call changed likewise.
+
+        Other programs delay a few calls of a processor. The median excludes them, even if they always hit the same
+        place.
+        """
         return (
             self.noise_percent is not None
             and (self._is_beyond_interval or self.is_beyond_others)
@@ -95,7 +98,7 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether it is beyond noise beside all others alone."""
+        """Whether it exceeds noise only relative to all others."""
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
@@ -104,8 +107,10 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether it is more than noise beside all others, and as it is no less than what is called a change: where
-        most become faster, what stays as it was is no slower."""
+        """Whether it exceeds noise relative to all others and is also an absolute change of reported size.
+
+        If most places become faster, one that stays the same is not slower.
+        """
         return (
             self.own is not None
             and self.own.is_beyond_noise
@@ -115,7 +120,7 @@ class Change:
 
 
 def _is_like(delta: float, before_us: float, now_us: float, least_percent: float) -> bool:
-    """Whether a median has moved by that or more to the side of `delta`."""
+    """Whether a median has moved by at least the limit in the direction of `delta`."""
     moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
     return moved >= least_percent / 100 * before_us
 
@@ -126,36 +131,37 @@ def figures(
     along: NDArray[np.float64] | None = None,
     pace: NDArray[np.float64] | None = None,
 ) -> list[Figure]:
-    """Of each column of `amount` (a row a block) what it is for one of `weight`, over MIN_BLOCKS blocks or more.
+    """Return the figure of each column of `amount` (shape: blocks × columns) per unit of `weight`.
 
-    Where blocks lie `along` something that moves it, such as the positions cached, the mean is that at the mean of
-    these, and what a straight line through the blocks explains is no noise. With the `pace`, how many times as long
-    all places took in each block, it is known what the error is beside that, and the line is that beside it: caches
-    grow while a clock drifts, and what the clock does is noise.
+    Needs at least MIN_BLOCKS blocks. If `along` is given, such as the cached positions of each block, the mean is at
+    the mean of `along`, and what a straight line through the blocks explains is not noise. `pace` is the factor of
+    all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
+    clock drifts, and the clock's part is noise.
 
     The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
-    "Sampling Techniques", 1977, chapter 6). How alike neighbours are is the median of all columns, each less its bias
-    (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and never below zero.
+    "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
+    less its bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and at
+    least zero.
     """
     if not amount.shape[1]:
         return []
     beside = None if pace is None else figures(amount / pace[:, None], weight, along)
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
-    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # fitted: figures that were, to the blocks
-    # Where all blocks lie at one place, what the mean of that is rounded by makes no line.
+    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # fitted: number of parameters fitted to the blocks
+    # If all blocks are at the same point, rounding must not make a line.
     if along is not None and np.ptp(along) > 0:
         along = along - np.average(along, weights=weight)
         spread = (weight * along**2).sum()
         slope, fitted = along @ amount / spread, 2
-        # Blocks are off the line as they are off the mean.
+        # Blocks deviate from the line as they do from the mean.
         of_slope = weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
         if beside is not None:
             slope = np.array([one.slope for one in beside])
         off -= np.outer(weight * along, slope)
     error, blocks, worth = _errors(off, weight, fitted)
     known = mean > 0
-    # What lasts longer than two blocks shows in longer ones alone: of all lengths the one counts that promises least.
+    # Disturbances longer than two blocks only show in longer blocks, so use the length with the largest error.
     longer, its_weight = off, weight
     while len(its_weight) >= 2 * _LEAST_LONGER and known.any():
         longer, its_weight = _by_twos(longer), _by_twos(its_weight)
@@ -178,20 +184,19 @@ def figures(
 def _errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int
 ) -> tuple[NDArray[np.float64], int, float]:
-    """The standard error of each mean by what blocks are off it, of how many, and how many of blocks that are not
-    alike they are worth."""
+    """Return the standard error of each mean, the number of blocks, and their effective number."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
-    # Blocks that are alike scatter less about their own mean than about the true one.
+    # Correlated blocks scatter less around their own mean than around the true one.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
     return np.sqrt(variance / worth) / weight.mean(), blocks, worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sums of two blocks each; what is left over is added to the last."""
+    """Return the sums of two blocks each; an odd last block is added to the last sum."""
     even = len(blocks) // 2 * 2
     found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
     if even < len(blocks):
@@ -200,11 +205,11 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """From `before` to `now`, one of so many figures that are `compared` at the same time; all of them together take
-    `shared` times as long, where that is known.
+    """Return the change from `before` to `now`, one of `compared` figures that are compared together.
 
-    The interval is Welch's, shared out among them after Bonferroni. Where it was learned how runs scatter, a single
-    run is no surer than that, and what moves all places of a run alike is known only as well as so few runs tell.
+    All places together take `shared` times as long, if known. The interval is Welch's, with Bonferroni's correction.
+    If the scatter of runs was learned, a single run is no more accurate than that, and common changes of all places
+    are known only as well as the number of runs allows.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -215,7 +220,7 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
-    """The same for a figure that is looked at so many times."""
+    """The same for a figure that is tested `looks` times."""
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
     medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
@@ -232,8 +237,10 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
 
 
 def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
-    """Of each row, a figure in each of several runs, their mean and how it scatters from run to run; no row passes
-    for steadier than half of them are. `paces`: how many times as long as their mean all places take in each run."""
+    """Return for each row (a figure in several runs) the mean and its scatter between runs.
+
+    No row is assumed to be steadier than half of them. `paces` is the factor of all places' times in each run.
+    """
     means = np.array([[one.mean for one in row] for row in figures_of_runs])
     mean, scatter = means.mean(axis=1), _scatter(means)
     runs = means.shape[1]
@@ -262,7 +269,7 @@ def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] 
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The standard deviation of each row from run to run."""
+    """Return the standard deviation of each row between runs."""
     mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
     known = mean > 0
     if known.any():
@@ -277,9 +284,11 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
-    """How many standard errors a mean is off at most, either way (G. W. Hill, "Algorithm 396: Student's
-    t-quantiles", Communications of the ACM 13, 1970), but for what it says of fewer than five degrees of freedom at a
-    confidence below ours."""
+    """Return how many standard errors a mean is off at most, in either direction.
+
+    By G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970, without its part for
+    fewer than five degrees of freedom at a confidence lower than ours.
+    """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)
     b = 48 / a**2

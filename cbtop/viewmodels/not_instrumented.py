@@ -16,7 +16,7 @@ UNKNOWN = "code without modules or functions that are timed: a fused path, a scr
 
 @dataclass(frozen=True, slots=True)
 class NotInstrumented:
-    """Time of the recorded steps in no brick: derived. Nothing says what ran there, or on what."""
+    """Time of the recorded steps outside bricks: derived. It is unknown what ran there, or on what device."""
 
     percent: float
     wall_us: float

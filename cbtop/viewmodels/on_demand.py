@@ -1,6 +1,6 @@
-"""Parts of a view that are made when something reads them: what no shown view needs costs nothing."""
+"""Parts of a view that are made on first access, so that unused parts cost nothing."""
 
-# What is read later is of later: who keeps a view beyond the next poll of its feed holds it first (SourceView.held).
+# A part made later shows later data. To keep a view beyond the next poll, hold it first (SourceView.held).
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Later(Generic[T]):
-    """What `make` gives; it is called once at most, by whoever asks first."""
+    """The result of `make`, which is called at most once, on first access."""
 
     __slots__ = ("_made", "_make")
 
@@ -23,18 +23,18 @@ class Later(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether anybody has asked."""
+        """Whether the value was made."""
         return self._make is None
 
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # and with it goes what this is made of
+            self._make = None  # frees its inputs
         return self._made
 
 
 class OnDemand(Generic[T]):
-    """A field of a dataclass (without slots) that is given as it is or as a `Later`, and read as it is."""
+    """A field of a dataclass (without slots), set to a value or a `Later`; reading gives the value."""
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -60,7 +60,7 @@ class OnDemand(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """As dataclasses.replace, which would make all that nobody has read yet. Raises TypeError on an unknown name."""
+    """Like dataclasses.replace, but without making unread parts. Raises TypeError for an unknown name."""
     if unknown := parts.keys() - view.__dict__.keys():
         raise TypeError(f"a {type(view).__name__} has no {', '.join(sorted(unknown))}")
     other = object.__new__(type(view))
@@ -69,7 +69,7 @@ def with_parts(view: V, **parts: Any) -> V:
 
 
 def made(view: V) -> V:
-    """`view`, after every part of it was made."""
+    """Return `view` after making every part of it."""
     for field in fields(view):  # type: ignore[arg-type]
         getattr(view, field.name)
     return view

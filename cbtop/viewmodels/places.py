@@ -1,9 +1,9 @@
-"""Every brick, every layer and every brick in a layer of a phase: what each took in blocks of steps; derived."""
+"""Every brick, layer, and brick in a layer of a phase, with their times in blocks of steps; derived."""
 
 # Rules
-# - Other programs on a processor make a few calls longer, and what these add to a mean is theirs. So whether a place
-#   has changed is judged by its typical time: what it takes where every call takes as long as the median one of its
-#   layer. Where a brick holds others, and of what lies between bricks, it is judged by the mean.
+# - Other programs delay a few calls of a processor, and this is not the place's fault. So a place is judged by its
+#   typical time: its time if every call took as long as the median call of its layer. Bricks that contain others, and
+#   the time between bricks, are judged by the mean.
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = RARE.index("overlap_ns")
-MIN_SHARING = 8  # bricks in a layer: that one of them became slower moves the median of fewer
+MIN_SHARING = 8  # bricks in a layer: with fewer, one slow brick would move the shared ratio
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """What one place took: µs for a unit, µs for a unit where every call is a typical one, µs of a call, and calls a
-    step."""
+    """The times of one place: µs per unit, typical µs per unit, µs per call, and calls per step."""
 
     time: Figure
     typical: Figure | None = None
@@ -46,16 +45,21 @@ class PlaceTimes:
 
 
 def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: float | None) -> Change:
-    """How the typical time of a place has changed, or its mean where that is not known, one of so many `compared`,
-    which take `shared` times as long."""
+    """Return the change of a place's typical time, or of its mean if that is unknown.
+
+    It is one of `compared` places, which together take `shared` times as long.
+    """
     if before.typical and now.typical:
         return change(before.typical, now.typical, compared, shared)
     return change(before.time, now.time, compared, shared)
 
 
 def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes]) -> float | None:
-    """How many times as long the bricks take that have half of the time: what a machine does to all of them. None
-    where there are fewer than MIN_SHARING places to tell that from what a program does to one."""
+    """Return the common factor of the bricks' times, which is the machine's effect.
+
+    It is the median weighted by time. None if there are fewer than MIN_SHARING places, because then one slow brick
+    could not be distinguished from a slow machine.
+    """
     ratios = sorted(
         (one.typical.mean / was.typical.mean, was.typical.mean)
         for place, one in afters.items()
@@ -63,18 +67,18 @@ def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, Pla
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # Not the median place: what pollutes a cache hits most places, and little of the time.
+    # Not the median place: cache pollution hits most places, but little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
 
 def _tells_pace(place: Place) -> bool:
-    """Whether it is a brick in one layer: each call of a step is in one at most."""
+    """Whether it is a brick in one layer, so that each call of a step is in at most one such place."""
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
 class Places:
-    """Every brick, every brick in a layer, and every layer of a phase; which nodes their times are those of."""
+    """Every brick, brick in a layer, and layer of a phase, with the nodes that make up their times."""
 
     def __init__(self, totals: PhaseTotals) -> None:
         assert totals.step is not None
@@ -99,7 +103,7 @@ class Places:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
-        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # what may hold bricks, beside the step
+        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # what may contain bricks, besides the step
         self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
@@ -107,8 +111,10 @@ class Places:
 
     @property
     def nodes(self) -> list[Column]:
-        """Whose calls those of `bricks`, `cells` and `layers` are; what lies between bricks is judged by what holds
-        them."""
+        """The nodes of the calls of each of `bricks`, `cells` and `layers`.
+
+        The time between bricks is judged by the layer or step around them.
+        """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
         return [
@@ -120,7 +126,7 @@ class Places:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """What each of `bricks`, `cells` and `layers` took, ns."""
+        """Return the time of each of `bricks`, `cells` and `layers` in ns."""
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))
@@ -147,20 +153,23 @@ def place_times(
     steps: NDArray[np.float64],
     along: NDArray[np.float64] | None,
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
-    """What every place took in blocks, of which `growths` say what was counted, of so many `units` and recorded
-    `steps`, `along` what they lie (see `noise.figures`); and the pace of all places in each block."""
+    """Return the times of every place in blocks, and the pace of all places in each block.
+
+    Each block has its counts in `growths`, its number of `units` and recorded `steps`, and its value of `along` (see
+    `noise.figures`).
+    """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names: list[Place] = [
         *((brick, None) for brick in places.bricks),
         *places.cells,
         *((None, layer) for layer in places.layers),
     ]
-    # Bricks, bricks in layers and layers are each as noisy as their like.
+    # Bricks, bricks in layers, and layers are each as noisy as others of their kind.
     kinds = np.cumsum([len(places.bricks), len(places.cells)])
     pacers = np.array([_tells_pace(place) for place in names])
     pace = _pace(rows[:, pacers], units)
     times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
-    # Calls by place: of a brick, of a brick in a layer or of a layer; and of what of a brick lies in no layer.
+    # Calls by place: a brick, a brick in a layer, or a layer; and the part of a brick outside layers.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
     for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
@@ -172,7 +181,7 @@ def place_times(
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical_us = p50.typical_us[:, : len(names)]
     unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
-    for at, brick in enumerate(places.bricks):  # the sum of its parts
+    for at, brick in enumerate(places.bricks):  # a brick is the sum of its parts
         own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
         typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
         if unknown.intersection(own):
@@ -186,7 +195,7 @@ def place_times(
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
         is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
-        # What lies between bricks is judged by what holds them.
+        # The time between bricks is judged by the layer or step around them.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         found[place] = PlaceTimes(
             replace(time, median_us=median_of(median)),
@@ -199,8 +208,10 @@ def place_times(
 
 
 def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """How many times as long as usual the columns took for a unit in each block (row): the mean of the middle half of
-    them, for a pause hits a few. None where there are too few columns to tell."""
+    """Return the factor by which columns took longer per unit than usual in each block (row).
+
+    It is the mean of the middle half, because a pause hits only a few. None if there are too few columns.
+    """
     rates = rows / units[:, None]
     usual = np.median(rates, axis=0)
     is_known = np.isfinite(usual) & (usual > 0)
@@ -213,7 +224,7 @@ def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
-    """The bricks that hold others: their calls are longer than their own time."""
+    """Return the bricks that contain others, so that their calls are longer than their own time."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

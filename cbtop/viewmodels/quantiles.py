@@ -1,8 +1,8 @@
-"""Medians and other quantiles of calls, from blocks of histograms, and how far chance may move them; derived."""
+"""Medians and other quantiles of calls from blocks of histograms, with their errors; derived."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
-# measures", Journal of the American Statistical Association 47, 1952): how many calls are above it is a mean like any
-# other, whose error the blocks tell, and what it is off by in calls the histogram turns into microseconds.
+# measures", Journal of the American Statistical Association 47, 1952): the number of calls above it is a mean like
+# any other, so blocks give its error, and the histogram converts that error from calls to microseconds.
 
 from __future__ import annotations
 
@@ -24,26 +24,29 @@ from cbtop.profiler.stats import Growth
 from cbtop.viewmodels.noise import Figure, figures
 
 MEDIAN, P99 = 0.5, 0.99
-MIN_BEYOND = 4  # calls on either side of a quantile: a p99 is of 400 calls or more
+MIN_BEYOND = 4  # calls on either side of a quantile: a p99 needs at least 400 calls
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A quantile of each place: µs of a call, None where there are too few calls to tell how far it may be off; and
-    what all calls of a block (row) would take, if each took as long as this quantile was in the block, µs."""
+    """A quantile of each place, and typical block times.
+
+    `figures`: µs per call, None if there are too few calls to know the error. `typical_us`, shape (blocks, places):
+    time of a block if each of its calls took this quantile.
+    """
 
     figures: list[Figure | None]
     typical_us: NDArray[np.float64]
 
 
 class CallTimes:
-    """The calls of `places` places in blocks of so many `steps`. `place_of`: of each node the place that its calls
-    are those of, or -1; where a node is of several places, several such columns.
+    """The calls of `places` places in blocks with `steps` steps each.
 
-    Where blocks lie `along` something that makes calls longer, such as the positions cached, each call is as long as
-    it would be at the mean of these: by how medians of blocks grow, which is the median of all pairs of blocks (H.
-    Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950), beside the `pace` of all
-    places in each block, where that is known.
+    `place_of` has the place of each node, or -1. There are several such columns if a node belongs to several places.
+
+    If blocks have a value of `along` that makes calls longer, such as the cached positions, each call is converted to
+    the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of
+    linear and polynomial regression analysis", 1950) of their medians, relative to the `pace` of all places if given.
     """
 
     def __init__(
@@ -61,14 +64,14 @@ class CallTimes:
         )
         self._steps = steps
         self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
-        self._growth_us = np.zeros(places)  # of a call, for one of what blocks lie along
+        self._growth_us = np.zeros(places)  # per call and unit of `along`
         if len(self._block) and np.ptp(self._off) > 0:
             self._straighten(pace)
         self._sorted = _Sorted(self._place, self._bucket, self._count, places)
         self.calls = self._sorted.calls
 
     def quantile(self, fraction: float) -> Quantile:
-        """That quantile of each place; its error is that of `noise.figures`."""
+        """Return this quantile of each place; its error is as in `noise.figures`."""
         value_us = self._sorted.at(np.full(len(self.calls), fraction))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
         above = np.zeros((len(self._steps), len(self.calls)))
@@ -97,7 +100,7 @@ class CallTimes:
         )
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Take from each call what it is longer for where its block lies, of places that grow by over a bucket."""
+        """Remove the effect of `along` from each call, for places that grow by more than a bucket."""
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
@@ -116,18 +119,18 @@ class CallTimes:
 
 
 class _Sorted:
-    """Calls of so many `groups`, of each group by their length."""
+    """Calls of `groups` groups, sorted by duration within each group."""
 
     def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
         self.calls = np.bincount(group, count, minlength=groups)
         self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
         self._counts = np.bincount(where, count, minlength=len(self._key))
         self._running = np.cumsum(self._counts)
-        self._before = np.cumsum(self.calls) - self.calls  # calls of the groups before each
+        self._before = np.cumsum(self.calls) - self.calls  # calls of all earlier groups
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A quantile of each group, µs; not a number where it has no calls."""
+        """Return a quantile of each group in µs; NaN if it has no calls."""
         if not len(self._key):
             return np.full(len(fraction), np.nan)
         rank = self._before + fraction * self.calls

@@ -12,11 +12,11 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CeilingRow, RooflineView, StepsView
 from cbtop.viewmodels.on_demand import with_parts
 
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # than float32
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
 
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
-    """The ceilings, as old as they are `now_s` (Unix time)."""
+    """Return the ceilings, with their age at `now_s` (Unix time)."""
     return tuple(
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
@@ -30,9 +30,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Every brick with its distance from the roof above it, where its work and both roofs are known.
+    """Return every brick with its distance from its roof, if its work and both roofs are known.
 
-    What limits one of `steps` that ran at the same time is not known: together they may be at the roof.
+    If steps ran concurrently, the limit of a single one is unknown: together they may reach the roof.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
@@ -42,8 +42,10 @@ def under_roofs(
 
 
 def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
-    """The compute roofs over a brick: of what it multiplies. None where one of its types has no roof, which may
-    be the highest of them."""
+    """Return the compute roofs for the types that a brick multiplies.
+
+    Empty if one of its types has no roof, because that roof may be the highest.
+    """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if stands_under(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
     return [peak for peak in peaks if any(peak in own for own in over)] if all(over) else []
@@ -65,7 +67,7 @@ def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
 
 
 def shared_note(steps: StepsView | None) -> str:
-    """That steps share the roofs; "" where one ran after the other."""
+    """Return a note that steps share the roofs, or "" if they ran one after the other."""
     if steps is None or not steps.overlap:
         return ""
     return (
@@ -75,7 +77,7 @@ def shared_note(steps: StepsView | None) -> str:
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
-    """Every brick that declared flops and bytes as a point; the rest by name."""
+    """Return every brick that declares FLOP and bytes as a point, the others by name."""
     return RooflineView(
         ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
@@ -85,7 +87,7 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Which kinds of ceilings are not known, and why; "" where all are that bricks stand under."""
+    """Return which kinds of ceilings are unknown and why, or "" if all that apply to the bricks are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:
@@ -94,7 +96,7 @@ def missing_ceilings(view: RooflineView) -> str:
 
 
 def _without_peak(view: RooflineView) -> list[str]:
-    """What bricks multiply that no compute roof is of."""
+    """Return the types that bricks multiply but no compute roof covers."""
     peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for point in view.points for dtype in point.dtypes}
     return sorted(one for one in dtypes if not any(stands_under(one, peak.dtype) for peak in peaks))

@@ -1,10 +1,10 @@
-"""Two runs compared, part by part and place by place, or why they do not compare; derived."""
+"""The comparison of two runs by part and place, or why they are not comparable; derived."""
 
 # Rules
-# - Parts that do other work, of another batch, are not compared; where caches are not as long, times are those at
-#   one length, by the line through the blocks of each, and only at a length that both have seen.
-# - Another machine, another sampling or lost records make times others for reasons that are not the program's. That
-#   is said instead of a change, unless somebody asks for it all the same.
+# - Parts with different work or batch are not compared. If cache lengths differ, times are compared at one length, by
+#   the line through the blocks of each, and only at a length that both have covered.
+# - A different machine, different sampling or lost records change times for reasons outside the program. That is
+#   reported instead of a change, unless the user asks for the comparison anyway.
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, Pl
 from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, TooShort, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
-FOUND = 0.95  # so often a change is found that is called findable
-ALIKE_CLOCK = 0.03  # of a GPU: less than what passes for a change
-ALIKE_PACE = 0.10  # of a machine, beyond what it was while the baseline was recorded
-ALIKE_LOAD_POINTS = 15  # of the time of all processors
-ALIKE_RATIOS = 0.05  # of bricks that a whole machine makes longer
-ALIKE_STEPS = 0.10  # of two runs that do not say how much is cached
-_OF_PART = 3  # figures of a whole part that are looked at together: a step, a unit, a typical one
+FOUND = 0.95  # probability that a change of the reported findable size is found
+ALIKE_CLOCK = 0.03  # relative, of a GPU clock: smaller than a reported change
+ALIKE_PACE = 0.10  # relative, of a machine, beyond its range while the baseline was recorded
+ALIKE_LOAD_POINTS = 15  # percentage points of the time of all processors
+ALIKE_RATIOS = 0.05  # relative, of bricks that a slow machine delays alike
+ALIKE_STEPS = 0.10  # relative, for two runs that do not report cached positions
+_OF_PART = 3  # figures of a whole part that are compared together: a step, a unit, a typical one
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDiff:
-    """A place then and now. `change` is what is judged: its typical time for a unit, or else its mean; `mean` what it
-    costs a unit. None on either side: it is gone, or new."""
+    """A place then and now.
+
+    `change` is what is judged: its typical time per unit, or else its mean. `mean` is its cost per unit. `before` or
+    `now` is None if it is new or gone.
+    """
 
     brick: Brick | None
     layer: str | None
@@ -45,28 +48,28 @@ class PlaceDiff:
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
-    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # then and now, where it runs others
+    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # kernels then and now, if they differ
     is_below_resolution: bool = False
 
     @property
     def name(self) -> str:
-        """`DownProjection in Layer 5`."""
+        """For example `DownProjection in Layer 5`."""
         return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part) or "step"
 
     @property
     def delta_us(self) -> float:
-        """What it costs a unit more than before; of what is new or gone all of it."""
+        """Its additional cost per unit; for a new or removed place, all of its cost."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """What to say behind `delta_us` where it goes the other way than what calls typically take; else empty."""
+        """Text to follow `delta_us` if it has the opposite sign of the typical change, else ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         return " by the mean, which a few long calls move" if is_against else ""
 
     @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `new`, `gone`, or empty: no change beyond noise, or none that the clock can tell."""
+        """`slower`, `faster`, `new`, `gone`, or "" if it did not change beyond noise and clock resolution."""
         if self.before is None or self.now is None:
             return "gone" if self.now is None else "new"
         if self.change is None or self.is_below_resolution or not self.change.is_beyond_noise:
@@ -76,34 +79,34 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Where the wall-clock time of a unit went, µs then and now: it is the sum of what follows."""
+    """The parts of a unit's wall-clock time, µs then and now; `wall` is the sum of the others."""
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    not_recorded: tuple[float, float]  # by how much all steps are longer than those whose inside was recorded
+    not_recorded: tuple[float, float]  # how much longer all steps are than those recorded inside
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """What is missing or too much in the change: 0, but for rounding."""
+        """The difference between the change and its parts: 0 except for rounding."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDiff:
-    """A part that both runs have. Times are at `cached` positions, where the runs say it and differ in it."""
+    """A part that both runs have. Times are at `cached` positions, if both report them and they differ."""
 
     before: Part
     now: Part
     cached: float | None
-    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by what they cost a unit more
+    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by additional cost per unit
     step: PlaceDiff
-    wall: Change  # µs for a unit
+    wall: Change  # µs per unit
     balance: Balance
-    shared: float | None = None  # how many times as long the median brick in a layer takes: the machine, or all of it
-    typical: Change | None = None  # as `wall`, of a typical step and what lies before it; None: not known
+    shared: float | None = None  # common factor of bricks in layers: caused by the machine, or by the whole program
+    typical: Change | None = None  # like `wall`, for a typical step and the time before it; None: unknown
 
     @property
     def phase(self) -> str:
@@ -111,7 +114,7 @@ class PartDiff:
 
     @property
     def work(self) -> str:
-        """`decode (240 steps of about 8 tokens)`, of the new run."""
+        """For example `decode (240 steps of about 8 tokens)`, from the new run."""
         return _work(self.now)
 
     @property
@@ -120,12 +123,12 @@ class PartDiff:
 
     @property
     def units_per_sec(self) -> tuple[float, float]:
-        """Of wall-clock time, then and now."""
+        """Wall-clock rates, then and now."""
         return 1e6 / self.wall.before, 1e6 / self.wall.now
 
     @property
     def bricks(self) -> list[PlaceDiff]:
-        """Each in all layers together."""
+        """Each brick over all layers."""
         return [one for one in self.places if one.brick and one.layer is None]
 
     @property
@@ -139,7 +142,7 @@ class PartDiff:
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks that are slower beyond noise, the worst first, in a layer where that has most of it."""
+        """The bricks slower beyond noise, the worst first, in one layer if it has most of the change."""
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
             PlaceChange(one.brick, one.layer, one.change)
@@ -150,44 +153,45 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """Those of `slower` that are slower beside all others, too, where that is told apart: what all share is no
-        brick's."""
+        """Those of `slower` that are also slower relative to all others, if that is known."""
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
     def is_slower(self) -> bool:
-        """Whether a unit takes longer beyond noise, by the wall clock."""
+        """Whether a unit takes longer in wall-clock time, beyond noise."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
 
     @property
     def is_typically_slower(self) -> bool:
-        """Whether a typical step, or what lies before it, takes longer beyond noise: a brick, or what is in none."""
+        """Whether a typical step or the time before it takes longer beyond noise, in a brick or outside bricks."""
         return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
     def more_failed_percent(self) -> float:
-        """By how much the share of steps that failed has grown."""
+        """Increase of the share of failed steps, in percentage points."""
         return 100 * (self.now.failed / self.now.steps - self.before.failed / self.before.steps)
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether a unit takes longer beyond chance, though the typical step does not: a few steps became longer."""
+        """Whether a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property
     def known(self) -> list[PlaceDiff]:
-        """The places of which is known whether they have changed."""
+        """The places with a known change."""
         return [one for one in self.places if one.change is not None and not one.is_below_resolution]
 
     @property
     def new(self) -> list[PlaceDiff]:
-        """The bricks that were not there, the longest first."""
+        """The new bricks, the longest first."""
         return [one for one in self.bricks if one.verdict == "new"]
 
     @property
     def machine_ratio(self) -> float | None:
-        """How many times as long all bricks take, where they do alike and beyond noise: another clock or another load
-        is as likely a cause as another program. None where they do not."""
+        """Common factor of all bricks' times, if they changed alike and beyond noise; else None.
+
+        A different clock or load of the machine is then as likely a cause as a different program.
+        """
         ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
         timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
         if len(timed) < MIN_PEERS or not all(one.verdict in ("slower", "faster") for one in timed):
@@ -196,8 +200,10 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether what became slower did as everything did: no brick has changed beside all others, and a unit takes
-        as long as they say. Another clock does that, and another load of the machine, as well as a program."""
+        """Whether everything became slower alike: no brick changed relative to all others, and this explains a unit.
+
+        A different clock or load of the machine may be the cause, as well as the program.
+        """
         if self.shared is None or self.shared <= 1:
             return False
         changes = [one.change for one in self.known if one.brick and one.brick != BETWEEN_BRICKS and one.change]
@@ -207,7 +213,7 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """The least change (%) that is found FOUND of the time, of the median one of `places`."""
+        """Return the smallest change (%) that is found with probability FOUND, for the median one of `places`."""
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
         return median(known) if known else None
@@ -215,36 +221,39 @@ class PartDiff:
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """Two runs. Where `why_not` says why they do not compare, there are no parts."""
+    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty."""
 
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # that is why: more steps would do
+    is_too_little: bool = False  # that is the reason: more steps would suffice
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
-    not_judged: tuple[str, ...] = ()  # phases of the baseline of which no part was compared
-    alone: tuple[PartDiff, ...] = ()  # parts that the new run alone has, each beside itself
-    alone_short: tuple[TooShort, ...] = ()  # what it has too few steps of, with the time it takes longer by for it
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without a compared part
+    alone: tuple[PartDiff, ...] = ()  # parts that only the new run has, each compared with itself
+    alone_short: tuple[TooShort, ...] = ()  # phases with too few steps, with their additional time in the new run
 
     @property
     def alone_percent(self) -> float:
-        """How much of the time of the new run those take."""
+        """Share of the new run's time that these parts take."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
 
     @property
     def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
-        """All bricks that are slower, the worst of each part first."""
+        """All slower bricks, the worst of each part first."""
         return [(part, one) for part in self.parts for one in part.slower]
 
 
 def diff(
     base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
 ) -> RunDiff:
-    """What has changed from `base` to `now`, in every phase or `phase` alone. `anyway`: also where machines or
-    sampling are others, records were lost, or both are the same run; `may_lack_records`: where they were lost."""
+    """Return the changes from `base` to `now`, in every phase or only in `phase`.
+
+    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
+    `may_lack_records`: compare even if records were lost.
+    """
     why_not = other_model(base.surroundings, now.surroundings)
     if not anyway and is_same_run(base, now):
         why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
@@ -268,7 +277,7 @@ def diff(
     befores = {(part.phase, part.work): part for part in base.parts if phase in (None, part.phase)}
     afters = {(part.phase, part.work): part for part in now.parts if phase in (None, part.phase)}
     both = [key for key in befores if key in afters]
-    # All that is looked at is looked at together: one false alarm in a hundred comparisons, not in each part.
+    # Correct for all figures together: one false alarm in a hundred comparisons, not in each part.
     compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
     for key in both:
         found = _part(befores[key], afters[key], base, now, compared, len(both))
@@ -314,20 +323,22 @@ def diff_of(
     anyway: bool = False,
     may_lack_records: bool = False,
 ) -> RunDiff:
-    """What has changed from the mean of `bases` to that of `news`, as `diff` says it; where they are too few to be
-    taken together, from the first to the first."""
+    """Return the changes from the mean of `bases` to the mean of `news`, like `diff`.
+
+    If there are too few runs to average, the first ones are compared.
+    """
     base, now = together(bases), together(news)
     for runs in (bases, news):
         if why_not := _not_alike(runs, anyway=anyway):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Not of runs that are taken together: how they differ by it is part of how they scatter.
+    # Not for runs to be averaged: different paces are part of their scatter.
     why_not = "" if found.why_not or anyway else _other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
-    """Why runs of which the mean is taken are not of the same, or are the same run twice."""
+    """Return why runs to be averaged are not comparable or contain a run twice, or ""."""
     if len(runs) < MIN_LEARNED:
         return ""
     for at, other in enumerate(runs[1:], 1):
@@ -339,12 +350,12 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether two that were read are the same steps of the same process."""
+    """Whether two runs are the same steps of the same process, read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
 def findable_percent(one: Change) -> float | None:
-    """The least change (% of what it was) that is found FOUND of the time."""
+    """Return the smallest change (% of the old value) that is found with probability FOUND."""
     if one.noise_percent is None or one.before <= 0:
         return None
     if one.own and (beside := findable_percent(one.own)) is not None:
@@ -353,7 +364,7 @@ def findable_percent(one: Change) -> float | None:
 
 
 def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
-    """What has changed in one part; a sentence where it does not compare."""
+    """Return the changes in one part, or a sentence if it is not comparable."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
@@ -447,7 +458,7 @@ def _place(
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Each place but the whole step, as it is called now and as it was."""
+    """Yield each place except the whole step, with its new and its old name."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -466,7 +477,7 @@ def _renamed(
     kernels_then: Mapping[Brick, tuple[str, ...]],
     kernels_now: Mapping[Brick, tuple[str, ...]],
 ) -> dict[Brick, Brick]:
-    """How a brick was called that is new, where one that is gone ran the same kernels as often in the same layers."""
+    """Return the old name of each new brick, if a removed one ran the same kernels as often in the same layers."""
 
     def traits(
         places: Mapping[Place, PlaceTimes],
@@ -487,13 +498,13 @@ def _renamed(
 
 
 def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
-    """Its places where `off` more positions are cached than in the mean."""
+    """Return the places of a part, converted to `off` more cached positions than the mean."""
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # Of what lies between bricks the median is that of what holds them.
+        # The median of the time between bricks is that of the layer or step around them.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -504,7 +515,7 @@ def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """As `_shifted`; its median is for a unit, too."""
+    """Like `_shifted`, but the figure's median is per unit, too."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 
@@ -535,7 +546,7 @@ def _other_machine(base: Run, now: Run) -> str:
 
 
 def _other_clock(base: Run, now: Run) -> str:
-    """That a GPU ran on another clock; empty where it did not, or that is not known."""
+    """Return a text if a GPU ran at a different clock, else "" (also if unknown)."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
@@ -544,8 +555,10 @@ def _other_clock(base: Run, now: Run) -> str:
 
 
 def _other_pace(base: Run, now: Run) -> str:
-    """That the machine itself took another time for the same work around the new run than it ever did around those of
-    the baseline; empty where it did not, or that is not known."""
+    """Return a text if the machine's own pace around the new run was outside its range in the baseline, else "".
+
+    The pace is the time of constant work. "" also if unknown.
+    """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
         if was and is_now and (is_now[0] > (1 + ALIKE_PACE) * was[-1] or was[0] > (1 + ALIKE_PACE) * is_now[-1]):
@@ -558,7 +571,7 @@ def _other_pace(base: Run, now: Run) -> str:
 
 
 def _other_load(base: Run, now: Run) -> str:
-    """That the processors were busier, or less; empty where they were not, or that is not known."""
+    """Return a text if the processors were busier or less busy than before, else "" (also if unknown)."""
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
@@ -567,7 +580,7 @@ def _other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """What makes the same program take another time."""
+    """Yield the properties of machine and sampling that change the time of the same program."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
@@ -590,7 +603,7 @@ def _part_notes(before: Part, now: Part, runs: tuple[int, int]) -> Iterator[str]
     if now.failed or before.failed:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
-    then, is_now = before.steps // runs[0], now.steps // runs[1]  # of a run: there a cache begins anew
+    then, is_now = before.steps // runs[0], now.steps // runs[1]  # per run, because each begins with an empty cache
     if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
@@ -604,7 +617,7 @@ def _work(part: Part) -> str:
 
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
-    """The phases of which there are too few steps to be compared."""
+    """Yield the phases with too few steps to be compared."""
     compared = {part.phase for part in run.parts}
     for one in _nearly_enough(run, phase):
         if one.phase not in compared:
@@ -612,7 +625,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """Of each phase the steps, of one work, that lack least to be compared."""
+    """Return for each phase the steps of the work that comes closest to the required number."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
@@ -621,7 +634,7 @@ def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
 
 
 def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
-    """The phases of too few steps that take more of the new run's time than of the baseline's, by so much."""
+    """Yield phases with too few steps that take a larger share of the new run's time, with the increase."""
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         ours = [one for one in now.too_short if one.phase == name]
         before_us = sum(one.time_us for one in base.too_short if one.phase == name)

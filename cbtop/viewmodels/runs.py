@@ -1,12 +1,13 @@
-"""A run: what its steps took, of each phase and batch, by brick, layer and brick in a layer; derived from records."""
+"""A run: times of its steps by phase and batch, and by brick, layer and brick in a layer; derived from records."""
 
 # Words
-# - A part of a run is its steps that do the same work: of one phase, on about as many tokens and sequences.
+# - A part of a run is its steps that do the same work: of one phase, with similar numbers of tokens and sequences.
 # - A place is a brick, a layer, a brick in a layer, or (neither) the whole step.
-# - A unit is a token; a step where tokens are not known. Times are µs for a unit, exclusive; those of calls are not.
+# - A unit is a token, or a step if tokens are not known. Times are in µs per unit and exclusive; times of calls are
+#   not.
 # Rules
-# - wall = bricks + between bricks + not recorded inside + between steps, for a unit, whatever ran at the same time.
-# - What the positions cached explain is no noise: times are those at the mean of them, and how they grow is kept.
+# - wall = bricks + between bricks + not recorded inside + between steps, per unit, also if steps overlap.
+# - The effect of cached positions is not noise: times are at their mean, and the slope is stored.
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ from cbtop.viewmodels.places import (
 )
 from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
-WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; of chance alone one block in 300 is
-USUAL_SPREADS = 4.0  # and what lies between steps is no pause
-MAX_KERNELS = 8  # named of a brick
+WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
+USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause
+MAX_KERNELS = 8  # listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     RARE.index(name)
@@ -49,39 +50,39 @@ _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The steps of a phase that work on about as many tokens and sequences."""
+    """The steps of a phase that work on about the same numbers of tokens and sequences."""
 
     phase: str
     work: tuple[int | None, int | None]  # tokens and sequences, see `Work`
     unit: str  # "token" or "step"
     steps: int
-    tokens: float | None  # a step, mean
+    tokens: float | None  # mean per step
     sequences: float | None
-    cached: float | None  # positions before a step, mean
-    cached_least: float | None  # of a block, mean
+    cached: float | None  # mean positions before a step
+    cached_least: float | None  # mean of a block
     cached_most: float | None
-    wall_us: Figure  # until a step has ended since the last had, for a unit
-    warm_up: int  # steps at the beginning that are in no figure, for they were slower than those that followed
-    inside_us: Figure  # of the steps whose inside was recorded
-    places: Mapping[Place, PlaceTimes]  # the whole step is one of them, with all steps, plain ones too
-    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs for a token, where definitions have one
-    # As `wall_us`, where each step takes as long as the median one and no pause comes before it; None: not known.
+    wall_us: Figure  # from the end of the previous step to the end of this one, per unit
+    warm_up: int  # excluded steps at the beginning, slower than the others
+    inside_us: Figure  # of the steps recorded inside
+    places: Mapping[Place, PlaceTimes]  # includes the whole step, with all steps, plain ones too
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, if defined
+    # Like `wall_us`, if every step took the median and no pause came before it; None: unknown.
     typical_us: Figure | None = None
-    failed: int = 0  # steps that an exception ended, or that were cancelled
+    failed: int = 0  # steps ended by an exception or cancelled
 
     @property
     def amount(self) -> float:
-        """How many units."""
+        """Number of units."""
         return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
 
     @property
     def time_us(self) -> float:
-        """All of its steps, with what lies before each."""
+        """Time of all its steps, including the time before each."""
         return self.amount * self.wall_us.mean
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """In all layers and outside."""
+        """Each brick over all layers and outside."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 
@@ -92,20 +93,20 @@ class TooShort:
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # as Part.time_us; 0: not said
+    time_us: float = 0.0  # as Part.time_us; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What work that is always the same took on the machine, beside no run."""
+    """The time of constant work on the machine while no run was active."""
 
-    cache_us: float  # arithmetic on what a cache holds
-    memory_us: float  # reading what only memory holds
+    cache_us: float  # arithmetic on data in a cache
+    memory_us: float  # reading data that fits only in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process, as it was recorded."""
+    """One recorded process."""
 
     name: str  # of the file or the process
     key: str
@@ -114,17 +115,17 @@ class Run:
     covers_s: float
     parts: tuple[Part, ...]
     too_short: tuple[TooShort, ...]
-    kernels: Mapping[Brick, tuple[str, ...]]  # what each brick runs
+    kernels: Mapping[Brick, tuple[str, ...]]  # kernels of each brick
     lost: int  # records
     seen: int
     untrusted: str = ""  # why nothing in it can be trusted
-    is_cut: bool = False  # its recording was never closed: whoever wrote it was killed, writes on, or it was cut off
-    is_gone: bool = False  # its process said no goodbye: it was killed, or left by os._exit or exec
+    is_cut: bool = False  # not closed: its writer was killed or still writes, or the file was cut off
+    is_gone: bool = False  # the process sent no goodbye: it was killed, or left by os._exit or exec
     failed_checks: tuple[str, ...] = ()
-    gpu_clock_mhz: float | None = None  # of its GPUs while it ran, median
-    host_busy_percent: float | None = None  # of the time of all processors, by whatever ran there, median
-    paces: tuple[Pace, ...] = ()  # of the machine, right before it and right behind; none: not measured
-    runs: int = 1  # that it is the mean of
+    gpu_clock_mhz: float | None = None  # median of its GPUs while it ran
+    host_busy_percent: float | None = None  # median use of all processors, by any program
+    paces: tuple[Pace, ...] = ()  # of the machine, directly before and after it; empty: not measured
+    runs: int = 1  # number of averaged runs
 
     @property
     def lost_percent(self) -> float:
@@ -132,12 +133,12 @@ class Run:
 
     @property
     def time_us(self) -> float:
-        """Of all its steps, with what lies before each."""
+        """Time of all its steps, including the time before each."""
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
 def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part | None:
-    """The part of a run that these blocks are; None where they are too few, or hold no recorded step."""
+    """Return the part of a run in these blocks, or None if they are too few or have no recorded step."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -164,10 +165,10 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
     paces = None
     if pace is not None:
-        paces = np.ones(len(blocks))  # of a block whose inside was not recorded nothing else is known
+        paces = np.ones(len(blocks))  # for blocks not recorded inside, nothing else is known
         paces[ran] = pace
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses of other programs are rare and long: the few blocks that have them tell less of how all of them scatter.
+    # Pauses of other programs are rare and long, so the few blocks with pauses say less about the scatter of all.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
     (whole,) = figures(total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
@@ -176,7 +177,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # a wall-clock time is another where the typical step is, or what lies between steps
+    if typical:  # the wall-clock time changes if the typical step or the time between steps does
         wall = replace(wall, median_us=typical.mean + outside_us)
     before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - total_ns, every) / 1e3
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
@@ -203,8 +204,10 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
 
 
 def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What lies between steps in blocks of so many units, none of them further from the median than is usual: what
-    other programs do now and then is theirs, what is before every step is the process's."""
+    """Return the time between steps in blocks with these units, limited to the usual distance from the median.
+
+    Rare delays come from other programs; a delay before every step comes from the process.
+    """
     each = between_ns / units
     usual = np.median(each)
     most = USUAL_SPREADS * np.median(np.abs(each - usual))
@@ -218,8 +221,10 @@ def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
-    """The blocks without those at the beginning that are slower than almost all others (a fifth of them at most), and
-    how many steps these have."""
+    """Drop blocks at the beginning that are slower than almost all others (at most a fifth).
+
+    Returns the remaining blocks and the number of dropped steps.
+    """
     us = np.array(
         [block.growth.column("total_ns")[block.growth.node == step].sum() / block.steps for block in blocks]
     )
@@ -229,12 +234,14 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     return blocks[first:], sum(block.steps for block in blocks[:first])
 
 
-MIN_LEARNED = 3  # runs: two tell next to nothing of how runs scatter
+MIN_LEARNED = 3  # runs: two say next to nothing about scatter
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """The mean of MIN_LEARNED runs or more of the same, which knows how they scatter; of fewer the first. Parts and
-    places that one of them lacks are left out."""
+    """Return the mean of at least MIN_LEARNED runs with their scatter, or the first run if there are fewer.
+
+    Parts and places that one of them lacks are left out.
+    """
     first = runs[0]
     if len(runs) < MIN_LEARNED:
         return first
@@ -263,7 +270,7 @@ def together(runs: Sequence[Run]) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Of each phase those of the first that has some, with the time of all."""
+    """Return per phase the first run's entry, with the time of all runs."""
     found: dict[str, TooShort] = {}
     for one in (one for run in runs for one in run.too_short):
         known = found.get(one.phase)
@@ -285,7 +292,7 @@ def _together(parts: Sequence[Part]) -> Part:
     for what in ("time", "typical", "p50", "p99"):
         rows = [[getattr(part.places[name], what) for part in parts] for name in names]
         one_each: list[Figure | None] = [None] * len(names)
-        # Bricks, bricks in layers and layers each scatter as their like do.
+        # Bricks, bricks in layers, and layers each scatter like others of their kind.
         like: dict[tuple[bool, bool], list[int]] = {}
         for at, (brick, layer) in enumerate(names):
             if None not in rows[at]:
@@ -325,7 +332,7 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
-    """What each brick runs: the names of its kernels, each once."""
+    """Return the names of the kernels of each brick, each once."""
     found: dict[Brick, dict[str, None]] = {}
     for node in table.nodes:
         if node.kind is not NodeKind.KERNEL or not node.parent:
@@ -349,5 +356,5 @@ def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float
 
 
 def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Of each block; None where a block does not say it."""
+    """Return the mean of each block, or None if a block has none."""
     return amount / given if given.min() > 0 else None

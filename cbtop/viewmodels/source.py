@@ -1,4 +1,4 @@
-"""One source, from the store's record to the frozen SourceView that every screen and report draws."""
+"""One source: makes the frozen SourceView for screens and reports from the store's record."""
 
 from __future__ import annotations
 
@@ -53,30 +53,30 @@ from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
-_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # a draft's, too; `decode, a sample`
+_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also with a draft model; `decode, a sample`
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Every source: the live ones first, the newest of each first."""
+    """Return every source: the live ones first, each newest first."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of a source is shown: statistics, the time that they are of, and the steps in it."""
+    """What is shown of a source: statistics, their time range, and the steps in it."""
 
     stats: NodeStats
     stretch: Stretch | None  # None: no step has been seen
-    window: Stretch | None  # None: all that was seen
+    window: Stretch | None  # None: since the start
     phases: tuple[StepsView, ...]
     stretch_view: StretchView | None
 
 
 def shown(record: SourceRecord, *, window: bool) -> Shown:
-    """All that was seen of `record`, or its window.
+    """Return all data of `record`, or its window.
 
-    What was not watched for a second, or was found ended, has no window: of that all is shown.
+    A source watched for less than a second, or found already ended, has no window, so all data is returned.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
@@ -84,7 +84,7 @@ def shown(record: SourceRecord, *, window: bool) -> Shown:
     view = None if stretch is None else stretch_view(record, stats, stretch)
     phases = steps_views(record, stats, stretch)
     if view and any(steps.is_sample for steps in phases):
-        # Steps that left nothing ran in what would pass for the time between the others.
+        # Steps that left no record ran in what would appear as time between steps.
         view = replace(view, in_steps_us=None, between_us=None)
     return Shown(stats, stretch, seconds and (stretch or seconds), phases, view)
 
@@ -96,9 +96,9 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
 ) -> SourceView:
-    """Everything `record` shows for `phase` (None: that of `shown_phase`): of its window, or all of it.
+    """Return the view of `record` for `phase` (None: that of `shown_phase`), in its window or since the start.
 
-    `ceilings`: the roofs over it; None: those that it announced.
+    `ceilings` are the roofs over it; None: those that it announced.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -167,24 +167,24 @@ def source_view(
 
 
 class _Parts:
-    """What several parts of a view are made of: each made once, when one of them is."""
+    """Intermediate results used by several parts of a view, each made once on first use."""
 
     def __init__(
         self, record: SourceRecord, found: Shown, phase: str | None, ceilings: Iterable[Ceiling] | None
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
-        # Rows hold these, and not what holds the rows: a circle would wait for the garbage collector.
+        # Rows refer to these and not to the view: a reference cycle would wait for the garbage collector.
         self._cached = Later(partial(cached_by_second, record, phase))
         self._batch = Later(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
-        """The totals of all that was seen."""
+        """The totals since the start."""
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
     def all_steps(self) -> StepsView | None:
-        """The steps of all that was seen."""
+        """The steps since the start."""
         return next(
             (one for one in steps_views(self._record, self._record.stats, None) if one.phase == self._phase), None
         )
@@ -203,7 +203,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """`steps` with the recorded ones of all that was seen."""
+        """Return `steps` with the recorded steps since the start."""
         every = self.all_steps
         return (
             steps
@@ -213,7 +213,7 @@ class _Parts:
 
     @cached_property
     def totals(self) -> PhaseTotals:
-        """Those that are shown."""
+        """The totals shown."""
         if self._found.window is None or self.is_inside_of_all:
             return self.whole
         return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
@@ -238,7 +238,7 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # A brick that the window's edge cuts off from those inside it would have an exclusive time below 0.
+            # If the window's edge separates a brick from those inside it, its exclusive time would be negative.
             bricks = [
                 replace(
                     one,
@@ -287,13 +287,13 @@ class _Parts:
 
 
 def _second(record: SourceRecord) -> int | None:
-    """SourceView.second; a merge has no clock."""
+    """See SourceView.second; a merge has no clock."""
     has_clock = record.window.has_begun and not record.has_ended
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Whether its view for `phase` has data, without making it; one of another phase has none."""
+    """Whether the view for exactly this `phase` would have data, without making it."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False
@@ -308,7 +308,7 @@ def has_data(record: SourceRecord, phase: str | None = None) -> bool:
 
 
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Whether `record` is one of those that `wanted` names: by key, pid or `rank=N`."""
+    """Whether `wanted` names `record` by key, pid or `rank=N`."""
     names = [record.key]
     if record.hello is not None:
         names += [str(record.hello.pid), f"rank={record.hello.rank}"]
@@ -316,17 +316,17 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def state_of(record: SourceRecord) -> SourceStatus:
-    """How it is, as far as is known."""
+    """Return its last known state."""
     return record.state.state if record.state else SourceStatus.LIVE
 
 
 def is_live(record: SourceRecord) -> bool:
-    """Whether the process still runs, as far as is known."""
+    """Whether the process still runs, if that is known."""
     return state_of(record) is SourceStatus.LIVE
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """When it was heard of last, in Unix time of its host."""
+    """Return when it was last heard of, in Unix time of its host."""
     hello = record.hello
     if hello is None:
         return None
@@ -334,11 +334,11 @@ def _heard_s(record: SourceRecord) -> float | None:
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """`phase` or, where it has no such steps, the likeliest to be wanted; None without steps.
+    """Return `phase`, or the most relevant phase if it has no such steps; None without steps.
 
-    What is no warm-up; then what a model does that ran at least a tenth as long as any other; then what decodes; then
-    what the model that is named does, if that decodes or ran at least half as long as any other; then the decode
-    itself; then what took most time.
+    Preferred, in this order: not a warm-up; phases of a model that ran at least a tenth as long as any other;
+    decoding; phases of the named model, if it decodes or ran at least half as long as any other; decode itself; the
+    most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
@@ -364,11 +364,11 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """What of its records came here, and what did not."""
+    """Return how many of its records arrived here and how many did not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # Where totals come in several messages, its state comes after the last of them: until then it is of before.
+    # If totals come in several messages, the state follows the last of them and is old until then.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(
@@ -384,7 +384,7 @@ def loss_view(record: SourceRecord) -> LossView:
 
 
 def window_view(record: SourceRecord, window: Stretch) -> WindowView:
-    """What of its `window` is there, and was lost."""
+    """Return the length of its `window`, and the records lost in it."""
     losses, range_s = record.window.losses, None
     if record.window.is_range and (hello := record.hello) is not None:
         begin_s, end_s = (
@@ -410,6 +410,6 @@ def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...
 
 
 def _only_backend(record: SourceRecord) -> str | None:
-    """The backend, where no manifest says it and all bricks agree."""
+    """Return the backend if no manifest has one and all bricks agree."""
     named = record.nodes.backends
     return next(iter(named)) if len(named) == 1 else None

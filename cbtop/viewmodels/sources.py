@@ -1,4 +1,4 @@
-"""The list of all sources: one row each, and what cbtop itself costs."""
+"""The list of all sources, one row each, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """`record` in the list of all, its rates of `phase` (None: decode, or whatever it has).
+    """Return the row of `record` in the list, with the rates of `phase` (None: decode, or whatever it has).
 
-    `machine` is its daemon's, `now_ns` what the clock of its host shows now (None: not known).
+    `machine` is its daemon's. `now_ns` is the current clock of its host (None: not known).
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -80,7 +80,7 @@ def source_row(
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
-    """The GPUs it is on, or that it is on none; None where neither is known."""
+    """Return the GPUs it uses, `cpu` if none, or None if unknown."""
     if machine is None:
         return None
     gpus = tuple(row.label for row in machine.gpus_of(key))
@@ -88,7 +88,10 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 
 
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
-    """Why each figure is n/a that is; what has ended is on no device any more, and lags behind nothing."""
+    """Yield the reason for each figure that is n/a.
+
+    An ended process has no device and no lag, and needs no reason.
+    """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:
         yield Unknown("model", NOT_READ if is_unread else NO_MODEL)
@@ -112,7 +115,7 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
 
 
 def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:
-    """What the daemon costs whose messages `store` holds, as it says itself; None before it has said who it is."""
+    """Return the daemon's cost as reported by itself, or None before it has identified itself."""
     daemon = store.daemon
     if daemon is None:
         return None

@@ -1,15 +1,15 @@
-"""Whether a process that runs goes on: stalled in a step, idle between two, or quiet where that is not known.
+"""Whether a running process makes progress: stalled in a step, idle between steps, or quiet if that is unknown.
 
 Rules
-- It is said from max(MIN_S, SLOW × p99) without progress on: the p99 of all that were seen of the step that runs, or
-  of the brick, where a process marks no steps. Where it is not known which step runs, it is the slowest phase's.
-- Stalled is only what is known to run and to have ended before: of a first step nobody knows how long it may take.
-- How many tokens a running step has is not known. If steps of its name have unlike numbers, it may have as many as
-  the model's context is long, and take as long a token as they did. Without a context nobody knows what is long.
-- Idle is only one that is known to be in no step. Of a process that samples its steps, and of one whose hot path is
-  Python's, nobody knows what runs in a step that is not recorded, or whether one has begun.
-- Who announces that it is busy with something else (compiling) is not judged.
-- The age is what the daemon said: it reads the clock of the host where the process runs.
+- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
+  if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
+- Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
+- The number of tokens in a running step is unknown. If steps of its name differ in tokens, it may have as many as the
+  model's context, at their time per token. Without a context length, no limit is known.
+- Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what
+  runs in a step that is not recorded, or whether one has begun.
+- A process that announces other work (compiling) is not judged.
+- The age comes from the daemon, which reads the clock of the process's host.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 def limit_s(usual_s: float | None) -> float:
-    """From how long without progress on it is said, of what usually takes `usual_s` (p99; None: not known)."""
+    """Return the time without progress after which it is reported. `usual_s` is the p99, or None if unknown."""
     return MIN_S if usual_s is None else max(MIN_S, SLOW * usual_s)
 
 
 def stall_view(record: SourceRecord) -> StallView | None:
-    """How `record` does not go on; None where it does, has ended, or is busy with what it has announced."""
+    """Return how `record` makes no progress, or None if it does, has ended, or announces other work."""
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
     if quiet is None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # In what steps run in or beside: a server's loop, its wait for a request. How long that takes tells of no hang.
+    # Calls around or next to steps: a server's loop, its wait for a request. A long one is not a hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -83,9 +83,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[Standstill, str] | None:
-    """The word for it, and why no other is known; None where nothing can be said.
+    """Return the state, and why a more specific one is unknown; None if nothing can be concluded.
 
-    It `runs` a step or, where it marks none, a brick.
+    `runs`: a step is running, or a brick if the process marks no steps.
     """
     if quiet.is_suspended:
         return Standstill.SUSPENDED, ""
@@ -99,7 +99,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """From the outermost node to `innermost`; nothing where that is no node."""
+    """Return the path from the outermost node to `innermost`; empty if that is not a node."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -109,13 +109,16 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """How long all but one in a hundred calls take, of the slowest of `nodes`; None where none has ended."""
+    """Return the p99 of calls of the slowest of `nodes`, or None if none has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
 def _most_s(record: SourceRecord, step: Node) -> float | None:
-    """How long a step with the most tokens may take; 0 if all have as many, None if the most is not known."""
+    """Return the time a step with the most tokens may take.
+
+    0 if all steps have the same number, None if the largest number is unknown.
+    """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None or not calls.elements:
         return 0.0
@@ -126,5 +129,5 @@ def _most_s(record: SourceRecord, step: Node) -> float | None:
 
 
 def _name_of(path: list[Node], kind: NodeKind) -> str | None:
-    """The innermost of that kind."""
+    """Return the name of the innermost node of that kind."""
     return next((display_name(node) for node in reversed(path) if node.kind is kind), None)

@@ -1,4 +1,4 @@
-"""Steps: how long a forward pass takes and how many tokens it brings, phase by phase."""
+"""Steps: time and tokens of forward passes, per phase."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
 from cbtop.viewmodels.on_demand import Later
 from cbtop.viewmodels.stretch import of_model
 
-UNEVEN = 1e-9  # of the square of all tokens: what sums of squares are off by, for they come as float64
-BUCKETS_A_BAR = 4  # 16 bars an octave: a bar is 3 to 6 % of its value wide
+UNEVEN = 1e-9  # relative to the square of all tokens: rounding error of sums of squares, which are sent as float64
+BUCKETS_A_BAR = 4  # 16 bars per octave: a bar is 3 to 6 % of its value wide
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
-    """One entry a phase that ever ended a step, in the order they first ran, with the numbers of `stats`, which are
-    those of `stretch`. Warm-ups come last."""
+    """Return one entry per phase that ever ended a step, in order of first run, with warm-ups last.
+
+    The numbers are those of `stats`, which cover `stretch`.
+    """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
     ended = [step for step in steps if step.id < len(counts) and counts[step.id]]
@@ -35,9 +37,10 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
     names = {display_name(step) for step in ended}
 
     def is_sample(step: Node) -> bool:
-        """Where none was plain, others may have left nothing (llama.cpp's do); those in a plain one leave nothing.
+        """Whether these may not be all steps. If none was plain, others may have left no record (llama.cpp's do).
 
-        Once steps of a name become a sample, those before it are not all of them either.
+        Steps inside a plain step leave no record either. Once steps of a name become a sample, the earlier ones count
+        as one.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -54,7 +57,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """The steps and the time of all warm-ups; None without any."""
+    """Return the steps and time of all warm-ups, or None without any."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
@@ -65,7 +68,7 @@ def warm_up_view(record: SourceRecord) -> WarmUpView | None:
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Tokens per second of wall-clock time, one value a second, oldest first; none where that is not known."""
+    """Return wall-clock tokens/s, one value a second, oldest first; empty if unknown."""
     if steps is None or steps.tokens_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -75,7 +78,7 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
 
 
 def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Steps per second of wall-clock time, one value a second, oldest first; none where that is not known."""
+    """Return wall-clock steps/s, one value a second, oldest first; empty if unknown."""
     if steps is None or steps.steps_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -85,7 +88,7 @@ def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tupl
 
 
 def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | None, ...]:
-    """The mean step (µs) of each second of the history above; None where no step ended in it."""
+    """Return the mean step (µs) in each second of the histories above; None if no step ended in it."""
     samples = list(record.history.get(phase or "", ()))
     return tuple(
         (new.time_ns - old.time_ns) / (new.count - old.count) / 1e3 if new.count > old.count else None
@@ -94,19 +97,22 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """How many positions the cache of each sequence held before a step, mean, by second of the daemon's clock."""
+    """Return the mean cached positions per sequence before a step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
 def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """How many sequences a step worked on, likewise."""
+    """Return the mean sequences per step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
 
 
 def _mean_by_second(
     record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
 ) -> dict[int, float]:
-    """`totals`: a sum until one moment, and over how many steps; no mean of a second in which none said it."""
+    """Return means by second.
+
+    `totals` gives a running sum and the number of steps in it; seconds without any are omitted.
+    """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
         monotonic_ns // 1_000_000_000: (total - before) / (given - given_before)
@@ -116,10 +122,10 @@ def _mean_by_second(
 
 
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
-    """How long its steps took, second by second, the oldest first."""
+    """Return the mean step time, second by second, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # what ran before a range is none of it
+    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # exclude what ran before a range
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
         if steps > 0:
@@ -131,24 +137,24 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
 
 
 def _names_in_others(nodes: NodeTable) -> set[str]:
-    """The names of steps that ran inside other steps."""
+    """Return the names of steps that ran inside other steps."""
     step_of = nodes.column("step_of")
     is_inside = (nodes.column("kind_of") == NodeKind.STEP) & (step_of >= 0) & (step_of != np.arange(len(step_of)))
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
-    """Whether so many steps had as many tokens each; `squared`: those of each step times itself, added up."""
-    if squared is None:  # a daemon of before said no squares: where the mean is no whole number they differ
+    """Whether all `steps` had the same number of tokens. `squared` is the sum of the squares of the numbers."""
+    if squared is None:  # older daemons report no squares: a fractional mean means unequal numbers
         return tokens % steps == 0
-    return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only there (Cauchy, Schwarz)
+    return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only for equal numbers (Cauchy-Schwarz)
 
 
 def _steps_view(
     stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    # Else the tokens are those of some steps only, or of none.
+    # Otherwise the tokens are those of some steps only, or of none.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = stretch.end_ns - stretch.begin_ns if stretch and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
@@ -157,12 +163,12 @@ def _steps_view(
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # Tokens are those of whole steps, and so is the time they took: of one that began before the stretch, all of it.
-    # But no more than the stretch is long: else this may be less than the rate by the clock.
+    # Tokens are counted for whole steps, so count the whole time of a step that began before the range, but at most
+    # the range: otherwise this rate could be below the wall-clock rate.
     took_ns = min(union_ns, (stretch.end_ns - stretch.begin_ns if stretch else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # A step's time is that of a token times its tokens only where all of them had as many.
+    # Convert step time to time per token only if all steps had the same number of tokens.
     is_even = are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0

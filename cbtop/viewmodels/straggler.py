@@ -1,4 +1,4 @@
-"""The straggler: the rank that is busy longer with its steps than each of the others is."""
+"""The straggler: the rank that is busy longer with its steps than each of the others."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from cbtop.client.store import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 from cbtop.viewmodels.model import StragglerView
 
-THRESHOLD = 0.10  # slower than each of the others by this part
-# For a rank others wait where their whole steps are as long as its own: to within this part of it, and nearer to it
-# than to what they would be without the wait.
+THRESHOLD = 0.10  # slower than each of the others by at least this part
+# Others wait for a rank if their whole steps take about as long as its own: within this part of it, and nearer to it
+# than to their duration without the wait.
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # how likely a bound of a median may be on its wrong side; a verdict takes two of them
+ALPHA = 0.1  # probability that a bound of a median is on its wrong side; a verdict uses two bounds
 MIN_SLICES = 4  # fewer have no such bounds
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
-# Time in communication is mostly waiting for the slowest: counted, it would make all ranks equally busy. Who names
-# bricks of his own gives them no category, so names count as well.
+# Time in communication is mostly waiting for the slowest rank and would make all ranks equally busy. Custom bricks
+# have no category, so names are matched as well.
 _COLLECTIVE = re.compile(
     r"all_?-?reduce|all_?-?gather|reduce_?-?scatter|all_?-?to_?-?all|broadcast|barrier|nccl|(^|_)(send|recv|wait)",
     re.IGNORECASE,
 )
 
 
-Job = tuple[str, str, int | None, str]  # program, model, world size, and what its launcher set for it
+Job = tuple[str, str, int | None, str]  # program, model, world size, and the launcher's job id
 
 
 def job_of(record: SourceRecord) -> Job | None:
-    """What the ranks of one job have in common; None for what is no rank, or the only one."""
+    """Return what the ranks of one job have in common, or None if `record` has no rank or is alone."""
     hello, manifest = record.hello, record.manifest
     if hello is None or hello.rank is None or hello.world_size == 1:
         return None
@@ -42,11 +42,11 @@ def job_of(record: SourceRecord) -> Job | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank by its slices; times are exclusive, of one step, without communication."""
+    """A rank by its slices. Times are exclusive, per step, without communication."""
 
     record: SourceRecord
     steps: int
-    busy_ns: list[float]  # slice by slice, ascending
+    busy_ns: list[float]  # per slice, ascending
     brick_ns: dict[Brick, float]  # median
     step_ns: float  # the whole step, communication included; median
 
@@ -55,17 +55,17 @@ class _Rank:
         return median(self.busy_ns)
 
     def is_waited_for_by(self, other: _Rank) -> bool:
-        """Whether the whole steps of `other`, which is busy for less time, are about as long as its own."""
+        """Whether the whole steps of `other`, which is less busy, take about as long as its own."""
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Whether its median is higher by more than THRESHOLD, beyond what pauses and noise explain.
+        """Whether its median is higher by more than THRESHOLD, beyond pauses and noise.
 
-        Compared are bounds of the two medians that hold whatever the times are distributed like: the k-th smallest
-        and the k-th largest slice (W. R. Thompson, "On confidence ranges for the median and other expectation
-        distributions for populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So
-        pauses in some slices, however long, prove nothing: neither here nor there.
+        Compares bounds of the two medians that hold for any distribution: the k-th smallest and the k-th largest
+        slice (W. R. Thompson, "On confidence ranges for the median and other expectation distributions for
+        populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So pauses in some
+        slices, however long, prove nothing on either side.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -74,9 +74,9 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """The highest k so that the k-th smallest of `count` values lies above their median at most `alpha` of the time.
+    """Return the highest k so that the k-th smallest value is above the median at most `alpha` of the time.
 
-    0 where there is none. A value is below the median as often as above it: how many are is binomial.
+    0 without such a k. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -85,13 +85,12 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 
 
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
-    """The rank among `records`, those of one job, that is clearly slower than every other; None where none is.
+    """Return the rank among `records` of one job that is clearly slower than every other, or None.
 
-    A rank's busy time is that of its steps outside of communication, in which it waits for the others. Where none is
-    seen, or all that the host sees of it are launches, a rank waits where nobody knows: then its bricks' own time
-    counts, without the gaps between them. While a rank that runs has not been seen for long enough to be compared,
-    there is no verdict: it may be as slow. Nor is there where two of them say that they are the same rank: they are
-    of two jobs.
+    A rank's busy time is its step time outside communication, because it waits there. If no communication is seen,
+    or the host sees only launches, waits cannot be located: then only the bricks' own time counts, without gaps.
+    While a running rank has too little data, there is no verdict, because it may be as slow. Two processes with the
+    same rank also prevent a verdict, because they belong to two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -156,5 +155,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Whether the host sees of its bricks when they were launched: its model lies on a device."""
+    """Whether the host only times launches of its bricks, because its model is on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

@@ -1,4 +1,4 @@
-"""The wall-clock time that figures are of: when it began, how long it is, and how much of it steps ran."""
+"""The wall-clock time range of figures: its begin, its length, and how much of it steps ran."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.viewmodels.model import CompilingView, NamedTime, StretchView
 
-# A process says hello as it writes its first record, and no record ends later than now. Whose records lie outside of
-# that by more than this carry another clock than its host's: when they were is not known, nor how long ago.
+# A process says hello when it writes its first record, and no record ends in the future. If records are outside this
+# range by more than this, they use a different clock than the host's, and their time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
 def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
-    """The time that the `window`, or else all that was seen, is of; None where no step has been seen.
+    """Return the time range of the `window`, or of all data; None if no step has been seen.
 
-    It begins with the first step behind the warm-up, if the window does not begin later, and ends now, or with the
-    last step of what has ended: what a process does before its first step is no time between steps. A range is the
-    time that was chosen.
+    It begins with the first step after the warm-up, unless the window begins later. It ends now, or with the last
+    step of an ended process. So time before the first step does not count as between steps. A chosen range is
+    returned unchanged.
     """
     steps = _steps(record)
     if not steps:
@@ -43,10 +43,10 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
 
 
 def of_model(record: SourceRecord, stretch: Stretch, model: str) -> Stretch:
-    """The part of `stretch` that the rates of a model are of; `model` is the label of its steps.
+    """Return the part of `stretch` for the rates of a model; `model` is the label of its steps.
 
-    Of models that run one after another, none has the time before its own first step, nor that after its last one if
-    another has begun since.
+    If several models run one after another, the time before a model's first step is not its own, nor the time after
+    its last step if another model has begun since.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -61,7 +61,7 @@ def of_model(record: SourceRecord, stretch: Stretch, model: str) -> Stretch:
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """When it was heard of last, on its daemon's clock: of what has ended, when its last step did."""
+    """Return when it was last heard of, on its daemon's clock; for an ended process, the end of its last step."""
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
         return last_ns
@@ -69,7 +69,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None) -> CompilingView | None:
-    """What `compilations` took of `stretch`; None without any, or without steps."""
+    """Return the compile time within `stretch`, or None without compilations or steps."""
     if stretch is None:
         return None
     found = [
@@ -81,17 +81,17 @@ def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None)
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (stretch.end_ns - stretch.begin_ns) / 1000
-    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # of one at a time
+    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # as if sequential
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
-    """What ran in `stretch`, where `stats` are those of it."""
+    """Return what ran in `stretch`; `stats` are its statistics."""
     steps = _steps(record)
     wall_ns, last_ns = stretch.end_ns - stretch.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns) if is_of_host else None
-    # By another clock a window's end cannot be compared with that of the last step: what lies between is not known.
+    # If clocks differ, a window's end cannot be compared with the last step's end, so the time between is unknown.
     is_known = is_of_host or stretch.end_ns == last_ns
     before_ns = (stretch.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
@@ -113,7 +113,7 @@ def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> St
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Unix time at which what was seen of it began: its first step or, where it marks none, its first record."""
+    """Return the Unix time at which its data begins: its first step, or its first record if it marks none."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.rare_value("first_ns", ANY_STEP)
     if steps:
@@ -124,7 +124,7 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """The phases of which any step has ended."""
+    """Return the phases with an ended step."""
     known = record.stats.nodes_with("first_ns")
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
@@ -135,7 +135,7 @@ def _steady(steps: list[Node]) -> list[Node]:
 
 
 def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
-    """The time of warm-ups that had ended by then, by step node, and of all of them together."""
+    """Return the time of warm-ups that had ended by then, per step node and in total."""
     warm = [step.id for step in steps if is_warm_up(step.name)]
     before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
     times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
@@ -151,7 +151,7 @@ def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
 
 
 def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
-    """Whether a moment that a record carries is one of its host's clock."""
+    """Whether a moment in a record is on its host's clock."""
     hello, now_ns = record.hello, record.window.now_ns
     if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
         return False
@@ -159,8 +159,8 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """The node whose time is that in which any step ran; None where that is not known."""
+    """Return the node that holds the total time with a running step, or None if unknown."""
     if record.stats.rare_value("union_ns", ANY_STEP) is not None:
         return ANY_STEP
-    # Its daemon does not say it: of several phases it is not known whether they ran at the same time.
+    # Older daemons do not report it; whether several phases overlapped is unknown.
     return steps[0].id if len(steps) == 1 else None

@@ -1,15 +1,15 @@
-"""Thresholds on a run, beside its baseline or by themselves: `attn.p50<=1.05x`, and whether they hold; derived."""
+"""Thresholds on a run, absolute or relative to its baseline: `attn.p50<=1.05x`, and whether they hold; derived."""
 
 # Grammar
 #   threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
 #   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss; LAYER is a brick's
-#   FIGURE    = p50 (a call; where none is named), p99, or per_token (µs, of a token or a step)
+#   FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
 #   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
 # Rules
-# - A threshold is broken where the whole interval of what was measured lies beyond it, and holds where none of it
-#   does. Where a part of it does, that is said, and breaks nothing.
-# - What a clock cannot tell apart is no part of what is sure: an interval reaches a few of its readings further.
-# - What cannot be judged is no pass: it is said, and why.
+# - A threshold is broken if the whole interval of the measurement is beyond it, and holds if none of it is. If a part
+#   is, that is reported and breaks nothing.
+# - An interval is widened by the clock's resolution.
+# - What cannot be judged does not pass: it is reported with the reason.
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from cbtop.viewmodels.runs import MIN_LEARNED
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
-BLIND_PERCENT = 10.0  # where no smaller change of the median brick is found, a gate is not sure
-MAX_BLIND_PERCENT = 50.0  # and from there on it is none
-MAX_NOISE_PERCENT = 100.0  # beyond that a step that takes twice as long breaks nothing
-FAR_PERCENT = 25.0  # pauses of other programs make a unit longer by less than that, on a machine that tells anything
+BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a gate is unsure
+MAX_BLIND_PERCENT = 50.0  # from here on it is not a gate
+MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
+FAR_PERCENT = 25.0  # on any usable machine, pauses of other programs lengthen a unit by less
 READINGS_OFF = 2  # of the clock: at the start of a call and at its end
 _TOO_WIDE = (
     "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
@@ -61,26 +61,26 @@ MAX_CHARS = 200
 
 
 class Outcome(StrEnum):
-    """What has become of a threshold."""
+    """The result of a threshold."""
 
     HOLDS = "holds"
-    UNSURE = "unsure"  # it is within the interval of what was measured
+    UNSURE = "unsure"  # it is within the interval of the measurement
     BROKEN = "broken"
     UNKNOWN = "unknown"  # it cannot be judged
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One that was read. `value` is µs, %, times the baseline (`is_relative`), or a bare number."""
+    """A parsed threshold. `value` is µs, %, times the baseline (`is_relative`), or a bare number."""
 
     text: str
-    names: tuple[str, ...]  # what stands before the figure, by its dots
+    names: tuple[str, ...]  # the parts before the figure, split at dots
     layer: str | None
     figure: str
     sign: str
     value: float
     unit: str
-    where: tuple[str, int] = ("", 1)  # the file and line where it stands
+    where: tuple[str, int] = ("", 1)  # its file and line
 
     @property
     def is_relative(self) -> bool:
@@ -89,19 +89,19 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A threshold, or the default gate, on one place of one part."""
+    """The result of a threshold, or of the default gate, for one place of one part."""
 
     rule: str
-    about: str  # `decode: RmsNorm in Layer 5`
+    about: str  # for example `decode: RmsNorm in Layer 5`
     outcome: Outcome
-    said: str  # what was measured and what is wanted, in words
+    said: str  # measured and required values, in words
     guilty: str = ""  # the brick and layer that break it
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # of a default gate: what breaks it, in whatever layer
+    brick: str = ""  # for a default gate: the brick that breaks it, in any layer
 
 
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
-    """The threshold that `text` is. Raises UsageError with what was met, what is wanted, and the way out."""
+    """Parse `text`. Raises UsageError with what was found, what is expected, and examples."""
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
     found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
     if found is None:
@@ -129,17 +129,17 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     layer = layer.strip()
     _check(shown, names[-1], layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
-    # In one line, whatever it was given in: annotations and logs are read line by line.
+    # On one line, because annotations and logs are read line by line.
     return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """What has become of it, on each place that it is about. Raises UsageError where there is none."""
+    """Return its result on each place it applies to. Raises UsageError if it applies to none."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
-    # What needs no baseline is judged of all that the new run did.
+    # Without a baseline, judge everything the new run did.
     known = parts = found.parts if threshold.is_relative else found.parts + found.alone
     phase = ".".join(threshold.names[:-1])
     if phase:
@@ -161,7 +161,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
-    """What has become of it in each part that has what it names. Raises UsageError where none has."""
+    """Return its result in each part that has the named place. Raises UsageError if none has."""
     judged, lacks = [], []
     for part in parts:
         try:
@@ -174,7 +174,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
-    """That the new run did what the baseline did not, each part, where that is much of its time."""
+    """Return results for parts that only the new run has, if they take much of its time."""
     if found.alone_percent <= BLIND_PERCENT:
         return []
     said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
@@ -189,7 +189,7 @@ def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Whether the bricks keep to the budgets that their definitions give them, in µs for a token."""
+    """Return whether bricks keep the budgets in their definitions, in µs per token."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -204,7 +204,7 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Whether the calls of each brick take at most so many times as long as before; the file and line say so."""
+    """Return whether each brick's calls keep their allowed factor over the baseline; `bounds` has file and line."""
     judged = []
     for part in found.parts:
         for one in part.bricks:
@@ -217,8 +217,10 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Whether nothing is slower than the baseline, beyond noise: no brick, in no layer, no typical step with what
-    lies before it, and no token. Where a change would not have been found, that is said instead."""
+    """Return whether nothing became slower than the baseline beyond noise: bricks, typical steps, tokens.
+
+    The typical step includes the time before it. If a change could not have been found, that is reported instead.
+    """
     judged = []
     for part in found.parts:
         if part.more_failed_percent > part.wall.least_percent:
@@ -239,9 +241,11 @@ def default_gate(found: RunDiff) -> list[Judged]:
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """What a default gate says beside so many runs of the baseline. Fewer than MIN_LEARNED do not tell how runs
-    scatter: what is slower beyond what both know of themselves is said, and is not known to be. (On a busy machine a
-    third of the runs of the same were, docs/gate.md.)"""
+    """Return the default gate's results, weakened if the baseline has fewer than MIN_LEARNED runs.
+
+    Then the scatter between runs is unknown, so what is slower is reported but does not break. (On a busy machine a
+    third of identical runs were slower, docs/gate.md.)
+    """
     if base_runs >= MIN_LEARNED:
         return list(judged)
     why = f"one run of the baseline does not tell how runs scatter: {MIN_LEARNED} or more do, as --learn 6"
@@ -252,9 +256,11 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 
 
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
-    """What a default gate says of two new runs, one right behind the other: what both break is broken, in whatever
-    layer either shows most of a brick. What one alone does was that run's, and unsure; where each breaks something
-    else, neither is known."""
+    """Return the default gate's results of two consecutive new runs.
+
+    A rule that both break is broken, in whichever layer. A rule that only one breaks is unsure. If each breaks a
+    different rule, the result is unknown.
+    """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
     once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in broken[1]]
@@ -270,7 +276,10 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """What all bricks share may be the machine's: one run of the baseline does not tell by how much that differs."""
+    """Return a result for a common change of all bricks, which may be the machine's.
+
+    One run of the baseline does not say how much that varies.
+    """
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
     said = (
@@ -282,7 +291,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A brick that is new is no slower, but where a token takes longer and that is most of it, it is the guilty one.
+    # A new brick is not slower. But if a token takes longer, mostly because of it, it is the guilty one.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -305,7 +314,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """By the typical one, and the time from the last to it but for pauses: also what is in no brick."""
+    """Judge the typical step and the time before it without pauses, which includes time outside bricks."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a {part.unit}, typically, with "
@@ -321,7 +330,7 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """What an exception keeps from running takes no time: such a run is as fast as it fails."""
+    """Return a result for more failed steps: failing saves time, so such a run seems fast."""
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before: what they left undone took no time"
@@ -341,8 +350,8 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
         cause = _cause(part, part.wall.delta, between_us)
         said += f"; but the typical step takes as long: fewer than half became longer ({cause})"
         return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses of other programs make this interval wide on any machine: bricks and the typical step tell a gate from
-    # none. Where that is not known, or more is missing than pauses explain, it is none.
+    # Pauses of other programs make this interval wide on any machine, so bricks and the typical step decide whether
+    # the gate is usable. If the typical step is unknown, or more is missing than pauses explain, it is not.
     if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     findable = findable_percent(part.wall)
@@ -376,7 +385,7 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
         return
     if name == UNATTRIBUTED:
-        # What lies between the bricks of a layer has a name: it is a gap of that layer.
+        # The time between the bricks of a layer has a name: it is a gap of that layer.
         known, whole = part.now.places, part.now.inside_us.mean
         named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
         between = known[BETWEEN_BRICKS, None].time
@@ -432,7 +441,7 @@ def _judged(
 
 
 def _half(figure: Figure) -> float:
-    """How far chance may have moved one figure, either way."""
+    """Return how far chance may have moved one figure, in either direction."""
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
 
 
@@ -441,7 +450,7 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # The typical time of a place is its median where that is of one layer, and steadier where it is of several.
+    # The typical time of a place is its median in one layer, and steadier than the median over several.
     return place.change if place.p50 and place.change is not place.mean else place.p50
 
 
@@ -451,7 +460,7 @@ def _calls(place: PlaceDiff, figure: str) -> str:
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """The place and, of a brick in all layers, the layer where it costs most more."""
+    """Return the place; for a brick over all layers, with the layer of the largest growth."""
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -460,7 +469,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """What most of it is that a unit takes so much longer, so much of it between steps."""
+    """Return what causes most of the additional `more_us` per unit, of which `between_steps_us` are between steps."""
     balance = part.balance
     grown = {
         **{one.name: one.delta_us for one in [*part.slower, *part.new]},
@@ -493,7 +502,7 @@ def _about(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """The places that a threshold names. Raises UsageError where there is none."""
+    """Return the places a threshold names. Raises UsageError if it names none."""
     wanted = _bare(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if _bare(brick[0]) == wanted}
@@ -525,7 +534,7 @@ def _bare(name: str) -> str:
 
 
 def _check(text: str, name: str, layer: str, figure: str, sign: str, value: float, unit: str) -> None:
-    """Raises UsageError for what no unit, sign, layer or figure can be of."""
+    """Raise UsageError if unit, sign, layer and figure do not fit together."""
     wrong = ""
     if name == LOSS and (unit not in ("", "%") or figure or (value and not unit)):
         wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"

@@ -1,4 +1,4 @@
-"""The last steps of a source, record by record: which of its records are shown, and on which lanes they lie."""
+"""The last steps of a source, record by record: which records are shown, and on which lanes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from cbtop.viewmodels.lanes import (
 )
 from cbtop.viewmodels.on_demand import Later, OnDemand
 
-MAX_SPANS = 4_096  # so many records are shown, or one whole step of more
-MAX_LIKE_NEWEST = 256  # steps: as many as a wide screen has cells for
+MAX_SPANS = 4_096  # maximum number of records, except that one whole step is always shown
+MAX_LIKE_NEWEST = 256  # steps: the cells of a wide screen
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-_BEFORE_NEWEST = 0.1  # of its duration: so far before it everything is on its lanes
+_BEFORE_NEWEST = 0.1  # relative to its duration: from this long before it, everything is on its lanes
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
@@ -52,20 +52,20 @@ class TimelineView:
     length_ns: int
     newest_s: float | None  # Unix time at which `newest` ended
     spans: int  # on all lanes
-    older: int  # records that are here and began before
-    unplaced: int  # records in steps that have not ended, or whose own record is missing
-    missing: int  # records that were lost since the timeline was followed
+    older: int  # kept records that began before
+    unplaced: int  # records in steps that have not ended, or lack their own record
+    missing: int  # records lost since the timeline was followed
     steps: int  # on all lanes
     lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
-    # The same as far as it can be in sight while the newest step is followed: each reaches back to a moment before
-    # that at which nothing ran on it. Lanes and rows that only what ran before needed are not among them.
+    # The part that can be visible while the newest step is followed. Each lane begins at an earlier moment when
+    # nothing ran on it. Lanes and rows used only before that are omitted.
     newest_lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
-    # The newest step that was recorded whole, of the phase that is shown if there is one.
+    # The newest fully recorded step, of the phase shown if possible.
     newest: OnDemand[Span | None] = OnDemand()
-    like_newest_ns: tuple[int, ...] = ()  # how long the last steps of its phase took, by their end
+    like_newest_ns: tuple[int, ...] = ()  # durations of the last steps of its phase, by their end
 
     def newest_parts(self) -> list[tuple[Lane, Span | Gap]]:
-        """The outermost bricks in the newest step and the gaps between them, on every lane, by their start."""
+        """Return the outermost bricks in the newest step and the gaps between them, on every lane, by start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -78,9 +78,9 @@ class TimelineView:
 
 
 def timeline_view(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
-    """The last steps of `record`; None where no record has come. `is_sample`: steps may have left nothing.
+    """Return the last steps of `record`, or None without records. `is_sample`: steps may lack records.
 
-    It is the same object for as long as nothing has come.
+    Returns the same object until new records arrive.
     """
     of = record.recent.version, len(record.nodes), phase, is_sample
     known = _MADE.get(record.recent)
@@ -144,7 +144,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> Span:
 
 
 class _Records:
-    """The records that are kept, in columns, and what each lies in."""
+    """The kept records in columns, and the step that contains each."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -156,7 +156,7 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Which are steps, lie in one that is here, or in none."""
+        """Return which records are steps, are in a known step, or are outside steps."""
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
@@ -166,14 +166,14 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Of those that began before it, one has ended after it: in the shared lane several may run.
+                # One of the earlier steps ends after it: in the shared lane, several may overlap.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
         return found
 
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
-        """The newest step that lies whole in what is here: a recorded one of `phase`, or else another."""
+        """Return the newest step with all its records: one of `phase` recorded inside if possible, else any other."""
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
             whole &= (self.batch.end_ns < hole.begin_ns) | (self.batch.start_ns > hole.end_ns)
@@ -185,7 +185,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """From when on records are shown: from the start of a step, where there is one."""
+        """Return when the shown records begin: at the start of a step if possible."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -193,17 +193,20 @@ class _Records:
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
     def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
-        """How long the last of these took, by their end."""
+        """Return the durations of the last of the chosen records, by their end."""
         at = np.flatnonzero(chosen)
         at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Of the records `at`, by their start, those since a time before a moment in which none of them ran, and when
-        that began: what lies in what is the same as if all were there. All, since 0, where there is no such time."""
+        """Return the records of `at` (by start) since a pause before `moment_ns`, and when that pause began.
+
+        In a pause none of them ran, so nesting is the same as with all records. Returns all, since 0, without such a
+        pause.
+        """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # What took no time lies in what ends then.
+        # A record of zero length is inside a record that ends at that moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
@@ -224,19 +227,19 @@ class _Lanes:
         self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
 
     def all(self) -> Iterator[Lane]:
-        """Of all that is placed."""
+        """Yield the lanes of all placed records."""
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Each from a moment before that one on at which nothing ran on it."""
+        """Yield the lanes, each from a moment before `moment_ns` at which nothing ran on it."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """The lanes of the records `at`, by their start, that may share lanes."""
+        """Yield the lanes of the records `at` (by start), which may share lanes."""
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -259,7 +262,7 @@ class _Lanes:
 
     @cached_property
     def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """The records that may share lanes, each group by start, and what they are."""
+        """The records that may share lanes, in groups by start, with the kind of each group."""
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
@@ -279,7 +282,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """By id which of KINDS each of the nodes that ran is."""
+    """Return by id the index in KINDS of each node that ran."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)
@@ -292,7 +295,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Of several with one name the others numbered."""
+    """Number lanes with a repeated name."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -302,7 +305,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """When any of them ran: disjoint, by their start."""
+    """Return the times with any of them running, disjoint and sorted."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []
@@ -314,7 +317,7 @@ def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:
-    """Whether another thread or task than the step's ran it."""
+    """Whether it ran in a different thread or task than its step."""
     at = node
     while at and nodes.kind_of[at] != NodeKind.ADOPTED:
         at = nodes.parent_of[at]
@@ -322,6 +325,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """The backend of what a device timed; empty where the host timed launches."""
+    """Return the backend if a device timed it, or "" if the host timed launches."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

@@ -1,4 +1,4 @@
-"""Traces: what the process's own tracer says of activations, attention, logits, quantisation and the KV cache."""
+"""Traces: results of the process's own tracer for activations, attention, logits, quantisation and the KV cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.viewmodels.model import NamedNumber, TraceRow, TraceView
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Each trace by its id; a row's numbers stand in the order in which they were said."""
+    """Return each trace by id, with the numbers of a row in the order they were sent."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 

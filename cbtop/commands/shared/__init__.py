@@ -1,1 +1,1 @@
-"""What several subcommands share; no subcommand itself."""
+"""Code shared by subcommands; not a subcommand itself."""

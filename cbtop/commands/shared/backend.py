@@ -1,4 +1,4 @@
-"""`--backend auto`: what runs a model sooner here, the processor or the GPU, by what `cbtop calibrate` measured."""
+"""`--backend auto`: chooses the processor or the GPU for a model, by the measurements of `cbtop calibrate`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WITH_AUTO = (*BACKENDS, AUTO)
 
 
 def settled(path: Path, prompt_tokens: int | None = None) -> tuple[str, str]:
-    """Which of BACKENDS is to run the model at `path`, and why, in a line: for tokens that are decoded, or for
-    prompts of so many and nothing else. Where there is no NVIDIA driver there is nothing to say.
+    """Return which of BACKENDS should run the model at `path`, and a line with the reason.
 
-    Work below the crossover never asks for the GPU. ComputeError where the model cannot be read.
+    The choice is for decoding, or for prompts of `prompt_tokens` only. The reason is "" if there is no NVIDIA driver.
+    Work below the crossover never uses the GPU. Raises ComputeError if the model cannot be read.
     """
     if not driver_version():
         return "cpu", ""

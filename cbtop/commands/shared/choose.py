@@ -1,4 +1,4 @@
-"""Which processes to show, and merged how: what live views and replays share."""
+"""The choice and merging of processes, shared by live views and replays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # they load numpy and zmq
 
 
 def add_source_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that chooses processes; a list of what `cbtop.viewmodels.source.is_selected` takes."""
+    """Add the option that chooses processes, as a list for `cbtop.viewmodels.source.is_selected`."""
     parser.add_argument(
         "--source", type=_source, action="append", default=[], metavar="WHICH",
         help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
@@ -25,7 +25,7 @@ def add_source_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_merge_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that makes one of several processes."""
+    """Add the option that merges processes."""
     parser.add_argument(
         "--merge",
         type=_mode,
@@ -35,7 +35,7 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
-    """Which verdicts are given, and what is compared with. Raises UsageError for a baseline that is none."""
+    """Apply the options for verdicts and the baseline. Raises UsageError for an invalid baseline."""
     feed.silenced = options.silence
     if options.baseline is None:
         return
@@ -51,7 +51,7 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """The sources `keys`, of all that was seen or of the window, merged or not."""
+    """Return the views of the sources `keys`, since the start or in the window, merged if requested."""
     found: dict[str, SourceView] = {}
     for key in keys:
         if options.merge is None:

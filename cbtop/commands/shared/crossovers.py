@@ -1,4 +1,4 @@
-"""What `cbtop calibrate` found of crossovers: taken by whoever starts a decoder, and put in words."""
+"""The crossovers measured by `cbtop calibrate`: applied before a decoder starts, and formatted as text."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # of the others
+ON_THREADS = "one thread", "threads"  # for the others
 
 
 def use_kept_crossovers() -> str:
-    """Have kernels go by what was measured of this machine; a line that says so, or why what is kept is not used.
+    """Use the crossovers measured on this machine. Returns a line that says so, or why they are not used.
 
-    Empty where nothing is kept, or nothing of it was measured: then the defaults are in effect.
+    Empty if nothing was stored or measured. The defaults are used then.
     """
     from cbtop.compute.backends import available_threads  # loads Numba
 
@@ -60,8 +60,10 @@ def use_kept_crossovers() -> str:
 
 
 def go_by_kept_crossovers(line: ProgressLine) -> None:
-    """`use_kept_crossovers`, and what there is to say on stderr, where `line` is: before a model is read, for how its
-    weights lie goes by them, too."""
+    """Call `use_kept_crossovers` and print its line on stderr, where `line` is.
+
+    Must run before a model is read, because the layout of its weights depends on them.
+    """
     if said := use_kept_crossovers():
         line.clear()
         sys.stderr.write(f"{said}\n")
@@ -69,7 +71,7 @@ def go_by_kept_crossovers(line: ProgressLine) -> None:
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
-    """Those of the processor that were measured, and the defaults of the others."""
+    """Return the measured crossovers of the processor, with defaults for the others."""
     measured = {
         one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }
@@ -77,7 +79,7 @@ def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
 
 
 def crossover_lines(found: MachineCrossovers) -> list[str]:
-    """For a terminal."""
+    """Return the crossovers as lines for a terminal."""
     return [f"{found.title}: crossovers ({found.day or fmt.NOT_MEASURED})", *map(_line, found.crossovers)]
 
 

@@ -1,6 +1,6 @@
-"""Ctrl-C that is noted, and acted on between two polls: raised inside one it could be lost, or leave half of one."""
+"""Handles Ctrl-C between two polls. An exception inside a poll could be lost or leave it half done."""
 
-# Python prints and drops what is raised in a destructor or a weak reference's callback: KeyboardInterrupt, too.
+# Python prints and drops exceptions in destructors and weak reference callbacks, KeyboardInterrupt too.
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from types import FrameType
 
 @contextmanager
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Gives what tells whether Ctrl-C was pressed meanwhile. Pressed again, it raises KeyboardInterrupt as ever."""
+    """Yield a function that returns whether Ctrl-C was pressed. A second one raises KeyboardInterrupt as usual."""
     pressed: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield lambda: False
         return
 

@@ -1,16 +1,16 @@
-"""Test cases as JUnit XML, as CI systems read it."""
+"""Test cases as JUnit XML, which CI systems read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# What it is of, its name, why it failed, nothing where it did not, and why it was skipped.
+# Its class, its name, lines about a failure (empty if it passed), and why it was skipped.
 Case = tuple[str, str, Sequence[str], str]
 
 
 def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
-    """A document of named suites."""
+    """Return a document of named suites."""
     root = ET.Element("testsuites", name=name)
     for suite, cases in suites:
         _suite(root, suite, cases)

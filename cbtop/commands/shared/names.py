@@ -1,4 +1,4 @@
-"""Values that are one of several names: the one that is meant, or what there is and which of it is nearest."""
+"""Checks values that must be one of several names, and suggests the nearest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 
 def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
-    """What argparse calls on a value that is one of `names`, each a `what`."""
+    """Return an argparse type for a value that is one of `names`, each a `what`."""
     known = tuple(names)
 
     def name(text: str) -> str:
@@ -20,7 +20,10 @@ def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
 
 
 def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
-    """`'brick' is no view; did you mean bricks? there are bricks, layers`; `other_names` of these are near, too."""
+    """Return `'brick' is no view; did you mean bricks? there are bricks, layers`.
+
+    `other_names` maps further accepted spellings to names.
+    """
     names = tuple(known)
     meant = {name.casefold(): name for name in names} | dict(other_names or {})
     begun = [name for name in meant if text and name.startswith(text.casefold())]

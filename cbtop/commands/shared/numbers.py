@@ -8,7 +8,7 @@ from cbtop.compute.settings import LOWEST_TEMPERATURE
 
 
 def count(text: str) -> int:
-    """`text` as a number from 1 on."""
+    """Parse `text` as a number of at least 1."""
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
@@ -16,14 +16,14 @@ def count(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """`text` as a number from 0 on, of at most 64 bits."""
+    """Parse `text` as a number of at least 0 with at most 64 bits."""
     if not text.isdecimal() or int(text) >= 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
 
 
 def temperature(text: str) -> float:
-    """`text` as a temperature to draw tokens at: 0, or from the lowest on."""
+    """Parse `text` as a sampling temperature: 0, or at least LOWEST_TEMPERATURE."""
     value = _number(text, 0.0, 100.0)
     if 0 < value < LOWEST_TEMPERATURE:
         raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor from {LOWEST_TEMPERATURE:g} on")
@@ -31,7 +31,7 @@ def temperature(text: str) -> float:
 
 
 def part(text: str) -> float:
-    """`text` as a number above 0, at most 1."""
+    """Parse `text` as a number above 0, at most 1."""
     value = _number(text, 0.0, 1.0)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")

@@ -1,4 +1,4 @@
-"""What `cbtop bench --paired` runs and prints: both sides in turns, and how many times as fast B is."""
+"""`cbtop bench --paired`: runs both sides in turns, and prints how many times as fast B is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was compared: the sides in words, the model (empty where commands name theirs), the rounds asked for."""
+    """The result of a comparison: the sides in words, the model ("" for commands), and the requested rounds."""
 
     kind: str
     sides: tuple[str, str]
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class _Measured:
-    """The rounds that are over, whatever ends the measuring."""
+    """The completed rounds, which remain however the measurement ends."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []
@@ -67,7 +67,7 @@ class _Measured:
         self._wanted = rounds
 
     def measure(self, pairs: Sequence[tuple[Turn, Turn]], should_stop: Callable[[], bool]) -> None:
-        """Warm both sides up, then measure them, until `should_stop` says so or Ctrl-C was pressed twice."""
+        """Warm up both sides, then measure them until `should_stop` or a second Ctrl-C."""
         try:
             for turns in pairs:
                 for name, turn in zip(SIDES, turns, strict=True):
@@ -78,7 +78,7 @@ class _Measured:
                 if should_stop():
                     return
         except (InterruptedTurnError, KeyboardInterrupt):
-            pass  # the round that was on is no round
+            pass  # the unfinished round does not count
 
     def _show(self, number: int, side: int) -> None:
         done = (number + side / 2) / self._wanted
@@ -86,7 +86,7 @@ class _Measured:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the sides of `options.paired` and print the outcome; 130 where Ctrl-C left less than was asked for."""
+    """Measure the sides of `options.paired` and print the outcome. Returns 130 if Ctrl-C shortened it."""
     sides: Sequence[Side] = options.paired
     if sides[0].kind != sides[1].kind:
         raise UsageError(f"--paired: A is {sides[0].kind}:, B is {sides[1].kind}:; both are to be of one kind")
@@ -166,7 +166,10 @@ def _processes(
 
 
 def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
-    """For `cbtop bench` of a revision; it may not know the options of today: they are left out at their default."""
+    """Return the arguments for `cbtop bench` of a revision.
+
+    An older revision may not know all options, so those at their default are left out.
+    """
     from cbtop.compute.demo_model import demo_model
 
     asked_tests(options)
@@ -183,7 +186,7 @@ def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
 
 
 def asked_tests(options: argparse.Namespace) -> list[Test]:
-    """What -p and -n ask for. UsageError where that is nothing."""
+    """Return the tests of -p and -n. Raises UsageError if there are none."""
     tests = [Test(prompt, 0) for prompt in options.n_prompt if prompt]
     tests += [Test(0, tokens) for tokens in options.n_gen if tokens]
     if not tests:
@@ -210,7 +213,7 @@ def _outcome(
 
 
 def _fields(outcome: Outcome, pair: Pair) -> dict[str, Any]:
-    """Under llama-bench's names what means the same there, for either side."""
+    """Return the fields of a pair, under llama-bench's names where the meaning is the same, for both sides."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,
@@ -240,7 +243,7 @@ def _markdown(outcome: Outcome) -> str:
         sides = [_figure(pair, side) for side in (0, 1)]
         rows.append((pair.name, *sides, "t/s" if pair.tokens else "s", f"{pair.ratio:.3f}", interval, pair.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 3, 6)  # columns of words
+    left = (0, 3, 6)  # text columns
     lines = [f"A: {outcome.sides[0]}  ", f"B: {outcome.sides[1]}", ""]  # two spaces end a line in Markdown
     for number, row in enumerate(rows):
         cells = [

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, and what it writes there."""
+"""A program on a terminal of its own, and its output."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-LAST_WORDS_S = 5.0  # what it leaves behind may still write, such as a recorder its summary
+LAST_WORDS_S = 5.0  # processes it leaves behind may still write, such as a recorder its summary
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class Written:
-    """The newest lines of a text that comes in pieces; of a line that is written over, what was written last."""
+    """The newest lines of a text that arrives in pieces. An overwritten line keeps its last content."""
 
     def __init__(self) -> None:
         self.left_out = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._begun = ""  # of the line that has not ended
+        self._begun = ""  # of the unfinished line
         self._snapshot: tuple[str, ...] | None = ()
 
     def add(self, data: bytes) -> None:
-        """What comes next."""
+        """Add the next piece."""
         *ended, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
         for line in ended:
             self._end(line)
@@ -45,7 +45,7 @@ class Written:
         self._snapshot = None
 
     def lines(self) -> tuple[str, ...]:
-        """Those that are kept; the same tuple as long as nothing comes."""
+        """Return the kept lines: the same tuple until new text arrives."""
         if self._snapshot is None:
             begun = _plain(self._begun)
             self._snapshot = (*self._lines, begun) if begun else tuple(self._lines)
@@ -57,15 +57,15 @@ class Written:
 
 
 def _plain(line: str) -> str:
-    """What is left to see of a line: no colours, and of what was written over one another the last."""
+    """Return the visible text of a line: without colours, and only the last of overwritten texts."""
     parts = [part for part in _ESCAPE.sub("", line).split("\r") if part]
     return parts[-1].expandtabs() if parts else ""
 
 
 class Program:
-    """What this process forks into: where `is_child`, it is the child, which becomes the program.
+    """A forked child process. If `is_child`, this is the child, which becomes the program.
 
-    Its stdout and stderr are a terminal that understands no colours; there is nothing to be read from its stdin.
+    Its stdout and stderr are a terminal without colours. Its stdin is empty.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell has it: 128 and the number of the signal that ended it; None while it runs."""
+        """The exit code as in a shell: 128 plus the signal that ended it. None while it runs."""
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
     def written(self) -> Sequence[str]:
@@ -114,7 +114,7 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print what is kept, then all that comes, until it has ended; signals are its own. Gives its exit code."""
+        """Print the kept lines and all further output until it has ended. Forwards signals. Returns its exit code."""
         signal.signal(signal.SIGINT, lambda *_: self.interrupt())
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: self.send_signal(number))
@@ -135,7 +135,7 @@ class Program:
         while True:
             try:
                 data = os.read(self._terminal, 1 << 16)
-            except OSError:  # nobody has it open any more
+            except OSError:  # every process has closed it
                 return
             if not data:
                 return
@@ -147,6 +147,6 @@ class Program:
 
 
 def _print(data: bytes) -> None:
-    with suppress(OSError):  # our own terminal is gone: the program runs on
+    with suppress(OSError):  # our own terminal is gone, but the program continues
         while data:
             data = data[os.write(1, data) :]

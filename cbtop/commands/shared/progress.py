@@ -1,8 +1,8 @@
-"""One line on a terminal that says what takes long, and how far it is."""
+"""One terminal line that shows a slow task and its progress."""
 
-# By hand, not by rich.progress, which was tried: it hides the cursor until it is stopped, so that a command that is
-# killed, or sent to the background by ^Z, leaves the terminal without one; and its first line takes 57 ms to load and
-# draw, where this takes none. It came to as many lines.
+# Not rich.progress, which was tried: it hides the cursor until it is stopped, so a command that is killed or
+# suspended by ^Z leaves the terminal without one. Its first line takes 57 ms to load and draw; this one takes no
+# measurable time. It did not make the code shorter.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAR_CELLS = 24
 
 
 class ProgressLine:
-    """Redraws one line of `stream`; where that is no terminal, each new thing is said once, on a line of its own."""
+    """Redraws one line of `stream`. If that is not a terminal, each new task is printed once, on its own line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -23,7 +23,7 @@ class ProgressLine:
         self._drawn_s = 0.0
 
     def show(self, what: str, done: float | None = None) -> None:
-        """Say `what` is going on, `done` of it (0..1); an empty `what` clears the line."""
+        """Show the task `what`, completed by `done` (0..1). An empty `what` clears the line."""
         if not what:
             self.clear()
         elif self._live:
@@ -34,7 +34,7 @@ class ProgressLine:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Erase the line."""
         if self._live and self._drawn_s:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""Several processes that decode one model, the ranks: started together, told the same, and ended together."""
+"""Several processes (ranks) that decode one model: started together, told the same, and ended together."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-STOP_S = 2.0  # for a step to end, and for a process; who watches the ranks gives both together five
-ENDING_S = 15.0  # for the last rank behind the first one that is done: a driver takes back what it had of a GPU
+STOP_S = 2.0  # for a step to end, and for a process; the watcher of the ranks allows five for both
+ENDING_S = 15.0  # wait for the other ranks after the first is done, while a driver frees GPU memory
 SIZE_BYTES = 4
 
 
 def job_of(pid: int) -> str:
-    """What the ranks that process `pid` started call their job."""
+    """Return the job name of the ranks started by process `pid`."""
     return f"cbtop-{pid}"
 
 
 class FirstRank:
-    """What the first rank says to all, through pipes of whoever started them."""
+    """Sends data from the first rank to all others, through pipes made by their parent."""
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """`pipes`: of the first rank one to each other, of any other the one from it."""
+        """`pipes`: in the first rank one to each other rank, in others the one from it."""
         self.number, self.count = number, count
         self._pipes = pipes
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """As `run_ranks` has set it; None in what is no rank of ours."""
+        """Return what `run_ranks` has set, or None if this is not one of its ranks."""
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:
             return None
         return cls(ranks.rank, ranks.world_size, [int(pipe) for pipe in pipes.split(",")])
 
     def said(self, make: Callable[[], bytes]) -> bytes:
-        """In every rank what `make` gives in the first. ComputeError where another rank has ended."""
+        """Return in every rank what `make` returns in the first. Raises ComputeError if another rank has ended."""
         try:
             if self.number:
                 size = int.from_bytes(self._read(SIZE_BYTES), "big")
@@ -54,7 +54,7 @@ class FirstRank:
             for pipe in self._pipes:
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)  # below PIPE_BUF, so it is one write
         except (BrokenPipeError, EOFError):
-            time.sleep(2 * STOP_S)  # who started us has the reason, and ends us before
+            time.sleep(2 * STOP_S)  # our parent knows the reason, and will end us first
             raise ComputeError("another rank has ended") from None
         return made
 
@@ -69,10 +69,10 @@ class FirstRank:
 
 
 def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]) -> None:
-    """Run `command` as so many ranks, to their end; what the first one prints is printed.
+    """Run `command` as `count` ranks until they end. The output of the first is printed.
 
-    Once `is_stopped`, the first one is told by SIGTERM, which tells the others. CbtopError with the exit code and the
-    last words of a rank that failed, or was killed: then all others are ended, too.
+    Once `is_stopped` returns true, the first rank gets SIGTERM and tells the others. If a rank fails or is killed,
+    all others are ended, and CbtopError is raised with its exit code and last message.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
@@ -117,7 +117,7 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """All that run yet; one that waits for another on a device hears nothing, and is killed."""
+    """End all ranks that still run. One that waits on a device for another ignores SIGTERM and is killed."""
     for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S
@@ -130,7 +130,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """The rank for which the others ended: what was killed, then the first with an error, then what has not ended."""
+    """Return the rank that caused the end: a killed one, else the first with an error, else one still running."""
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):
             if is_it(code):

@@ -1,4 +1,4 @@
-"""Where runs to compare come from: a recording, a file of runs, a process that runs, or a command."""
+"""The sources of runs to compare: a recording, a file of runs, a running process, or a command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHERE = "a recording, a file of runs, or the pid of a process that runs"
 
 
 def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say where runs come from, and which of them."""
+    """Add the options that say where runs come from, and which of them to use."""
     parser.add_argument(
         "--source", metavar="WHICH",
         help="of several processes this one: its pid, rank=N or its key in `cbtop ls`",
@@ -48,9 +48,9 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """The runs that `where` names: several in a file of them, else one.
+    """Return the runs that `where` names: several for a file of runs, else one.
 
-    Raises UsageError for what is none or names several processes, NoDataError where nothing was recorded.
+    Raises UsageError if it is invalid or names several processes, NoDataError if nothing was recorded.
     """
     from cbtop.client.run_file import is_run_file, read_runs
 
@@ -66,10 +66,10 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def run_of_command(command: Sequence[str], title: str, options: argparse.Namespace, name: str) -> Run:
-    """Run `command` where nothing else is seen, and record it from its beginning to its end, between two looks at the
-    machine's own pace.
+    """Run `command` isolated from other processes and record all of it.
 
-    What it writes goes to stderr: stdout is for the report. Raises CbtopError where it fails, with its `title`.
+    The machine's pace is measured before and after. The command's output goes to stderr, because stdout is for the
+    report. Raises CbtopError with its `title` if it fails.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
 
@@ -89,9 +89,9 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
 
 
 def _record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
-    """Run `command`, and record into `path` what runs from its beginning to its end.
+    """Run `command`, and record all processes into `path` until it has ended.
 
-    Raises CbtopError where it fails, with its `title`.
+    Raises CbtopError with its `title` if it fails.
     """
     process = subprocess.Popen(command, stdout=sys.stderr.fileno())
     try:
@@ -107,7 +107,7 @@ def _record_command(command: Sequence[str], title: str, options: argparse.Namesp
 def _record(
     path: Path, options: argparse.Namespace, seconds: float | None, process: subprocess.Popen[bytes] | None = None
 ) -> None:
-    """Record what runs into `path`, for so long or until `process` has ended and is read."""
+    """Record what runs into `path`, for `seconds` or until `process` has ended and its data is read."""
     from cbtop.client.stream_recorder import StreamRecorder
 
     try:
@@ -140,13 +140,13 @@ def _record(
 
 
 def _is_read(recorder: StreamRecorder) -> bool:
-    """Whether the daemon has read to its end what every process left."""
+    """Whether the daemon has read all data of every process."""
     sources = recorder.store.sources.values()
     return bool(sources) and all(one.has_ended and not one.is_unread for one in sources)
 
 
 def _only(path: Path, source: str | None) -> Run:
-    """The only run of a recording, or the one that `source` names."""
+    """Return the only run of a recording, or the one that `source` names."""
     from cbtop.client.run_reader import runs_in
 
     try:

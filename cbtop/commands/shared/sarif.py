@@ -1,4 +1,4 @@
-"""Failed checks as SARIF 2.1.0 (OASIS standard), which code hosts show beside the lines that they are of."""
+"""Failed checks as SARIF 2.1.0 (OASIS standard), which code hosts show next to the lines concerned."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cbtop.version import __version__
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-BASE = "%SRCROOT%"  # what hosts replace by the root of the checkout
+BASE = "%SRCROOT%"  # placeholder that hosts replace by the root of the checkout
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Something that is checked, and where it is written down: a file of the checkout, and a line of it, from 1."""
+    """Something that is checked, and where it is defined: a file of the checkout, and a line of it, from 1."""
 
     id: str
     means: str
@@ -33,7 +33,7 @@ class Failure:
 
 
 def sarif(rules: Sequence[Rule], failures: Sequence[Failure]) -> str:
-    """A log of one run: every rule, whether it failed or not, and a result for each failure."""
+    """Return a log of one run: every rule, and a result for each failure."""
     places = {rule.id: place for place, rule in enumerate(rules)}
     driver = {
         "name": "cbtop",

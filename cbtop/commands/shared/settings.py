@@ -1,10 +1,9 @@
-"""What the user has settled once: `config.toml`, its presets, and the environment, under the options of the command.
+"""The user's settings from `config.toml`, its presets, and the environment, below the options of the command.
 
 Rules
-- An option wins over the preset that `--preset` names, that over the environment, that over the file, that over the
-  default.
-- A key that is not known is told in one line on stderr with the nearest that is, and the program goes on: a file may
-  be shared with a newer cbtop. A value that cannot be is wrong usage, like that of an option.
+- Precedence: an option, then the preset named by `--preset`, the environment, the file, and the default.
+- An unknown key is reported in one line on stderr with the nearest known one, and the program continues, because a
+  file may be shared with a newer cbtop. An invalid value is a usage error, like that of an option.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from cbtop.commands.shared.names import unknown
 from cbtop.errors import UsageError
 
 PRESET = "preset"
-VARIABLES = "CBTOP_"  # and the key in capitals
+VARIABLES = "CBTOP_"  # prefix of the key in capitals
 NO_COLOR = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key of the file and the option of that name: `parse` is what argparse calls on the option's value."""
+    """A key of the file and the option of the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -37,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The file as it was read; without tables where there is none."""
+    """The file as read; without tables if there is no file."""
 
     path: Path
     is_there: bool
@@ -46,12 +45,12 @@ class Config:
 
     @property
     def presets(self) -> Mapping[str, Any]:
-        """By name."""
+        """The presets by name."""
         found = self.tables.get(PRESET, {})
         return found if isinstance(found, dict) else {}
 
     def place(self, key: str, table: str = "") -> str:
-        """`FILE, line 3`: where `key` stands in the table, or the file alone where that is not found."""
+        """Return for example `FILE, line 3`: the place of `key` in the table, or only the file if not found."""
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             if head := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -64,12 +63,12 @@ class Config:
 
 
 def config_file() -> Path:
-    """`$XDG_CONFIG_HOME/cbtop/config.toml`, else in `~/.config`. It may not exist."""
+    """Return `$XDG_CONFIG_HOME/cbtop/config.toml`, else in `~/.config`. It may not exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
 
 
 def read_config() -> Config:
-    """The file, or that there is none. Raises UsageError where it cannot be read."""
+    """Read the file, which may not exist. Raises UsageError if it cannot be read."""
     import tomllib  # most runs have no file
 
     path = config_file()
@@ -86,7 +85,7 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None:
-    """Give each option that the command line leaves open its value. Raises UsageError for one that cannot be."""
+    """Set each option that is not on the command line. Raises UsageError for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")
@@ -102,7 +101,7 @@ def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None
 
 
 def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """A line for each key of the file that means nothing."""
+    """Yield a line for each unknown key of the file."""
     if not isinstance(config.tables.get(PRESET, {}), dict):
         yield f"{config.place(PRESET)}: {PRESET} is no table [{PRESET}.NAME]; it is left out"
     for name, table in config.presets.items():
@@ -118,7 +117,7 @@ def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[st
 
 
 def check_values(config: Config, settings: Mapping[str, Setting]) -> None:
-    """Raises UsageError for a value of the file, or of one of its presets, that cannot be."""
+    """Raise UsageError for an invalid value of the file or one of its presets."""
     for name in (None, *(name for name, table in config.presets.items() if isinstance(table, dict))):
         _preset(config, name, settings)
     _file(config, settings)
@@ -166,14 +165,14 @@ def _value(setting: Setting, value: object, place: str, key: str) -> Any:
 
 
 def _text(value: object) -> str:
-    """As it would be typed."""
+    """Return the value as it would be typed."""
     if isinstance(value, dict | list):
         raise argparse.ArgumentTypeError("a single value is wanted")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def yes_or_no(text: str) -> bool:
-    """`true` and `false`, or 1 and 0, as argparse checks it."""
+    """Parse `true` or 1 and `false` or 0, for argparse."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.casefold() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")

@@ -1,6 +1,6 @@
-"""The order that a user has sorted the tables of the screen in, kept from one run to the next.
+"""The user's sort order of the screen's tables, stored from one run to the next.
 
-A convenience: what cannot be read or written is no error, and the tables open as without it.
+This is a convenience: read and write errors are ignored, and the tables then open in default order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Orders = Mapping[str, tuple[str, bool]]  # by table: the column's title, and whe
 
 
 def sort_file() -> Path:
-    """`$XDG_STATE_HOME/cbtop/sort.json`, else in `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/cbtop/sort.json`, else in `~/.local/state`."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "cbtop" / "sort.json"
 
 
 def remembered_orders() -> dict[str, tuple[str, bool]]:
-    """What was kept, as far as it can be read."""
+    """Return the stored orders that can be read."""
     try:
         with sort_file().open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))
@@ -39,7 +39,7 @@ def remembered_orders() -> dict[str, tuple[str, bool]]:
 
 
 def remember_orders(orders: Orders) -> None:
-    """Keep these beside those of other tables; the file is replaced whole or not at all."""
+    """Add these to the stored orders of other tables. The file is replaced as a whole or not at all."""
     if not orders:
         return
     path = sort_file()

@@ -1,4 +1,4 @@
-"""The option --tuned: what `cbtop tune` has kept for a model, in place of options."""
+"""The option --tuned: the setting that `cbtop tune` has stored for a model, in place of options."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def add_tuned_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
-    """What is kept for the model at `path` (None: the demo's), said in a line on stderr. UsageError where nothing is,
-    or options say otherwise."""
-    # Numba takes its time to load, and without --tuned `cbtop demo` leaves it to its workload.
+    """Return the setting stored for the model at `path` (None: the demo's), and print it on stderr.
+
+    Raises UsageError if there is none, or if options contradict it.
+    """
+    # Imported here: Numba loads slowly, and without --tuned only the workload of `cbtop demo` needs it.
     from cbtop.compute.backends import available_threads
     from cbtop.compute.demo_model import demo_model
 

@@ -1,4 +1,4 @@
-"""The screen beside a program that was started."""
+"""The screen for a program that was started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.commands.show import dress, settle_colours
 
 
 class RunFeed(Feed):
-    """A feed that shows what began with the program or after it, and how that one is."""
+    """A feed of the processes that began with the program or later, and the state of the program."""
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class RunFeed(Feed):
 
 
 def watch(program: Program, name: str, options: argparse.Namespace) -> int:
-    """The screen beside the program, and then, until it ends, what it writes; `options` are what is settled."""
+    """Show the screen for the program, then print its output until it ends; `options` must be settled."""
     settle_colours(options)
-    from cbtop.tui.run_app import RunApp  # Textual looks at the environment as it is loaded
+    from cbtop.tui.run_app import RunApp  # Textual reads the environment when it is loaded
 
     try:
         with RunFeed(program, name) as feed:

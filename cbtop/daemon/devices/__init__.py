@@ -1,4 +1,4 @@
-"""What the machine is sampled by, one file each, in the order that views show."""
+"""The samplers of the machine, one file each, in the order of the views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sampler is, figures that are asked for one by one, and counters made into rates."""
+"""The interface of samplers, figures that are queried one by one, and rates from counters."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, Protocol
 
 from cbtop.protocol.messages import DeviceSample, Unknown
 
-MAX_APART_NS = 10_000_000_000  # samples further apart than this say nothing of now
+MAX_APART_NS = 10_000_000_000  # samples further apart do not describe the present
 MAX_RATES = 4_096
 NO_ANSWER_YET = "it has not answered yet"
 TWO_SAMPLES = "a mean needs two samples"
 
 
 class Sampler(Protocol):
-    """Asks devices how they are. One thread owns it; a call may take long, or never come back."""
+    """Queries devices. It is owned by one thread; a call may take long or never return."""
 
     def __init__(self) -> None:
-        """Nothing is asked, and nothing heavy loaded, before the first sample."""
+        """Query nothing and load nothing heavy before the first sample."""
 
     @property
     def name(self) -> str:
-        """A word for it."""
+        """A short name."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """How its devices are, and the processes on them; those in `pids` are asked for by name."""
+        """Return the state of its devices and their processes, including those in `pids`."""
 
     def close(self) -> None:
-        """Let go of whatever was opened; another sample opens it again."""
+        """Close everything opened; the next sample opens it again."""
 
 
 class NotKnownError(Exception):
@@ -36,23 +36,23 @@ class NotKnownError(Exception):
 
 
 class Rates:
-    """Counters that only grow, made into means per second between two samples.
+    """Converts increasing counters to mean rates between two samples.
 
-    The first sample of a counter has no rate, nor has one where it went back (it wrapped, or its driver began anew).
+    There is no rate for the first sample, nor after a counter went back (it wrapped, or its driver restarted).
     """
 
     def __init__(self) -> None:
         self._read: dict[tuple[object, ...], deque[tuple[int, float]]] = {}
 
     def per_second(self, counter: tuple[object, ...], now_ns: int, value: float, over_ns: int = 0) -> float:
-        """The mean, since the sample before, of the counter that reads `value` at `now_ns`. Raises NotKnownError.
+        """Return the mean rate of a counter since the previous sample; it is `value` now. Raises NotKnownError.
 
-        With `over_ns` it is since the newest sample that is so long ago, or the oldest there is.
+        With `over_ns`, it is the mean since the newest sample at least that old, or the oldest one.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
         while len(self._read) > MAX_RATES:
-            del self._read[next(iter(self._read))]  # the one that was read the longest ago
+            del self._read[next(iter(self._read))]  # the one read longest ago
         went_back = bool(read) and value < read[-1][1]
         if went_back or (read and not 0 < now_ns - read[-1][0] <= MAX_APART_NS):
             read.clear()
@@ -66,9 +66,9 @@ class Rates:
 
 
 class Figures:
-    """The figures of one device, each asked for by itself: one that fails is n/a, with the reason, and no other is.
+    """The figures of one device, each queried separately, so that one failure makes only that figure n/a.
 
-    `reason` gives it, or raises where the whole device does not answer.
+    `reason` converts an error to text, or raises if the whole device does not answer.
     """
 
     def __init__(self, reason: Callable[[Exception], str]) -> None:
@@ -77,14 +77,14 @@ class Figures:
         self._unknown: dict[str, str] = {}
 
     def ask(self, names: str, query: Callable[[], object]) -> None:
-        """Take what `query` gives for `names`; for several, separated by blanks, it gives as many in a tuple.
+        """Store the result of `query` under `names`. Several names, separated by blanks, take a tuple.
 
-        A NotKnownError, raised or given in place of a value, says why one is n/a.
+        A NotKnownError, raised or in place of a value, says why a figure is n/a.
         """
         each = names.split()
         try:
             found = query()
-        except Exception as error:  # noqa: BLE001 - whatever a driver does with one query, the others are asked
+        except Exception as error:  # noqa: BLE001 - whatever error a driver raises, query the other figures
             found = (error,) * len(each)
         for name, value in zip(each, found if isinstance(found, tuple) else (found,), strict=True):
             match value:
@@ -98,10 +98,10 @@ class Figures:
                     self.known[name] = value
 
     def is_unknown(self, name: str, why: str) -> None:
-        """The figure `name` is n/a."""
+        """Mark the figure `name` as n/a."""
         self._unknown[name] = why
 
     @property
     def unknown(self) -> tuple[Unknown, ...]:
-        """Those that are n/a."""
+        """The figures that are n/a."""
         return tuple(Unknown(name, why) for name, why in self._unknown.items())

@@ -1,4 +1,4 @@
-"""The host's processors and memory, and what processes take of them, by psutil."""
+"""The host's processors and memory, and their use by processes, from psutil."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # of cpu_times: the guests' are in user and nice already
+NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # in cpu_times; the guests' time is already in user and nice
 
 
 class Cpu:
@@ -28,11 +28,11 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}  # when, and of each thread
+        self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}  # time, and times per thread
         self._next_times = dict(self._times)
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """The host, and those of `pids` that run."""
+        """Return the host, and those of `pids` that run."""
         begun_ns = self._clock_ns()
         if self._api is None:
             try:
@@ -55,10 +55,10 @@ class Cpu:
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=(device,))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     def _busy_percent(self) -> float:
-        """Of the time of all processors, since the sample before: that time, and not a clock's, is what passes."""
+        """Return the busy share of all processors' time since the previous sample, measured in that time."""
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
         all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)
@@ -66,7 +66,7 @@ class Cpu:
         return min(100.0, 100 * self._rates.per_second(("busy",), passed_ns, busy_s) / (self._api.cpu_count() or 1))
 
     def _process(self, pid: int) -> DeviceProcess | None:
-        """How a process is; None where it is gone, or not ours to see."""
+        """Return the state of a process, or None if it is gone or not readable."""
         start = process_start(pid)
         if start is None:
             return None
@@ -83,7 +83,7 @@ class Cpu:
         return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
-        """The share of the time in which its busiest thread waited for a processor; None if that is not known."""
+        """Return the share of time in which its busiest thread waited for a processor, or None if unknown."""
         now_ns, times = self._clock_ns(), processor_times(pid)
         before_ns, before = self._times.get((pid, start), (now_ns, {}))
         self._next_times[pid, start] = now_ns, times
@@ -94,12 +94,12 @@ class Cpu:
 
 
 def _memory(found: Any) -> tuple[float, float]:
-    """What could not be had by a process that wants it, and all there is."""
+    """Return used memory (not available to a process) and total memory."""
     return found.total - found.available, found.total
 
 
 def _clocks(found: Any) -> tuple[float | NotKnownError, float | NotKnownError]:
-    """The clock now, and the highest there can be; psutil's 0 is not known."""
+    """Return the current and the maximum clock; psutil's 0 means unknown."""
     current, highest = (found.current, found.max) if found else (0.0, 0.0)
     unsaid = NotKnownError("the system does not say")
     return current or unsaid, highest or unsaid

@@ -1,11 +1,11 @@
-"""NVIDIA GPUs and MIG devices, by NVML (libnvidia-ml, which comes with the driver)."""
+"""NVIDIA GPUs and MIG devices, from NVML (libnvidia-ml, which comes with the driver)."""
 
-# What a card, a MIG device or a container does not support it refuses call by call: each figure is asked for by
-# itself. Handles are asked for anew every time (4 µs), so that a GPU that was lost is found when it is back.
-# A forked child that calls NVML breaks it for its parent (driver 580: "Unknown Error" until it is opened anew):
-# nothing here runs at exit, or in a child.
-# A GPU takes 52 ms (H100, driver 580): 42 in the two calls for PCIe, which wait for 20 ms each; there are counters of
-# bytes, but of 32 bits. 11 ms are processor time.
+# A card, MIG device or container rejects unsupported calls one by one, so each figure is queried separately. Handles
+# are requested every time (4 µs), so that a lost GPU is found when it is back.
+# A forked child that calls NVML breaks it for its parent (driver 580: "Unknown Error" until it is opened again).
+# So nothing here runs at exit, or in a child.
+# A GPU takes 52 ms (H100, driver 580): 42 in the two calls for PCIe, which wait for 20 ms each. Byte counters exist,
+# but with 32 bits. 11 ms are processor time.
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # of a device: those with the most memory
+MAX_PROCESSES = 64  # per device: those with the most memory
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: that of the machine itself
 ALL_LINKS = 0xFFFFFFFF  # as the scope of a field: the sum over all links
-ENERGY_OVER_NS = 3_000_000_000  # its counter moves every 100 ms: over one second the mean would be a tenth off
+ENERGY_OVER_NS = 3_000_000_000  # its counter changes every 100 ms: over one second the mean would be a tenth off
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, in words.
+# Text of the bits of nvmlDeviceGetCurrentClocksEventReasons.
 SLOWED_BY = {
     0x002: "application clocks",
     0x004: "power cap",
@@ -43,15 +43,15 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # what has nothing to do is not slowed down
+IDLE = 0x001  # an idle device is not slowed down
 
 
 class LostError(Exception):
-    """A GPU, or all of them, does not answer any more; the text says how."""
+    """A GPU, or all of them, does not answer any longer; the text says how."""
 
 
 class Nvml:
-    """Samples every GPU there is. `api` is the module pynvml (the package nvidia-ml-py); None loads it."""
+    """Samples every GPU. `api` is the module pynvml (the package nvidia-ml-py); None loads it."""
 
     name = "nvml"
 
@@ -61,25 +61,25 @@ class Nvml:
         self._is_open = False
         self._rates = Rates()
         self._known: dict[int, tuple[str, str]] = {}  # uuid and name by index, of GPUs that have answered
-        self._seen_us: dict[str, int] = {}  # when a process of a device was last seen to use it, as its driver counts
+        self._seen_us: dict[str, int] = {}  # per device, the driver's time of the latest use by a process
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Every GPU and MIG device; where there is none, why. The processes on them are all those that NVML names."""
+        """Return every GPU and MIG device with all its processes in NVML, or why none was found."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
             devices = [device for index in range(min(count, MAX_GPUS)) for device in self._gpu(index)]
         except LostError as error:
-            self.close()  # the next sample begins anew
+            self.close()  # the next sample starts anew
             return DeviceSample(self.name, begun_ns, trouble=str(error))
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            self.close()  # whatever broke it: the next sample begins anew
+            self.close()  # the next sample starts anew, whatever the cause
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
-        """The driver's version, in words; after a sample that found devices."""
+        """Return the driver's version as text, after a sample that found devices."""
         told = Figures(_words)
         told.ask("driver", self._api.nvmlSystemGetDriverVersion)
         return f"driver {told.known.get('driver', 'n/a')}"
@@ -88,11 +88,11 @@ class Nvml:
         """Shut NVML down."""
         if self._is_open:
             self._is_open = False
-            with suppress(self._api.NVMLError):  # a driver that is gone has nothing to shut down
+            with suppress(self._api.NVMLError):  # a driver that is gone cannot be shut down
                 self._api.nvmlShutdown()
 
     def _open(self) -> int:
-        """How many GPUs there are. Raises LostError where nothing can be asked."""
+        """Return the number of GPUs. Raises LostError if NVML cannot be used."""
         if self._api is None:
             try:
                 self._api = importlib.import_module("pynvml")
@@ -115,14 +115,14 @@ class Nvml:
         return f"NVML cannot be used: {_words(error)}"
 
     def _reason(self, error: Exception) -> str:
-        """Why one figure is n/a. Raises LostError where its whole GPU does not answer."""
+        """Return why one figure is n/a. Raises LostError if its whole GPU does not answer."""
         api, code = self._api, getattr(error, "value", None)
         if code in (api.NVML_ERROR_GPU_IS_LOST, api.NVML_ERROR_RESET_REQUIRED, api.NVML_ERROR_UNINITIALIZED):
             raise LostError(_words(error)) from error
         return _words(error)
 
     def _gpu(self, index: int) -> Iterator[Device]:
-        """The GPU at `index`, then its MIG devices. Raises LostError where no GPU can be asked any more."""
+        """Yield the GPU at `index`, then its MIG devices. Raises LostError if no GPU can be queried any longer."""
         api = self._api
         try:
             handle = api.nvmlDeviceGetHandleByIndex(index)
@@ -158,7 +158,7 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # a place where there is none
+                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # an unused place
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
 
@@ -173,7 +173,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # what the driver keeps for itself is not counted as used, as in nvidia-smi
+            try:  # memory reserved by the driver is not counted as used, as in nvidia-smi
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -211,7 +211,7 @@ class Nvml:
         return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
 
     def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
-        """The mean over all links, of the counter of one direction, in KiB."""
+        """Return the mean rate over all links of one direction; the counter is in KiB."""
         field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
         (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
         now_ns = self._clock_ns()
@@ -220,7 +220,7 @@ class Nvml:
         return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
 
     def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
-        """Those on the device, as far as NVML's pids mean something here."""
+        """Return the processes on the device, if NVML's pids are valid here."""
         api, asked = self._api, Figures(self._reason)
         asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
         asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -257,12 +257,12 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """The share of SM time of each process since the sample before; who is not in it has used none."""
+        """Return each process's share of SM time since the previous sample; missing ones used none."""
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
         except api.NVMLError as error:
-            if error.value == api.NVML_ERROR_NOT_FOUND:  # nobody has used it
+            if error.value == api.NVML_ERROR_NOT_FOUND:  # no process has used it
                 return {}
             raise
         samples = sorted(samples, key=lambda each: each.timeStamp)
@@ -278,17 +278,17 @@ def _percent(value: float) -> float:
 
 
 def _slowed_by(reasons: int) -> str:
-    """The words for bits of clock event reasons; empty where nothing holds the clocks down."""
+    """Return the reasons why clocks are reduced, from their bits; may be ""."""
     words = [word for bit, word in SLOWED_BY.items() if reasons & bit]
     unnamed = reasons & ~(IDLE | sum(SLOWED_BY))
     return ", ".join([*words, *([f"reason {unnamed:#x}"] if unnamed else [])])
 
 
 def _are_ours(pids: Collection[int]) -> bool:
-    """Whether pids that the driver names mean processes of our pid namespace.
+    """Whether pids from the driver belong to our pid namespace.
 
-    On the machine itself they do. In a container they may be the machine's: they are believed only where each is a
-    process here that holds an NVIDIA device open.
+    On the machine itself they do. In a container they may be the machine's: they are only trusted if each is a local
+    process with an NVIDIA device open.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 
@@ -296,10 +296,10 @@ def _are_ours(pids: Collection[int]) -> bool:
 def _holds_gpu(pid: int) -> bool:
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # no such process here, or not ours to see
+    except OSError:  # no such process here, or not readable
         return False
     for file in files:
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # closed meanwhile
             if os.readlink(file).startswith("/dev/nvidia"):
                 return True
     return False

@@ -1,7 +1,7 @@
-"""Runs the samplers: a thread each, at an interval of their own, while somebody listens.
+"""Runs the samplers, each in a thread with its own interval, while viewers listen.
 
-A driver may take long to answer, or hang: the daemon's loop never waits for it. What it said last stays, with the
-time when it said it.
+A driver may take long to answer, or hang, so the daemon's loop never waits for it. Its last sample stays available,
+with its time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.messages import DeviceSample
 
 INTERVAL_S = 1.0
-LEAVE_S = 1.0  # a driver that takes longer to answer is left behind: the thread ends with the process
+LEAVE_S = 1.0  # a driver that takes longer is abandoned: its thread ends with the process
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -27,21 +27,21 @@ class Sampling:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Somebody listens, who wants to know of these processes, and of those on a device."""
+        """Sample for listeners, including these processes and those found on a device."""
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
     def rest(self) -> None:
-        """Nobody listens: nothing is asked until somebody does."""
+        """Pause sampling until there are listeners."""
         for run in self._runs:
             run.rest()
 
     def fresh(self) -> list[DeviceSample]:
-        """Samples that were not given here before."""
+        """Return the samples not returned before."""
         return [sample for run in self._runs if (sample := run.fresh()) is not None]
 
     def latest(self) -> list[DeviceSample]:
-        """Of each sampler the newest sample."""
+        """Return the newest sample of each sampler."""
         return [run.latest for run in self._runs if run.latest is not None]
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Sampling:
 
 
 class _Run:
-    """One sampler in its thread, which begins when somebody listens for the first time."""
+    """One sampler in its thread, which starts with the first listener."""
 
     def __init__(self, sampler: Sampler, interval_s: float) -> None:
         self.latest: DeviceSample | None = None
@@ -71,7 +71,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Until it answers, that it was asked is all there is to say.
+        # Until it answers, this is all that is known.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
@@ -107,7 +107,7 @@ class _Run:
                 self.pids_found = frozenset(found.pid for device in sample.devices for found in device.processes)
             self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - begun_s)))
             if not self._is_heard.is_set():
-                self._sampler.close()  # a GPU whose driver nobody holds open may rest
+                self._sampler.close()  # an unused GPU's driver may then power down
                 self._is_heard.wait()
         self._sampler.close()
 

@@ -1,4 +1,4 @@
-"""What every view is: a title, a text for the help, and a source to draw."""
+"""The base of all views: a title, a help text, and a source to draw."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cbtop.viewmodels.model import SourceView
 
 
 class View(Vertical):
-    """One screenful. It draws the viewmodel it is given and knows nothing of where that comes from."""
+    """One screenful. It draws the view model it is given and does not know where that comes from."""
 
     title: ClassVar[str]
-    doc: ClassVar[str]  # for the help: one paragraph
-    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: what each column says
-    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # and what opens with its details
-    section: ClassVar[str] = "all"  # what a text report calls it
-    wants_data: ClassVar[bool] = True  # whether it has nothing to show of a process that has recorded nothing yet
-    needs_records: ClassVar[bool] = False  # each record, not only what they add up to
+    doc: ClassVar[str]  # one paragraph for the help
+    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: the meaning of each column
+    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: the meaning of details
+    section: ClassVar[str] = "all"  # its name in a text report
+    wants_data: ClassVar[bool] = True  # whether it needs a process with recorded data
+    needs_records: ClassVar[bool] = False  # needs every record, not only statistics
 
-    # A reactive would repaint every line: the drawings know which changed. To compare it would make all of it.
+    # Not a reactive, which would repaint every line; drawings know what changed. Comparing would make all parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -39,24 +39,24 @@ class View(Vertical):
 
     @abstractmethod
     def show_source(self, source: SourceView) -> None:
-        """Put the numbers of `source` on the screen."""
+        """Show the data of `source`."""
 
     def let_go(self) -> None:
-        """Show what is of now again where a key has held something: the screen went elsewhere in time."""
+        """Drop what a key has held, because the screen moved in time."""
 
     def cells(self) -> Cells | None:
-        """Its table as text; None where it has none."""
+        """Return its table as text, or None if it has none."""
         table = self.focus_target
         return table.cells if isinstance(table, Table) else None
 
     @property
     def focus_target(self) -> Widget:
-        """What gets the keys while this view is shown."""
+        """The widget that gets the keys while this view is shown."""
         return self
 
 
 class SourceDrawing(Drawing):
-    """A drawing made from one source and nothing else; subclasses draw `_source`, None until the first came."""
+    """A drawing made from one source only. Subclasses draw `_source`, which is None until the first arrives."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -1,4 +1,4 @@
-"""The baseline on the screen: what has changed since, and why that is not known."""
+"""The baseline on the screen: changes since then, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from cbtop.viewmodels.noise import Change
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
-    """tokens/s and a step beside those of the baseline, in one line where they fit, then what else is different;
-    nothing without a baseline."""
+    """Return tokens/s and step time compared with the baseline, on one line if possible, then other differences.
+
+    Empty without a baseline.
+    """
     if found is None:
         return []
     head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
@@ -30,14 +32,14 @@ def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
 
 
 def change_text(change: Change | None) -> str:
-    """How a figure has changed, in a column: `+10.1 %`, `noise`, `n/a`."""
+    """Return the change as text for a column: `+10.1 %`, `noise`, `n/a`."""
     if change is None or change.percent is None:
         return formatting.NOT_MEASURED
     return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """A colour for what is slower and one for what is faster, of times or `of_rate`s."""
+    """Return the colour of a change of a time (or a rate if `of_rate`): one for slower, one for faster."""
     if change is None or not change.is_beyond_noise:
         return "faint"
     return "strong bad" if (change.delta < 0 if of_rate else change.delta > 0) else "good"

@@ -12,12 +12,12 @@ from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, r
 from cbtop.viewmodels.model import BooksView, SourceView
 from cbtop.viewmodels.not_instrumented import not_instrumented
 
-RESIDUAL_BOUND_PERCENT = 5.0  # more of a step than this without a name is worth a warning
-BETWEEN_BOUND_PERCENT = 10.0  # more of the time than this between steps, too
+RESIDUAL_BOUND_PERCENT = 5.0  # a larger part without a name is worth a warning
+BETWEEN_BOUND_PERCENT = 10.0  # a larger part between steps is worth a warning, too
 
 
 class Books(SourceDrawing):
-    """A rule, the bar, and the equation under it: three lines."""
+    """Three lines: a rule, the bar, and the equation."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source
@@ -36,7 +36,7 @@ class Books(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """A rule over the books, with what stands beside them at its right end."""
+    """Return a rule above the books, with notes at its right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := formatting.between_steps(source.stretch)):
@@ -45,8 +45,10 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """What must be known beside the books, the worst first: that they do not close, much time that is not
-    instrumented, much time between steps, and whatever is no part of the wall time that they are of."""
+    """Return notes on the books, the worst first.
+
+    They are: books that do not close, much uninstrumented time, much time between steps, time outside the wall time.
+    """
     trouble = formatting.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
     if outside := not_instrumented(source):
@@ -63,7 +65,7 @@ def _is_much_between(source: SourceView) -> bool:
 
 
 def books_parts(source: SourceView) -> list[Part]:
-    """The wall time in parts: the categories of the bricks, then the gaps, then what nobody accounts for."""
+    """Return the wall time in parts: categories of bricks, then gaps, then unattributed time."""
     books = source.books
     if books is None:
         return []
@@ -81,10 +83,11 @@ def books_parts(source: SourceView) -> list[Part]:
 
 
 def books_equation(source: SourceView, books: BooksView, width: int) -> Line:
-    """`wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`, what two of these ran in at the
-    same time taken off once (`- overlap 0.20`); the mean of the recorded steps, or why there is none.
+    """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
-    In little room unattributed is the `?` of the bar, and in less the gaps are one sum: nothing is cut off.
+    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). If there are
+    no books, returns why. If space is short, unattributed becomes the `?` of the bar, then the gaps become one sum.
+    Nothing is cut off.
     """
     none = formatting.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
@@ -96,7 +99,7 @@ def books_equation(source: SourceView, books: BooksView, width: int) -> Line:
 
 
 def _recorded_steps(source: SourceView) -> int:
-    """How many steps the books are of; 1 where there is none."""
+    """Return the number of steps in the books, at least 1."""
     return max(1, source.steps.recorded if source.steps else 1)
 
 

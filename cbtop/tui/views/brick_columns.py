@@ -1,4 +1,4 @@
-"""The columns of the bricks table: those that say which brick, and the figures."""
+"""The columns of the bricks table: names and figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
-DRAWN_TRENDS = 64  # kept: a second's are drawn once, and most redraws come before it has ended
+DRAWN_TRENDS = 64  # cached drawings: a trend changes once a second, but the screen is drawn more often
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -59,7 +59,7 @@ def _trend(row: BrickRow, width: int) -> Line:
 
 @lru_cache(maxsize=DRAWN_TRENDS)
 def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
-    """A second may have half a column, a quarter …: of those that share one the highest is drawn."""
+    """Draw a trend. If several seconds share a column, draws the highest."""
     if not any(trend_us):
         return ((formatting.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))
@@ -73,7 +73,7 @@ def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> L
 
 
 def limit_cell(row: BrickRow) -> Line:
-    """`memory 79 %`, behind a grey `?` where the roof is unsure."""
+    """Return for example `memory 79 %`, with a grey `?` if the roof is uncertain."""
     text = formatting.limit(row)
     if row.roof is None:
         return figure(text)
@@ -81,7 +81,7 @@ def limit_cell(row: BrickRow) -> Line:
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
-    """Of `columns` those that say which brick and how much of the whole, and one a rank."""
+    """Return the columns of `columns` for name and share, and one per rank."""
     rows = {(row.brick, row.category): row for row in ranks.rows}
 
     def of(row: BrickRow) -> RankRow | None:
@@ -109,7 +109,7 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
 
 def change_column(found: Comparison | None) -> Column[BrickRow]:
-    """How what each brick typically takes has changed since the baseline."""
+    """Return the column with the change of each brick's typical time since the baseline."""
     changes = found.bricks if found else {}
 
     def cell(row: BrickRow, width: int) -> Line:
@@ -131,7 +131,7 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
 def brick_columns(
     largest_percent: float, *, budgets: bool, checks: bool, of_ranks: bool = False, longest_name: int = 0
 ) -> tuple[Column[BrickRow], ...]:
-    """The columns worth showing: those for budgets, checks and ranks only where a brick has one."""
+    """Return the columns, with those for budgets, checks and ranks only if requested."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)

@@ -1,4 +1,4 @@
-"""Everything known about one brick, with a word for where each number comes from."""
+"""Everything known about one brick, with the provenance of each number."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CheckRow, SourceView
 
-Fact = tuple[str, str, str]  # what, how much, its role
+Fact = tuple[str, str, str]  # name, value, role
 
-ROOFED = ("percent_of_roof", "bound")  # what is made of a roof: grey, behind a ?, where that is unsure
-LEAST_LINES, ALL_LINES = 5, 26  # of the panel: fewer are of no use, in so many all of it has room
-TWO_COLUMNS = 110  # cells: from so many on the pictures stand beside the figures
+ROOFED = ("percent_of_roof", "bound")  # figures derived from a roof: grey with a ? if it is uncertain
+LEAST_LINES, ALL_LINES = 5, 26  # of the panel: fewer are useless; everything fits into this many
+TWO_COLUMNS = 110  # cells: from this width on, pictures are next to the figures
 
 _FACT_WIDTH = 26
 _LABEL_WIDTH = 13
 
 
 class BrickDetail(Drawing):
-    """A panel that follows the cursor of the table beside it."""
+    """A panel that follows the cursor of the adjacent table."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -39,7 +39,7 @@ class BrickDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """What comes next is of another moment."""
+        """Drop what is held, because a different moment follows."""
         self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
@@ -56,8 +56,10 @@ class BrickDetail(Drawing):
 def detail_lines(
     brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """The panel of `brick` in so many lines: what finds no room is left out, the most telling last. `pictures`: those
-    that it has; None: none yet."""
+    """Return the panel of `brick`, at most `height` lines; the most useful parts are dropped last.
+
+    `pictures` caches drawings; None: start without any.
+    """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)
     look = CATEGORY_LOOKS[brick.category]
@@ -82,12 +84,12 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> Part:
-    """Lines as they are and, where there is room, a blank one behind them."""
+    """Return fixed lines as a part, followed by a blank line if there is room."""
     return Part(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
 def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]:
-    """Time, work, budget and checks in figures."""
+    """Return figures for time, work, budget and checks."""
     groups = []
     for heading, rows in BRICK_PANEL.items():
         facts = _facts(rows, brick, is_window=source.window is not None)
@@ -99,7 +101,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 
 
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
-    """Of each statistic its word and its value; one that is derived only in a window says so there."""
+    """Return name and value of each statistic, marked as derived if it is so only in a window."""
     facts = []
     for statistic in rows:
         derived = " derived" if is_window and statistic.derived_in_window else ""
@@ -114,19 +116,19 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
 
 
 def _provenance(rows: Sequence[Statistic]) -> str:
-    """Where the figures of a group come from: `measured and derived`."""
+    """Return the provenance of a group's figures: `measured and derived`."""
     found = {statistic.origin.provenance for statistic in rows}
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
 def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
-    """A heading that says where the figures come from, and under it each with its word, in columns that fit."""
+    """Return a heading with the provenance, and the facts below it in columns."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
     for fact in facts:
-        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # words may take a line of their own
+        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # long text may take a line of its own
             rows.append([])
         rows[-1].append(fact)
     lines: list[Line] = [heading_line(heading, provenance, width)]

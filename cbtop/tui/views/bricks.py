@@ -1,4 +1,4 @@
-"""The bricks by exclusive time, the books under them, and one brick in detail."""
+"""The bricks by exclusive time, the books below them, and one brick in detail."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
 
-BESIDE = 160  # cells: from so many on the details stand beside the table
+BESIDE = 160  # cells: from this width on, details are next to the table
 _BOOKS_LINES = 3
-_LEAST_TABLE = 3  # lines, its head among them
+_LEAST_TABLE = 3  # lines, including its head
 
 
 class Bricks(View):
-    """Where the time of a step goes, brick by brick."""
+    """The time of a step by brick."""
 
     title = "Bricks"
     section = "bricks"
@@ -104,12 +104,12 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def _lay_out(self) -> None:
-        """Open the details where rows would be blank; Enter gives them more room or, where they have all, none."""
+        """Open the details where rows would be blank. Enter enlarges them, or hides them if they are complete."""
         width, height = self.size
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        table = 1 + (len(self._table.rows) or len(self._table.said(width)))  # where there is none, why
+        table = 1 + (len(self._table.rows) or len(self._table.said(width)))  # without rows, the reason
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
         is_enlarged = is_turned and not has_all
@@ -136,7 +136,7 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def look_for(self, text: str) -> None:
-        """Show only the bricks with `text` in name or category, as if somebody had typed it."""
+        """Show only the bricks with `text` in name or category, as if it had been typed."""
         self._filter.hold(text)
 
     def action_filter(self) -> None:

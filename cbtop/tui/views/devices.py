@@ -1,4 +1,4 @@
-"""The devices of the machine, each a row, and the processes on them."""
+"""The devices of the machine, one per row, and the processes on them."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
-    """The newest at the right edge, on a scale from 0 to 100; where nothing was measured nothing is drawn."""
+    """Draw a curve on a scale from 0 to 100, the newest at the right edge; nothing where nothing was measured."""
     return sparkline(percents, width, 100.0, "accent")
 
 
 class Devices(View):
-    """What the machine does meanwhile."""
+    """The state of the machine."""
 
     title = "Devices"
     section = "devices"
@@ -135,20 +135,20 @@ class Devices(View):
 
 
 class DevicesPage(Page):
-    """All machines, one under the other."""
+    """All machines, one below the other."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
         self._height = 0  # of the pager
-        self._made: tuple[int, int, Sequence[Line]] | None = None  # for which width and height the lines
+        self._made: tuple[int, int, Sequence[Line]] | None = None  # width, height, and the lines made for them
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
         if machines == self._machines:
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        if len(self.text(width)) != height:  # laid out anew, all of the screen would be sent again
+        if len(self.text(width)) != height:  # a layout sends the whole screen again, so only if necessary
             self.refresh(layout=True)
         self.redraw()
 
@@ -157,7 +157,7 @@ class DevicesPage(Page):
         return super().get_content_height(container, viewport, width)
 
     def text(self, width: int) -> Sequence[Line]:
-        """The tables, and under them curves, in what is left of the screen."""
+        """Return the tables, and curves below them in the remaining space."""
         if self._made is None or self._made[:2] != (width, self._height):
             self._made = width, self._height, self._drawn(width)
         return self._made[2]
@@ -176,7 +176,7 @@ class DevicesPage(Page):
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:
-    """Its devices, its processes, and why what is n/a is so."""
+    """Return the devices of a machine, its processes, and the reasons of figures that are n/a."""
     lines = _troubles(machine, width)
     placed = place(_columns_for(machine), width - 2)
     if machine.devices:
@@ -197,7 +197,7 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
 
 
 def machine_charts(machine: MachineView) -> list[Chart]:
-    """The last two minutes of each device, and of each process that is profiled there."""
+    """Return charts of the last two minutes of each device and each profiled process."""
     found: list[Chart] = []
     for row in machine.devices:
         device, seen = row.device, row.history
@@ -218,7 +218,7 @@ def machine_charts(machine: MachineView) -> list[Chart]:
 
 
 def process_charts(process: ProcessRow) -> list[Chart]:
-    """What a process took of its host in the last two minutes."""
+    """Return charts of a process's host resources in the last two minutes."""
     name = f"{clean(process.name or formatting.NOT_MEASURED)} {process.pid}"
     cpu = [moment.cpu_percent for moment in process.history]
     resident = [moment.resident_bytes for moment in process.history]
@@ -237,7 +237,7 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Its rule says what it is at the end and what it was before: extremes, and a mean where samples count alike."""
+    """Return a chart with the last value, the extremes and, if samples are equally weighted, the mean."""
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:
@@ -247,7 +247,7 @@ def figure_chart(
 
 
 def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
-    """Those of which any device has a figure."""
+    """Return the columns for which any device has a figure."""
     devices = [row.device for row in machine.devices]
     unused = {one.statistic.title for one in DEVICE_COLUMNS if not any(has_figure(one.statistic, d) for d in devices)}
     return [column for column in COLUMNS if column.title not in unused]

@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """A figure in its role; one that nobody measured, or that there cannot be, is faint."""
+    """Return a figure in its role; faint if it was not measured or cannot exist."""
     return ((text, "faint" if text in (formatting.NOT_MEASURED, formatting.NONE_THERE) else role),)
 
 
@@ -22,10 +22,10 @@ def figure_columns(
     cells: Mapping[str, Callable[[RowT], Line]] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> tuple[Column[RowT], ...]:
-    """A column for each of `places`.
+    """Return a column for each of `places`.
 
-    `row_of` gives what the statistic is of. By key, `cells` draws those that are more than a figure and `roles` says
-    what the others look like.
+    `row_of` returns the object of the statistic. By key, `cells` draws special columns and `roles` has the style of
+    the others.
     """
 
     def column(place: Place) -> Column[RowT]:
@@ -34,7 +34,7 @@ def figure_columns(
 
         def cell(row: RowT, width: int) -> Line:
             text = statistic.bare(row_of(row))
-            if len(text) > width:  # with a larger unit than the column's, and never cut
+            if len(text) > width:  # use a larger unit than the column's rather than cutting it
                 text = statistic.in_full(row_of(row))
             return figure(clean(text), role)
 

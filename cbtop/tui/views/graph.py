@@ -36,15 +36,15 @@ from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.places import Place as ComparedPlace
 
 _SLACK = statistic("slack_us", Of.NODE)
-BESIDE = 160  # cells: from so many on the details stand beside the tree
-_AROUND = 8  # lines of the screen that hold no row of the tree, at most
-DRAWN_TOGETHER = 32  # rows that are made in one go: what follows one in sight is likely to be
-Place = GraphRow | Node  # what lies where, whatever was measured of it
+BESIDE = 160  # cells: from this width on, details are next to the tree
+_AROUND = 8  # maximum lines of the screen that are not rows of the tree
+DRAWN_TOGETHER = 32  # rows made together: rows after a visible one are likely to be visible
+Place = GraphRow | Node  # a node at its place, with or without measurements
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A node in sight, with the connectors in front of it; `at` is its place in the graph, `line` among the rows."""
+    """A visible node with its connectors. `at` is its index in the graph, `line` its index among the rows."""
 
     at: int
     line: int
@@ -58,13 +58,15 @@ class TreeRow:
 def visible_rows(
     places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
 ) -> list[TreeRow]:
-    """The nodes whose ancestors are all unfolded, in drawing order, with their connectors: as they ran or, by the
-    `ranks` of nodes, those of one parent from the lowest on."""
+    """Return the nodes whose ancestors are all unfolded, with connectors, in drawing order.
+
+    Siblings are in execution order, or by ascending `ranks`.
+    """
     outside = places[0].parent if places else None
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    indents: dict[int | None, str] = {}  # of the children of a node in sight and unfolded
+    indents: dict[int | None, str] = {}  # for the children of visible unfolded nodes
     for at in order:
         place = places[at]
         if place.parent in (None, outside):
@@ -83,7 +85,7 @@ def visible_rows(
 
 
 def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
-    """Where the nodes are in `places`, each before its children, and these by rank."""
+    """Return the indices of nodes in `places`, each before its children, siblings by rank."""
     children: dict[int | None, list[int]] = {}
     for at, place in enumerate(places):
         children.setdefault(place.parent, []).append(at)
@@ -109,10 +111,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[ComparedPlace, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """The columns of the tree of `graph`, of which the table holds `rows`; the largest share fills its bar's column.
+    """Return the columns of the tree of `graph`, whose table holds `rows`. The largest share fills its column.
 
-    The slack is worth a column only where anything lies beside the critical path, a burst only where there was one,
-    and `changes` only where there is a baseline.
+    Slack has a column only if anything is off the critical path, a burst only if there was one, and `changes` only
+    with a baseline.
     """
     largest_percent = max(largest_share(graph), 1e-9)
     made: dict[int, GraphRow] = {}
@@ -199,18 +201,18 @@ def _columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tu
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """`critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
+    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
     return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """In which something is looked for."""
+    """Return the texts searched by `find`."""
     name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
     return (name,) if place.category is None else (name, place.category.display_name)
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path; hidden where everything is one sequence."""
+    """One line about the critical path; hidden if everything is one sequence."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -222,13 +224,13 @@ class PathLine(SourceDrawing):
 
 
 class TreeTable(Table[TreeRow]):
-    """Its head says what children are sorted by, and a click on it asks for another order."""
+    """The tree's table. Its head shows the sort column, and a click on it requests a different order."""
 
-    sort_by = ""  # the title of a column; "": as they ran
+    sort_by = ""  # the title of a column; "": in execution order
     descending = True
 
     class HeadClicked(Message):
-        """Somebody wants the order of that column."""
+        """The user requests the order of that column."""
 
         def __init__(self, title: str) -> None:
             super().__init__()
@@ -242,12 +244,12 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """What children may be sorted by now."""
+        """The columns by which children can be sorted now."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
 class Graph(View):
-    """Which kernels ran for which brick of which layer."""
+    """The kernels that ran for each brick of each layer."""
 
     title = "Graph"
     section = "tree"
@@ -277,15 +279,15 @@ class Graph(View):
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
         Binding("escape", "back", "look for nothing any more", show=False),
-        Binding("K", "app.kernels", "kernels"),  # which works everywhere, and is seen here
+        Binding("K", "app.kernels", "kernels"),  # works everywhere, listed here for the footer
     ]
 
     def compose(self) -> ComposeResult:
         self._unfolded: frozenset[int] = frozenset()
         self._fold_state_of = ""
         self._places: Sequence[Place] = ()
-        self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # what the rows in the table were made of
-        self._ranks: dict[int, float] | None = None  # of nodes, in their order; None: as they ran
+        self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # the inputs of the table's rows
+        self._ranks: dict[int, float] | None = None  # of nodes, in sort order; None: in execution order
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
             lambda row: row.id,
@@ -316,7 +318,7 @@ class Graph(View):
         self._lay_out()
 
     def _first_layers(self) -> frozenset[int]:
-        """What is unfolded at first: the first layer and, beside the details, those after it that have room."""
+        """Return what is unfolded at first: the first layer and, next to the details, further layers that fit."""
         layers = [place.id for place in self._places if place.kind is NodeKind.LAYER] or [self._places[0].id]
         unfolded = frozenset(layers[:1])
         if self.app.size.width >= BESIDE:
@@ -334,7 +336,7 @@ class Graph(View):
         self._show_detail()
 
     def _lay_out(self) -> None:
-        """The node under the cursor in detail stands where rows would be blank."""
+        """Show the details of the node under the cursor where rows would be blank."""
         width, height = self.size
         if not (width and height):
             return
@@ -354,7 +356,7 @@ class Graph(View):
             self._detail.show_node(rows_at(self.source.graph, [row.at])[0], self.source)
 
     def _show_tree(self) -> None:
-        """Which rows there are changes with the nodes and what is unfolded, not with what is measured."""
+        """Update the tree. Its rows depend on nodes and folding, not on measurements."""
         if self._drawn and self._drawn[0] is self._places and self._drawn[1] == self._unfolded:
             self._table.redraw()
             return
@@ -364,7 +366,7 @@ class Graph(View):
         self._table.show_rows(visible_rows(self._places, self._unfolded, self._ranks))
 
     def _rank(self) -> None:
-        """Take the order of the figures as they are now."""
+        """Sort by the current figures."""
         self._ranks = None
         if self.source is None or not self._table.sort_by:
             return
@@ -381,7 +383,7 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort the children of each node by the next column; behind the last comes the order in which they ran."""
+        """Sort siblings by the next column; after the last column, in execution order."""
         orders = self._table.orders
         at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
         self._sort_by(orders[(at + columns) % len(orders)], descending=True)
@@ -411,11 +413,11 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to the next node that matches, folded or not; behind the last comes the first."""
+        """Go to the next matching node, folded or not; after the last, to the first."""
         self._go_to_match(matches)
 
     def _go_to_match(self, matches: int) -> None:
-        """By so many matches from where the cursor is; by none: to the first from there on."""
+        """Move by `matches` matches from the cursor; 0 means the first match from there on."""
         looks_like = matcher(self._wanted)
         found = [at for at, place in enumerate(self._places) if any(looks_like(word) for word in _words(place))]
         if not self._wanted or not found:
@@ -428,7 +430,7 @@ class Graph(View):
         self._show_place(found[number])
 
     def _show_place(self, at: int) -> None:
-        """Unfold what the node lies in, and put the cursor on it."""
+        """Unfold all ancestors of the node, and put the cursor on it."""
         parents = {place.id: place.parent for place in self._places}
         inside, parent = set[int](), self._places[at].parent
         while parent in parents:
@@ -445,7 +447,7 @@ class Graph(View):
         self._lay_out()
 
     def open_node(self, node: int) -> None:
-        """Put the cursor on `node`, unfolded with all that it lies in."""
+        """Put the cursor on `node`, unfolded with all its ancestors."""
         outer = {place.id: place.parent for place in self._places}
         path, at = {node}, outer.get(node)
         while at is not None:
@@ -461,7 +463,7 @@ class Graph(View):
             self._set_unfolded(self._unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold this node; where there is nothing to fold, go to its parent."""
+        """Fold this node; if it cannot be folded, go to its parent."""
         row = self._table.current
         if row is None:
             return
@@ -472,7 +474,7 @@ class Graph(View):
             self._table.move_to(ids.index(row.parent))
 
     def action_unfold(self) -> None:
-        """Unfold this node; where it is unfolded, go to its first child."""
+        """Unfold this node; if it is unfolded, go to its first child."""
         row = self._table.current
         if row is None or not row.has_children:
             return
@@ -482,6 +484,6 @@ class Graph(View):
             self._set_unfolded(self._unfolded | {row.id})
 
     def action_toggle_all(self) -> None:
-        """Unfold everything, or fold everything when something is unfolded."""
+        """Unfold everything, or fold everything if something is unfolded."""
         everything = frozenset(place.id for place in self._places)
         self._set_unfolded(frozenset() if self._unfolded else everything)

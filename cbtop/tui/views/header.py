@@ -1,4 +1,4 @@
-"""The head of the screen: whose numbers these are, and the few that matter most."""
+"""The head of the screen: the identity of the source, and its most important figures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BAR_WIDTH = 30
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What the header draws: the source, and what this viewer does with it."""
+    """The content of the header: the source, and the state of this viewer."""
 
     source: SourceView | None
     paused: bool
-    position: str  # "2/3" among the sources; "" when there is only one
-    replay: ReplayView | None = None  # where in which recording; None: it happens now
+    position: str  # "2/3" among the sources; "" if there is only one
+    replay: ReplayView | None = None  # position in a recording; None if live
 
 
 class Header(Drawing):
-    """Three lines: identity, and tiles of a label over a value; on a short terminal two, without tiles."""
+    """Three lines: identity, then tiles with a label above a value. Two lines without tiles on a short terminal."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -79,7 +79,7 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Which stretch of time, and which of the steps, the numbers are of."""
+    """Return the time range and the sampling of the figures."""
     sample = formatting.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else formatting.NOT_MEASURED
@@ -92,7 +92,7 @@ def _of(source: SourceView) -> Line:
 
 
 def _facts(source: SourceView) -> list[str]:
-    """What is known of the model, the most telling first."""
+    """Return the facts about the model, the most important first."""
     facts = [source.model, source.architecture, source.quantization, source.backend]
     words = [clean(fact) for fact in facts if fact]
     for value, unit in ((source.threads, "threads"), (source.layers, "layers")):
@@ -130,7 +130,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(0, _Tile("samples/s", ((formatting.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
-    # Losses come first: whatever else falls off a narrow screen, they do not.
+    # Losses come first, so that a narrow screen never drops them.
     tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
     return tiles
 
@@ -145,7 +145,7 @@ def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float 
 
 
 def _gpu_tile(source: SourceView) -> _Tile | None:
-    """How busy the GPUs are that it runs on, and their power: of several the mean, and the sum."""
+    """Return the load and power of its GPUs: the mean load and the total power if there are several."""
     rows = [row for row in source.gpus if not row.is_stale]
     busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
     watts = [row.watts for row in rows if row.watts is not None]
@@ -158,7 +158,7 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
 
 
 def _recorded(steps: StepsView | None) -> Line:
-    """Of how many steps the inside is known, where that is not all of them."""
+    """Return the number of steps recorded inside, if not all were."""
     if steps is None or steps.recorded == steps.count:
         return ()
     return ((f" {formatting.count(steps.recorded)} recorded", "dim"),)
@@ -169,7 +169,7 @@ def _ms(us: float | None) -> str:
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:
-    """Labels over values, with the curve of the last minutes next to tokens/s or steps/s."""
+    """Return labels above values, with the curve of the last minutes next to tokens/s or steps/s."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     unit, per_sec, history = source.rate
     curve = area(history, history_width, 2, "accent")
@@ -187,7 +187,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """The tiles on one line, for a terminal with few."""
+    """Return the tiles on one line, for a terminal with few lines."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
@@ -204,7 +204,7 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def drops(loss: LossView) -> Line:
-    """Records lost since the daemon looked, loud when there are any."""
+    """Return the number of records lost since the daemon attached, highlighted if there are any."""
     line: Line = ((f"! {formatting.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
         line += ((f" {formatting.count(loss.left_out)} announcements left out", "bad"),)
@@ -212,7 +212,7 @@ def drops(loss: LossView) -> Line:
 
 
 class Notice(Drawing):
-    """One line for what is out of the ordinary: no link, work in progress, an end, a failed check. Else hidden."""
+    """One line for unusual states: no link, work in progress, an end, a failed check. Otherwise hidden."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -220,14 +220,14 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # what is shown, if anything, is of before
+        if refused:  # anything shown is old
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Say what was asked for and is waited for, in front of all else; nothing once it is there."""
+        """Show the progress of a request before other notices; an empty text ends it."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -240,7 +240,7 @@ class Notice(Drawing):
 
 
 def notice(source: SourceView) -> Line:
-    """The most urgent thing to say about `source`, and whether its books close; or nothing."""
+    """Return the most urgent notice about `source`, and whether its books do not close; may be empty."""
     urgent, trouble = _urgent(source), formatting.books_trouble(source.books)
     if not trouble:
         return urgent
@@ -281,12 +281,12 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
-    """What it says it is doing, and how far it is."""
+    """Return its reported activity and progress."""
     return progress_line(source.activity, source.activity_done, bar_width)
 
 
 def progress_line(what: str, done: float | None, bar_width: int) -> Line:
-    """`compiling kernels ▕████   ▏ 43 %`."""
+    """Return for example `compiling kernels ▕████   ▏ 43 %`."""
     line: Line = ((clean(what), "accent"),)
     if done is None:
         return (*line, (" …", "dim"))

@@ -1,4 +1,4 @@
-"""The help: the keys from the bindings, the views from their own texts, and the words used everywhere."""
+"""The help: the keys from the bindings, the views' own texts, and the glossary."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TWO_COLUMNS_FROM = 100 - 4  # cells of a page on a terminal of 100
 
 
 class HelpScreen(Screen[None]):
-    """Everything there is to know, on one page."""
+    """The complete help on one page."""
 
     AUTO_FOCUS = "Pager"
 
@@ -96,7 +96,7 @@ class HelpPage(Page):
 
 
 def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
-    """The whole help for `width` cells: of the first of `views`, then of what works everywhere, then all else."""
+    """Return the whole help for `width` cells: the first of `views`, then general keys, then everything else."""
     first, *others = views
     in_lists = [*_declared(Table), *_declared(SortedTable)]
     lines = [*_view(first, width), BLANK]
@@ -122,7 +122,7 @@ def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[obje
 
 
 def _keys(bindings: Iterable[Binding], width: int) -> list[Line]:
-    """One line for an action, with all its keys."""
+    """Return one line per action, with all its keys."""
     keys: dict[tuple[str, str], list[str]] = {}
     for binding in bindings:
         keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))
@@ -136,7 +136,7 @@ def _paragraph(text: str, width: int) -> list[Line]:
 def _terms(
     terms: Iterable[tuple[str, str]], width: int, role: str = "strong", meaning_role: str = "dim"
 ) -> list[Line]:
-    """What each means behind it, in one column or two."""
+    """Return terms with their meanings, in one or two columns."""
     room = max(20, min(width // _columns(width), 120) - _TERM_WIDTH - 4)
     entries: list[list[Line]] = []
     for term, meaning in terms:
@@ -151,7 +151,7 @@ def _columns(width: int) -> int:
 
 
 def _in_columns(entries: Sequence[Sequence[Line]], width: int) -> list[Line]:
-    """The entries one under the other or, where there is room, in two columns, to be read down the first."""
+    """Return the entries one below the other, or in two columns if they fit, read column by column."""
     lines = [line for entry in entries for line in entry]
     if _columns(width) == 1:
         return lines

@@ -1,4 +1,4 @@
-"""The map of layers: bars for each brick in each layer, and in words which layer stands out."""
+"""The map of layers: bars for each brick in each layer, and a sentence about the layer that stands out."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from cbtop.viewmodels.noise import Change
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # lines of bars of one brick under those of the whole layers, and the blank one over them
-_SCALED = 3  # lines of a bar: from so many on a scale stands before it
-AROUND = 6  # lines of the map beside its bars, at most
-_ROOMY = 140  # columns: from so many on the median has a column, too
+SMALL_STRIP = 3  # lines: bars of one brick below the whole layers, and the blank line above
+_SCALED = 3  # lines of a bar: from this height on, a scale is in front of it
+AROUND = 6  # maximum lines of the map besides its bars
+_ROOMY = 140  # columns: from this width on, the median has its own column
 WHOLE = "whole layer"
-NUMBERED = 5  # every fifth layer has its number over it
+NUMBERED = 5  # every fifth layer has its number above
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One line of bars: a brick, all bricks, or what lies between them, in every layer."""
+    """One line of bars: a brick, all bricks, or the time between bricks, in every layer."""
 
     name: str
     role: str
@@ -40,8 +40,10 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """`Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or that none stands out or that there are too
-    few steps to tell; more where it has room."""
+    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as long as fits.
+
+    Says so if none stands out, or if there are too few steps.
+    """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
@@ -72,8 +74,10 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Their numbers over a bar for each, and the median and the slowest beside them; the bars alone in one line. In
-    what room is left then a line of bars for each of the costliest bricks."""
+    """Return the layers' numbers above a bar for each, with median and slowest; only the bars if there is one line.
+
+    Remaining lines show the costliest bricks.
+    """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
     tall = min(MAX_BAR_HEIGHT, max(1, height - 1))
@@ -89,20 +93,20 @@ def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
-    """How many columns of figures stand beside the bars, and how these lie in what is left of `width`."""
+    """Return the number of figure columns next to the bars, and the spacing of bars in the remaining width."""
     figures = 2 if width >= _ROOMY else 1
     room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
     return figures, Spacing.of(len(layers.rows), max(1, room))
 
 
 def _whole(layers: LayersView) -> Strip:
-    """All of each layer."""
+    """Return the bars of whole layers."""
     us = tuple(row.us for row in layers.rows)
     return Strip(WHOLE, "strong", us, layers.median(us))
 
 
 def strips_of(layers: LayersView) -> list[Strip]:
-    """All of each layer, then the bricks in the order in which they run, then what lies between them."""
+    """Return the whole layers, then the bricks in execution order, then the time between them."""
     between = tuple(row.between_us for row in layers.rows)
     strips = [_whole(layers)]
     for at, brick in enumerate(layers.bricks):
@@ -141,8 +145,7 @@ def map_lines(
 
 
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
-    """The layer that has become slower by most since the baseline, and the worst brick in it; or why that is not
-    known."""
+    """Return the layer that became slower by most since the baseline with its worst brick, or why it is unknown."""
     if baseline is None:
         return []
     if baseline.why_not:
@@ -163,7 +166,7 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
-    """As many as there is room for, the whole layer and the one under the cursor among them: the longest."""
+    """Return the longest strips that fit, with the whole layer and the one under the cursor, in order."""
     if len(strips) <= free:
         return list(strips), 0
     by_time = sorted(strips[1:], key=lambda strip: -sum(us or 0.0 for us in strip.us))
@@ -173,7 +176,7 @@ def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip],
 
 
 def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
-    """The numbers of the layers over their bars, and the heads of the figures."""
+    """Return the numbers of the layers above their bars, and the heads of the figures."""
     odd = [row.is_odd for row in layers.rows]
     line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
     heads = ("median", "slowest")[-figures:]
@@ -181,8 +184,7 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 
 
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
-    """The numbers of layers over their bars, a mark at those that are odd, and at that which is `slower` than the
-    baseline."""
+    """Return the numbers of layers above their bars, with marks at odd ones and at the one `slower`."""
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
     def write(column: int, text: str, role: str) -> None:
@@ -197,7 +199,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # where there is no room for its number
+            write(spacing.column(at), "▼", "strong warn")  # if its number does not fit
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
@@ -247,7 +249,7 @@ def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
 
 
 def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
-    """The layer and the brick under the cursor, in figures."""
+    """Return the figures of the layer and brick under the cursor."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:
@@ -264,7 +266,7 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
 
 
 def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
-    """How what stands in a line has changed in a layer since the baseline."""
+    """Return the change of a line in a layer since the baseline."""
     changes = baseline.changes if baseline else ()
     return next(
         (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None

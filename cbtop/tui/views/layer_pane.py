@@ -1,4 +1,4 @@
-"""One layer in figures: its bricks beside the layers like it, and all layers, the slowest first."""
+"""One layer in figures: its bricks compared with its peer layers, and all layers, the slowest first."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import BETWEEN, ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 5  # of the pane: fewer are of no use
+LEAST_LINES = 5  # of the pane: fewer are useless
 _LEAST_LAYERS = 7  # of the table of all layers
-TWO_TABLES = 100  # cells: from so many on the table of all layers stands beside that of the bricks
+TWO_TABLES = 100  # cells: from this width on, the two tables are next to each other
 
 
 def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
-    """Lines in which all of it has room."""
+    """Return the number of lines for the full content."""
     bricks, all_layers = 3 + len(layers.inside(row)), 2 + len(layers.rows)
     return max(bricks, all_layers) if width >= TWO_TABLES else bricks + 1 + all_layers
 
 
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    """The bricks of `row` and what lies between them, and beside or under them every layer."""
+    """Return the bricks of `row` and the time between them, and every layer next to or below them."""
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)
         panes = [_bricks(layers, row, widths[0], height), _layers(layers, row, widths[1], height)]
@@ -116,5 +116,5 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 
 def _times(ratio: float | None) -> Line:
-    """How many times its like; of what is alone nothing is said."""
+    """Return the ratio to its peers; n/a without peers."""
     return figure(formatting.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

@@ -1,4 +1,4 @@
-"""Layers × bricks: the whole model on one screen, and the layer that is slower than its like."""
+"""Layers × bricks: the whole model on one screen, and the layer that is slower than its peers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cbtop.viewmodels.layers import BETWEEN, LayerRow
 from cbtop.viewmodels.model import SourceView
 
 LEAST_PICTURES = 8  # lines
-BESIDE = 160  # cells: from so many on the figures of the layer stand beside the map, else under it
+BESIDE = 160  # cells: from this width on, the figures of the layer are next to the map, else below it
 
 
 class Layers(View):
-    """What each brick takes in each layer."""
+    """The time of each brick in each layer."""
 
     title = "Layers"
     section = "layers"
@@ -81,7 +81,7 @@ class Layers(View):
         self._map.let_go()
 
     def cells(self) -> Cells | None:
-        """A row for each layer, a column for each brick: µs a step, or a call."""
+        """Return a row per layer and a column per brick: µs per step or call."""
         layers = self.source.layer_times if self.source else None
         if layers is None:
             return None
@@ -108,16 +108,16 @@ class Layers(View):
 
 
 class LayerMap(SourceDrawing, can_focus=True):
-    """The drawing, and where its cursor stands: on a layer, by its node, and on a line."""
+    """The drawing and its cursor, which is on a layer (by its node) and a line."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        self._layer: int | None = None  # the node; None: nobody has moved the cursor, it stands on the slowest layer
+        self._layer: int | None = None  # its node; None: not moved yet, on the slowest layer
         self._line = 0
 
     def let_go(self) -> None:
-        """What comes next is of another moment."""
+        """Drop what is held, because a different moment follows."""
         self._pictures.let_go()
 
     @property
@@ -172,7 +172,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """The layer in figures, and in what is left the brick under the cursor in all layers."""
+        """Return the layer in figures and, in the remaining space, the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

@@ -1,4 +1,4 @@
-"""What a category and a state look like: a role for the colour, a glyph that says the same without colour."""
+"""The look of categories and states: a colour role, and a glyph with the same meaning without colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.tui.widgets.lines import Line
 
 @dataclass(frozen=True, slots=True)
 class CategoryLook:
-    """`role` colours text, `fill` the inside of a bar, `glyph` stands in front of the name."""
+    """`role` colours text, `fill` the inside of a bar, `glyph` is in front of the name."""
 
     role: str
     fill: str
@@ -43,6 +43,6 @@ _BADGES = {
 
 
 def state_badge(state: str, age: str = "") -> Line:
-    """A state as a badge, and for how long; one this viewer has never heard of is shown by its own name."""
+    """Return a state as a badge with its age. An unknown state is shown by its own name."""
     text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
     return ((f" {text} {age} " if age else f" {text} ", role),)

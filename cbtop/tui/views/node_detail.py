@@ -1,4 +1,4 @@
-"""One node of the graph in detail: its figures, and of a layer or a brick what is known of it beyond that place."""
+"""One node of the graph in detail: its figures, and for a layer or brick also those of other places."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.model import GraphRow, SourceView
 
-LEAST_LINES = 6  # of the pane: fewer are of no use
+LEAST_LINES = 6  # of the pane: fewer are useless
 MAX_PICTURE = 16  # lines
-TWO_COLUMNS = 110  # cells: from so many on pictures stand beside the figures
+TWO_COLUMNS = 110  # cells: from this width on, pictures are next to the figures
 
 
 class NodeDetail(Drawing):
-    """A panel that follows the cursor of the graph beside it."""
+    """A panel that follows the cursor of the adjacent graph."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -36,7 +36,7 @@ class NodeDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """What comes next is of another moment."""
+        """Drop what is held, because a different moment follows."""
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
@@ -53,7 +53,7 @@ class NodeDetail(Drawing):
 def node_lines(
     node: GraphRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """The panel of `node` in so many lines. `pictures`: those that it has; None: none yet."""
+    """Return the panel of `node`, `height` lines high. `pictures` caches drawings; None: start without any."""
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)
     look = CATEGORY_LOOKS[node.category] if node.category is not None else None
@@ -85,7 +85,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
 
 
 def _figures(node: GraphRow, width: int) -> list[Line]:
-    """All that was measured of it in this place, and how it is launched."""
+    """Return its measurements in this place, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
@@ -111,7 +111,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """The brick in all layers of the phase, this place among them."""
+    """Return the figures of the brick in all layers of the phase, including this place."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))

@@ -1,4 +1,4 @@
-"""What the program that was started writes, to scroll through."""
+"""The output of the started program, to scroll through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.viewmodels.model import SourceView
 
 
 class OutputPage(Page):
-    """The lines, each on as many rows as it needs."""
+    """The lines, wrapped to the width."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -36,7 +36,7 @@ class OutputPage(Page):
 
 
 class Output(View):
-    """The newest lines, at their end until somebody scrolls up."""
+    """The newest lines, scrolled to the end until the user scrolls up."""
 
     title = "Output"
     doc = (
@@ -54,10 +54,10 @@ class Output(View):
         return self._pager
 
     def show_source(self, source: SourceView) -> None:
-        """Nothing of it is shown here."""
+        """Do nothing: this view shows no source data."""
 
     def show_written(self, written: Sequence[str]) -> None:
-        """Show these lines, and follow their end where it was in sight."""
+        """Show these lines, and stay at the end if it was visible."""
         follows = self._pager.is_vertical_scroll_end
         self._page.show(written)
         if follows:

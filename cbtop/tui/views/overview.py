@@ -1,4 +1,4 @@
-"""The first screen: how fast, where the time goes, what is slow and why, and what the machine does meanwhile."""
+"""The first screen: speed, where the time goes, what is slow and why, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import SourceView, StepsView
 
-TWO_COLUMNS = 160  # cells: from so many on verdicts and bricks stand beside the rest
+TWO_COLUMNS = 160  # cells: from this width on, verdicts and bricks are next to the rest
 _WORST = 3  # verdicts that come before the rest of the view
-_ROOMY, _ROOM_FOR_ADVICE = 17, 26  # lines: from so many on these have a line, and what to do
+_ROOMY, _ROOM_FOR_ADVICE = 17, 26  # lines: from this height on, verdicts have a line, and advice
 _TWO_CHARTS = 100  # cells
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
@@ -54,7 +54,6 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
 )  # fmt: skip
 
 
-#: For a process without tokens.
 COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
     PHASE_COLUMNS[0],
     Column("steps/s", 9, 1, lambda row, _: figure(formatting.number(row.steps_per_sec), "strong good"),
@@ -76,7 +75,7 @@ def phase_columns(phases: Sequence[StepsView]) -> tuple[Column[StepsView], ...]:
 
 
 class Overview(View, can_focus=True):
-    """Everything at a glance."""
+    """A summary of everything."""
 
     title = "Overview"
     doc = (
@@ -100,7 +99,7 @@ class Overview(View, can_focus=True):
         self._drawing.let_go()
 
     def cells(self) -> Cells:
-        """Its phases."""
+        """Return its phases as a table."""
         phases = self.source.phases if self.source else ()
         return Cells.of(phase_columns(phases), phases)
 
@@ -113,7 +112,7 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """What comes next is of another moment."""
+        """Drop what is held, because a different moment follows."""
         self._pictures.let_go()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -148,7 +147,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if known is not None:  # each brick in each of them says more than curves as high as the screen
+        if known is not None:  # bars of each brick are more useful than curves as high as the screen
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, since, step, layers))
@@ -164,7 +163,7 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """tokens/s (or steps/s) over the last two minutes and, where there is room, how long a step took meanwhile."""
+    """Return tokens/s (or steps/s) over the last two minutes and, if there is room, the step time."""
     phase = clean(source.phase or formatting.NOT_MEASURED)
     rate = source.rate
     now: Line = (
@@ -183,7 +182,7 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
-    """A line for each phase, the one shown first."""
+    """Return a line for each phase, the one shown first."""
     shown = [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
     placed = place(phase_columns(shown), width - 2)
     rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
@@ -197,13 +196,13 @@ def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
-    """One step as a bar that closes, then its equation; what lies between steps stands in the rule."""
+    """Return one step as a bar, then its equation, with the time between steps in the rule."""
     if source.books is None:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # what must be known beside the books is more than their bar
+    if height <= 2:  # notes on the books are more important than their bar
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
@@ -214,23 +213,23 @@ def _without_label(text: str) -> str:
 
 
 def _bricks_in_layers(source: SourceView) -> int | None:
-    """How many bricks run in layers; None where there are no layers."""
+    """Return the number of bricks in layers, or None without layers."""
     return None if source.layer_times is None else len(source.layer_times.bricks)
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
-    """Every layer as a bar, and in words which one stands out."""
+    """Return every layer as a bar, and a sentence about the one that stands out."""
     layers = source.layer_times
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # the marks over the bars are worth more than a rule
+    if height <= 3:  # the marks above the bars are more useful than a rule
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
-    """The costliest bricks."""
+    """Return the costliest bricks."""
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
@@ -246,7 +245,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    us, of_what = row.exclusive_us_per_token, " a token"  # without what runs inside, as the share is
+    us, of_what = row.exclusive_us_per_token, " a token"  # exclusive, like the share
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
@@ -264,7 +263,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """A line for each device; those that find no room are counted."""
+    """Return a line per device, and the number of those that do not fit."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []
@@ -297,7 +296,7 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 
 
 def _moved(source: SourceView) -> Line:
-    """What its bricks move: the machine's own counters of memory take privileges that nobody has here."""
+    """Return the bandwidth of its bricks. Reading the machine's memory counters would take privileges."""
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)
         why = "not every step is recorded" if is_declared else "no brick declares its bytes"
@@ -310,7 +309,7 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """What was lost, what recording costs the process, as far as it measures that, and what cbtop itself does."""
+    """Return lost records, the cost of recording if measured, and the cost of cbtop itself."""
     loss = source.loss
     records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)

@@ -1,4 +1,4 @@
-"""The brick under the cursor against every roof, and what each brick would save if it reached its own."""
+"""The brick under the cursor compared with every roof, and the savings if each brick reached its roof."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbtop.viewmodels.model import CeilingRow, SourceView
 from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
 from cbtop.viewmodels.verdicts.base import gain_inside
 
-LEAST_LINES = 5  # of the pane: fewer are of no use
+LEAST_LINES = 5  # of the pane: fewer are useless
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
@@ -31,7 +31,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Saving:
-    """What a brick would save if it reached the roof above it; derived."""
+    """The time a brick would save if it reached its roof; derived."""
 
     brick: BrickRow
     us_per_token: float
@@ -73,7 +73,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """How much of each roof it reaches, what that says, and what is known of the roof."""
+    """Return a table with the part of each roof it reaches, the conclusion, and the properties of the roof."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{formatting.number(brick.gb_per_sec)} GB/s · {formatting.number(brick.gflops)} GFLOP/s"
@@ -87,7 +87,7 @@ def _roofs(
 
 
 def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
-    """What its place under the roofs says, and what to do. `every` are also those of what it does not multiply."""
+    """Return the conclusion from its place under the roofs, with advice. `every` includes roofs of other types."""
     said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
     if near is not None:
@@ -98,7 +98,7 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """The lower roof that limits it where its share is of another; None where both are of one."""
+    """Return the lower roof that limits it if its share refers to a different roof, else None."""
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
         return None
@@ -106,7 +106,7 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Of what is faster than its roof, the slowest level of cache that is as fast."""
+    """For a brick above its roof, return the slowest cache level that is fast enough."""
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
@@ -115,7 +115,7 @@ def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
-    """Those that it stands under: no compute roof of what it does not multiply."""
+    """Return the ceilings that apply to it: no compute roof of a type it does not multiply."""
     peaks = peaks_over(brick, ceilings)
     return [one for one in ceilings if one.kind != "compute" or one in peaks]
 
@@ -143,7 +143,7 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> Part:
-    """What it takes for a token as its steps grow; no part of it where they did not."""
+    """Return the part with its time per token by size of its steps; empty if they had only one size."""
     return Part(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 
 
@@ -166,7 +166,7 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Of each brick whose roof is sure and its own, the most first."""
+    """Return the savings of each brick with a certain roof of its own, the largest first."""
     found = []
     for brick in source.roofline.points:
         share, at = brick.percent, brick.percent_of_roof

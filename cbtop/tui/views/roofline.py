@@ -1,6 +1,6 @@
 """The roofline: what the bricks reach, against ceilings measured on this machine."""
 
-# No roof is ever invented: without measured ceilings the plot shows the points alone and says so.
+# No roof is ever invented: without measured ceilings, the plot shows only the points and says so.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.places import Brick
 from cbtop.viewmodels.roofline import missing_ceilings
 
-BESIDE = 100  # cells: from so many on the table stands beside the plot, as cbtop.tcss has it
+BESIDE = 100  # cells: from this width on, the table is next to the plot, as in cbtop.tcss
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -74,7 +74,7 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
 
 
 def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
-    """How the GFLOP/s of each brick have changed since the baseline."""
+    """Return the column with the change of each brick's GFLOP/s since the baseline."""
 
     def change_of(row: LetteredPoint) -> Change | None:
         found = changes.get(row.point.key)
@@ -96,7 +96,7 @@ def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
 
 
 class Roofline(View):
-    """How far each brick is from what this machine can do."""
+    """How far each brick is from the limits of this machine."""
 
     title = "Roofline"
     section = "roofline"
@@ -114,7 +114,7 @@ class Roofline(View):
         "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("C", "app.measure_roofs", "measure roofs"),  # which works everywhere, and is seen here
+        Binding("C", "app.measure_roofs", "measure roofs"),  # works everywhere, listed here for the footer
     ]
     columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
 
@@ -160,8 +160,11 @@ class Roofline(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """The notes as high as their words, a sixth of the view at most. Beside the plot, under the table, the brick
-        under the cursor where rows would be blank; over the table the plot has these lines, too."""
+        """Give the notes the lines they need, at most a sixth of the view.
+
+        Next to the plot, the brick under the cursor is below the table where rows would be blank. If the table is
+        below the plot, the plot gets these lines.
+        """
         width, height = self.size
         notes = min(self._notes.lines_in(width), height // 6) if self.screen.has_class("-tall") else 1
         rows, left = 1 + max(1, len(self._table.rows)), height - notes
@@ -182,7 +185,7 @@ class Roofline(View):
 
 
 class Notes(Drawing):
-    """What the plot cannot show, said in words."""
+    """Notes on what the plot cannot show."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -193,7 +196,7 @@ class Notes(Drawing):
         self.redraw()
 
     def lines_in(self, width: int) -> int:
-        """How many it takes to say all."""
+        """Return the number of lines for all notes."""
         return len(self._wrapped(width))
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -207,7 +210,7 @@ class Notes(Drawing):
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
-    """Missing or doubtful ceilings, then points above the roof and bricks without declared work."""
+    """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
     said = [missing_ceilings(roofline) or roofline.note]
     said += (f"roofs {doubt}" for doubt in formatting.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)

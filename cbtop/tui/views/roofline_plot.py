@@ -1,11 +1,11 @@
-"""The plot of the roofline: ceilings, ridge points, a mark where each brick is, and the trail of one."""
+"""The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one."""
 
 # Rules
-# - A mark stands in the cell of its values. Several in one cell are their number, and the lines below the plot name
-#   their letters, in the order of their cells from left to right.
-# - The trail of the brick under the cursor lies under roofs, marks and names, and is cut off where the axes end. The
-#   hollow mark where it stood at the baseline is inside them, too, and where no other mark stands.
-# - A brick that lies so far from the others that it would squeeze them is named there, too, and not drawn.
+# - A mark is in the cell of its values. Several marks in one cell are shown as their number, and the lines below the
+#   plot list their letters, from left to right.
+# - The trail of the brick under the cursor is under roofs, marks and names, and is clipped at the axes. The hollow
+#   mark of the baseline is also inside the axes, and only where there is no other mark.
+# - A brick so far from the others that it would squeeze them is listed there, too, and not drawn.
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from cbtop.viewmodels.places import Brick
 RIDGE = "◆"
 BEFORE = "○"  # at the baseline
 MANY = "+"  # ten or more marks in a cell
-# Where names of roofs are tried, best first: parts of the plot's width and height.
+# Places to try for names of roofs, best first: parts of the plot's width and height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
 ROOM_FOR_WORDS = 50  # cells
-_LEAST_PLOT = 4  # rows, axis and ticks with them: before it has as many, the lines below it go
+_LEAST_PLOT = 4  # rows, including axis and ticks: the lines below the plot are dropped before it gets smaller
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
 
 
 def letter(number: int) -> str:
-    """The mark of one brick in so many, from 0 on; beyond 52 there is no letter left."""
+    """Return the mark of brick `number`, from 0 on; `*` after the 52 letters."""
     return ascii_letters[number] if number < len(ascii_letters) else "*"
 
 
@@ -50,7 +50,7 @@ class LetteredPoint:
 
     @property
     def flop_per_byte(self) -> float:
-        """0 has no place on a logarithmic axis."""
+        """FLOP per byte; 0 cannot be placed on a logarithmic axis."""
         return self.point.intensity or 0.0
 
     @property
@@ -101,14 +101,16 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """The plot in `width` x `height` cells with the `trail` of a brick (BrickRow.trail) and its FLOP/B and GFLOP/s
-    `before`, and below it what its marks hold and what is outside of it."""
+    """Return the plot in `width` x `height` cells, and the lists of its marks below.
+
+    `trail` is that of a brick (BrickRow.trail), `before` its FLOP/B and GFLOP/s at the baseline.
+    """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    while True:  # the lines below take rows of the plot, whose cells then hold other marks
+    while True:  # the lines below shrink the plot, which changes its cells
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
         wanted = _wrapped([*_clusters(cells, selected, width), *_outliers(outside, selected)], width)
@@ -119,7 +121,7 @@ def roofline_lines(
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
-    """As long as the roofs, and the points that lie where points usually do, need them."""
+    """Return axes that fit the roofs and all points except outliers."""
     across, up = usual([row.flop_per_byte for row in points]), usual([row.gflops for row in points])
     rows = [row for row in points if across.holds(row.flop_per_byte) and up.holds(row.gflops)]
     ridges, peaks = roofline.ridges, _of_kind(roofline, "compute")
@@ -132,7 +134,7 @@ def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
 
 
 def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
-    """The points by the cell that their values belong to."""
+    """Return the points by the cell of their values."""
     cells: Cells = {}
     for row in points:
         cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)
@@ -144,7 +146,7 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """`in one cell: 2=cd`, `4=efgh`, from left to right; of many letters in pieces that fit."""
+    """Yield `in one cell: 2=cd`, `4=efgh`, from left to right; long lists in pieces that fit."""
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -163,7 +165,7 @@ def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
 
 
 def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
-    """As many lines as it takes, no part broken; one that is wider is cut."""
+    """Return the parts wrapped to lines without breaking a part; a wider one is cut."""
     lines: list[Line] = []
     for part in parts:
         longer = join((lines[-1], part)) if lines else BLANK
@@ -182,8 +184,7 @@ def _drawn(
     trail: Sequence[tuple[float, float] | None],
     before: tuple[float, float] | None,
 ) -> list[Line]:
-    """Decades, the trail, roofs, marks, then the names. A name that finds no room is left out, and how many are is
-    said."""
+    """Draw decades, the trail, roofs, marks, then names. Names that do not fit are left out and counted."""
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()
@@ -195,7 +196,7 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    for level in _of_kind(roofline, "cache"):  # no roof: where what lies above the roof may come from
+    for level in _of_kind(roofline, "cache"):  # not a roof, but a possible source of data for points above the roof
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
             plot.segment(x0, level.value * x0, x1, level.value * x1, "faint")
@@ -214,7 +215,7 @@ def _drawn(
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))  # in front of it
         unnamed += not _name_roof(plot, peak, spots)
-    # Of several the highest bandwidth is named on its upper side, the others below: no name crosses a roof.
+    # Name the highest bandwidth on its upper side, the others below, so that no name crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
@@ -233,17 +234,17 @@ def _drawn(
 
 
 def _role(ceiling: CeilingRow) -> str:
-    """Grey where it is unsure."""
+    """Grey if it is uncertain."""
     return "dim" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
 
 
 def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
-    """The intensity from which on memory could feed a compute roof."""
+    """Return the intensity from which on memory could feed a compute roof."""
     return max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
 
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
-    """Write what is known of a roof where there is room for it; a measured value can do without the word."""
+    """Write the name of a roof as completely as fits; the word "measured" may be left out."""
     unsure = "? " if ceiling.is_unsure else ""
     short = f"{unsure}{clean(ceiling.name)} {formatting.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]

@@ -1,4 +1,4 @@
-"""All sources, the live ones first, the ended ones folded; the one under the cursor in words; what cbtop costs."""
+"""All sources, live ones first, ended ones folded; details of the one under the cursor; the cost of cbtop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.devices import MachineView, ProcessRow
 from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, Standstill
 
-FOLD = ""  # in place of a key: the row of those that have ended
+FOLD = ""  # in place of a key: the row of the ended ones
 SHOWN = "●"
 _LABEL_WIDTH = 10
 MAX_COSTS = 3  # lines
-LEAST_WORDS = 7  # lines, where the list is long
+LEAST_WORDS = 7  # lines, if the list is long
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -44,8 +44,10 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """The columns of a table of keys, `mark` in front of each; the row FOLD says no more than `fold`. Where they are
-    compared with a baseline, what has changed is one."""
+    """Return the columns of a table of keys, with `mark` in front of each. The row FOLD only shows `fold`.
+
+    With a baseline, one column has the change since then.
+    """
 
     def column(
         title: str, width: int, priority: int, cell: Callable[[SourceRow, int], Line], doc: str, align: str = "right",
@@ -117,7 +119,7 @@ def _lost(row: SourceRow) -> tuple[str, str]:
 
 
 class Sources(View):
-    """Who is watched, and how well."""
+    """The processes watched, and how completely."""
 
     title = "Sources"
     section = "sources"
@@ -140,7 +142,7 @@ class Sources(View):
     ]
 
     class Chosen(Message):
-        """Every view is to show the source `key`."""
+        """The user wants every view to show the source `key`."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
@@ -149,7 +151,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        self._unfolded: bool | None = None  # None: nobody has said; then where nothing runs
+        self._unfolded: bool | None = None  # None: not set by the user; unfold if no process runs
         self._table: Table[str] = Table(
             self._columns(),
             lambda key: key,
@@ -201,7 +203,7 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """The list as long as it is, at most what leaves room for words; the source under the cursor in the rest."""
+        """Give the list its full height if the details still have room, and the rest to the details."""
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5
@@ -219,7 +221,7 @@ class Sources(View):
         self._show_words()
 
     def action_choose(self) -> None:
-        """Show the source under the cursor in every view; on the row of those that have ended, (un)fold them."""
+        """Show the source under the cursor in every view; on the row of ended ones, fold or unfold them."""
         key = self._table.current
         if key == FOLD:
             self._unfolded = not self._is_unfolded
@@ -228,12 +230,12 @@ class Sources(View):
             self.post_message(self.Chosen(key))
 
     def cells(self) -> Cells:
-        """All sources, those folded away as well."""
+        """Return all sources, folded ones too."""
         return Cells.of(self._table.columns, self._listed.keys)
 
 
 class SourceInWords(Drawing):
-    """One source, with why what is n/a is so."""
+    """Details of one source, with the reasons of figures that are n/a."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -241,7 +243,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw `row`, whose process that is where its daemon's samplers know it."""
+        """Draw `row` from now on, with its `process` if the daemon's samplers know it."""
         self._row, self._process = row, process
         self.redraw()
 
@@ -263,7 +265,7 @@ class SourceInWords(Drawing):
 
 
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
-    """The last two minutes of it: its rate, its steps, and what it takes of its host."""
+    """Return its charts of the last two minutes: rate, step time, and host resources."""
     phase = clean(row.phase or formatting.NOT_MEASURED)
     about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
@@ -276,7 +278,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
 
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
-    """A label, a text and its role each, the most telling first."""
+    """Return label, text and role of each fact, the most important first."""
     said = [formatting.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
     if row.stale_s is not None:
         said.insert(0, f"{formatting.stale(row.stale_s)}: its daemon does not answer")
@@ -302,7 +304,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """What cbtop itself costs: a line a process or, where there is no room for that, all in one."""
+    """The cost of cbtop: a line per process, or all in one if there is no room."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -315,7 +317,7 @@ class Costs(Drawing):
 
     @property
     def lines(self) -> int:
-        """How many it takes."""
+        """The number of lines it needs."""
         return max(1, min(len(self._costs), MAX_COSTS))
 
     def draw(self, width: int, height: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Where in a recording the screen is, and what stands out there."""
+"""The position of the screen in a recording, and the notable events there."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # cells: below it there is no room to say what the signs mean
+_MIN_LEGEND = 60  # cells: with fewer, there is no room for a legend
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """One line: from the beginning to the end, and the signs of what was found on the way so far."""
+    """One line from the beginning to the end, with the signs of events found until now."""
 
     class Chosen(Message):
-        """Somebody wants to be at `share` of the whole: 0 is the beginning, 1 the end."""
+        """The user wants to go to `share` of the whole: 0 is the beginning, 1 the end."""
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -39,7 +39,7 @@ class TimeBar(Drawing):
         self._time: TimeView | None = None
 
     def show_time(self, found: TimeView | None) -> None:
-        """Show where in time the screen is; None: now, and nobody asks."""
+        """Show the position of the screen; None hides the bar, because the screen is live."""
         self._time = found
         self.display = found is not None
         self.redraw()
@@ -52,7 +52,7 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """The position and the length, and what the signs mean: the most urgent, as far as they leave half of it."""
+        """Return the position, and the length with a legend of the most urgent signs in half of the width."""
         length = formatting.position(found.duration_s)
         before: Line = ((f" {formatting.position(found.at_s):>{len(length)}} ", "strong"),)
         after: Line = ((f" {length} ", "dim"),)
@@ -76,9 +76,9 @@ class TimeBar(Drawing):
 
 
 def bar_of(found: TimeView, width: int) -> Line:
-    """The way in `width` cells: what is behind, where it is, and the signs, of several in a cell the most urgent.
+    """Return the bar in `width` cells: the part before, the position, and the most urgent sign of each cell.
 
-    What lies in the range that is chosen is doubled.
+    The chosen range is drawn as a double line.
     """
 
     def cell_of(at_s: float) -> int:

@@ -21,15 +21,15 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # at least so many lie between two ticks
-LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer say nothing
+TICK_CELLS = 12  # minimum cells between two ticks
+LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer are useless
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane: what lies there, gaps among the bricks, and how each is drawn."""
+    """One row of a lane: its spans, with gaps among the bricks, and their drawing."""
 
     lane: Lane
     title: str
@@ -38,12 +38,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """The block at a moment, or the last one before it."""
+        """Return the index of the block at a moment, or of the last one before it."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """How the parts of a row are drawn. A block is made when it is asked for: few are in sight."""
+    """The drawing of a row's parts. A block is made on access, because few are visible."""
 
     def __init__(self, parts: Sequence[Span | Gap]) -> None:
         self._parts = parts
@@ -62,7 +62,7 @@ class Blocks(Sequence[Block]):
 
 
 def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
-    """Every row of every lane, from the top down."""
+    """Return every row of every lane, from top to bottom."""
     found: list[RowBlocks] = []
     for lane in lanes:
         for number, row in enumerate(lane.rows):
@@ -108,12 +108,12 @@ def _step_names(span: Span) -> tuple[str, ...]:
 
 
 def label_width(width: int) -> int:
-    """Cells for the names of lanes and rows."""
+    """Return the cells for the names of lanes and rows."""
     return 9 if width < 60 else 16
 
 
 def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
-    """Ticks at round times, counted from `zero_ns`, with their unit."""
+    """Return ticks at round times, counted from `zero_ns`, with their unit."""
     length_ns = max(1, scale.end_ns - scale.begin_ns)
     tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
     size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
@@ -126,7 +126,7 @@ def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
 
 
 def _tick(least_ns: float) -> int:
-    """The first of 1, 2, 5, 10, 20 … ns that is long enough."""
+    """Return the first of 1, 2, 5, 10, 20 … ns that is long enough."""
     size = 1
     while True:
         for step in (1, 2, 5):
@@ -136,7 +136,7 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Of what is in sight of a row, the longest, in their order: when each began, from where the axis begins."""
+    """Return the longest visible parts of a row in order of time, with their begin relative to the axis."""
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
     heads: Line = (("began, and took", "faint"),)
@@ -155,7 +155,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
 
 
 def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
-    """Of what is in sight of a row how often each name is there and how long together, the most first."""
+    """Return count and total time per name of the visible parts of a row, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for part, block in zip(row.parts, row.blocks, strict=True):
         if scale.sees(block):
@@ -176,7 +176,7 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
 
 
 def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
-    """How long the last steps of the newest one's phase took, as bars side by side; nothing in little room."""
+    """Return bars with the durations of the last steps in the phase of the newest; empty if there is little room."""
     newest, took_ns = shown.newest, shown.like_newest_ns[-width:]
     if newest is None or len(took_ns) < LEAST_STEPS or lines < LEAST_STEPS_LINES:
         return []
@@ -195,7 +195,7 @@ def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
 
 
 def legend(width: int) -> Line:
-    """What the signs say."""
+    """Return the legend of the signs."""
     parts: list[Line] = [
         ((f"{look.glyph} {category.display_name}", look.role),) for category, look in CATEGORY_LOOKS.items()
     ]

@@ -1,4 +1,4 @@
-"""The drawing of a timeline: what is in sight of it, where the cursor stands, and how both move."""
+"""The drawing of a timeline: the visible part, the cursor, and how both move."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # cells: from so many on the sums stand beside that list
-ROOM_FOR_LONGEST = 5  # lines that are free, from so many on there is a list of the longest
-MARGIN = 0.05  # of what is in sight, beside a block that is moved into it
+TWO_LISTS = 160  # cells: from this width on, the sums are next to that list
+ROOM_FOR_LONGEST = 5  # free lines: from this number on there is a list of the longest blocks
+MARGIN = 0.05  # of the visible time, next to a block that is moved into view
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
-FOLLOWED_S = 1.0  # a step that ended sooner after the one shown is not gone to: nobody reads two steps a second
+FOLLOWED_S = 1.0  # the newest step is shown at most this often, because two a second cannot be read
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
-    """The drawing: what is in sight of which timeline, and where the cursor stands."""
+    """The drawing: the visible part of a timeline, and the cursor."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._held: TimelineView | None = None  # None: it follows the newest step
-        self._newest: TimelineView | None = None  # the one that is followed, and shown
+        self._newest: TimelineView | None = None  # the followed timeline that is shown
         self._clock_s: Callable[[], float] = time.monotonic
-        self._newest_since_s = 0.0  # when it was gone to
-        self._offered: TimelineView | None = None  # the last that there was
-        self._who: object = None  # whose timeline that is
-        self._begin_ns = self._end_ns = 0  # in sight, from the beginning of the timeline
+        self._newest_since_s = 0.0  # when it was first shown
+        self._offered: TimelineView | None = None  # the latest available timeline
+        self._who: object = None  # the source of that timeline
+        self._begin_ns = self._end_ns = 0  # visible range, from the beginning of the timeline
         self._row: tuple[str, str] | None = None  # lane and row; None: the bricks of the first lane
-        self._at: int | None = None  # the block under the cursor, of that row
+        self._at: int | None = None  # the block under the cursor in that row
         self._drawn: Sequence[Lane] = ()
-        self._rows: list[RowBlocks] = []  # of these
+        self._rows: list[RowBlocks] = []  # rows of these lanes
         self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:
@@ -64,7 +64,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # Where nothing has come since, what came last is shown, however soon after; a recording may play slowly.
+        # If nothing new has arrived, show the latest at once; a recording may play slowly.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -78,14 +78,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Lay out all lanes of the timeline that is held; of one that is followed those of its newest step."""
+        """Lay out the lanes of the timeline shown: all if it is held, else those of its newest step."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Stay with the timeline shown; False where there is none."""
+        """Hold the timeline shown. Returns False if there is none."""
         self._held = self._held or self._shown
         self._show_lanes()
         return self._held is not None
@@ -100,7 +100,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     @property
     def _block(self) -> Block | None:
-        """What is under the cursor."""
+        """The block under the cursor."""
         if self._at is None or not self._rows:
             return None
         blocks = self._rows[self._selected].blocks
@@ -120,13 +120,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._show_from(around_ns - round(share * wanted_ns), wanted_ns)
 
     def zoom_to(self) -> None:
-        """Show what is under the cursor as wide as the screen."""
+        """Zoom to the block under the cursor."""
         if (block := self._block) is not None and self._hold():
             length_ns = max(block.end_ns - block.start_ns, MIN_SHOWN_NS)
             self._show_from(block.start_ns, length_ns)
 
     def fit(self) -> None:
-        """Show all there is."""
+        """Show the whole timeline."""
         if self._hold() and self._shown is not None:
             self._show_from(0, self._shown.length_ns)
 
@@ -137,17 +137,17 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self.redraw()
 
     def let_go(self) -> None:
-        """What comes next is of another moment."""
+        """Drop what is held, because a different moment follows."""
         self._held = self._at = self._newest = None
 
     def oldest(self) -> None:
-        """Go to where the timeline begins."""
+        """Go to the beginning of the timeline."""
         if self._hold():
             self._at = None
             self._show_from(0, self._end_ns - self._begin_ns)
 
     def pan(self, halves: int) -> None:
-        """Go on by half of what is in sight; the cursor goes along."""
+        """Move by half of the visible range, with the cursor."""
         if self._hold():
             length_ns = self._end_ns - self._begin_ns
             self._at = None
@@ -169,12 +169,12 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # longer than what is in sight
+            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # longer than the visible range
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
 
     def move_row(self, rows: int) -> None:
-        """Put the cursor on another row, at the same time."""
+        """Move the cursor to another row, at the same time."""
         if not self._rows:
             return
         block = self._block
@@ -253,14 +253,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return self._source.baseline if self._source is not None else None
 
     def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """The step beside the median one of the baseline; nothing without one."""
+        """Return the step compared with the median step of the baseline; empty without one."""
         if shown.newest is None or (found := self._baseline) is None:
             return []
         text = clean(formatting.step_beside(found, shown.newest))
         return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
 
     def _usual(self, part: Span | Gap) -> str:
-        """The median call at the baseline of the layer or the brick in it that `part` is one of."""
+        """Return the median call at the baseline of the layer or brick that `part` belongs to."""
         if (found := self._baseline) is None or not isinstance(part, Span) or not part.where:
             return ""
         phase, *outer = part.where
@@ -273,7 +273,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return "" if median_us is None else f"baseline's median {formatting.duration(median_us)}"
 
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
-        """Each lane: what the time in sight is, then its rows; and which of the lines the cursor is on."""
+        """Return the lines of all lanes, each with the sum of its visible time, and the line of the cursor."""
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None
         for number, row in enumerate(self._rows):
@@ -292,7 +292,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return lines, at
 
     def _detail(self, shown: TimelineView, width: int) -> list[Line]:
-        """What is under the cursor, to the nanosecond, and what is not drawn."""
+        """Return what is under the cursor, to the nanosecond, and what is not drawn."""
         notes = "; ".join(formatting.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
         if self._at is None or (block := self._block) is None:
@@ -325,19 +325,19 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
 
 def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
-    """Whether to go on from the timeline shown to the newest."""
+    """Whether to replace the timeline shown by the newest."""
     if shown is None or newest is None or shown.newest_s is None or newest.newest_s is None:
         return True
     return not 0 <= newest.newest_s - shown.newest_s < FOLLOWED_S
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Where the axis begins."""
+    """Return where the axis begins."""
     return shown.newest.start_ns if shown.newest else 0
 
 
 def _newest_in_sight(shown: TimelineView) -> tuple[int, int]:
-    """The newest step with a little before and after it; all, where there are no steps."""
+    """Return the range of the newest step with a margin; everything if there are no steps."""
     if shown.newest is None:
         return 0, max(1, shown.length_ns)
     margin_ns = round(MARGIN * shown.newest.duration_ns) + 1

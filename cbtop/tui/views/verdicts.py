@@ -1,4 +1,4 @@
-"""Verdicts on the screen: a sentence with its numbers, what to do, and what that would give."""
+"""Verdicts on the screen: a sentence with its numbers, the advice, and its gain."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, r
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_SENTENCE = 40  # cells of it that stay beside what mending gives
+_LEAST_SENTENCE = 40  # minimum cells of the sentence next to the gain
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """The worst first, with what to do and then with all their words, as far as there is room; those without a line
-    are counted. What mending gives stands behind the sentence where there is no room for what to do."""
+    """Return the worst verdicts first, with advice and full text as far as there is room; the rest are counted.
+
+    If there is no room for the advice, the gain follows the sentence.
+    """
     verdicts = source.verdicts
     if not verdicts:
         return [rule((("verdicts", "dim"),), width), _no_verdict(source)]
@@ -47,13 +49,13 @@ def _no_verdict(source: SourceView) -> Line:
 
 
 def most_verdict_lines(source: SourceView, width: int) -> int:
-    """The lines that all words of its verdicts take."""
+    """Return the number of lines for the full text of all verdicts."""
     return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
 
 
-@lru_cache(maxsize=64)  # one stands for a second and longer, and each frame asks twice
+@lru_cache(maxsize=64)  # a verdict lasts at least a second, and each frame asks twice
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """Its sentence, and what to do, in as many lines as they take."""
+    """Return its sentence and its advice, each wrapped to lines."""
     glyph, role = _LOOKS[verdict.severity]
     gain = _gain(verdict)
     if_so: Line = ((f"{gain} if {clean(verdict.gain_if)} (derived). ", "good"),) if gain else BLANK
@@ -69,8 +71,11 @@ def _gain(verdict: Verdict) -> str:
 
 
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
-    """Lines for the sentence and for what to do of each: one a sentence, and of those `free` first one for what to do
-    of each, then what the words of the first take, and so on."""
+    """Return the lines for sentence and advice of each verdict.
+
+    Each sentence gets one line. The `free` lines go first to one line of advice for each, then to the rest of the
+    first text, and so on.
+    """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)
     room = []
@@ -83,7 +88,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """The first of them; the last that there is room for has the beginning of the next, so that the cut is marked."""
+    """Return the first lines; the last one is extended by the next, so that the cut is marked."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

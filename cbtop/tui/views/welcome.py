@@ -1,4 +1,4 @@
-"""What stands in place of the views while there is nothing to show yet."""
+"""The screen shown in place of the views while there is no data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BRIEFLY: tuple[Line, ...] = (
 
 
 class Welcome(Drawing):
-    """How to start something; or why the daemon refuses us; or, once something has started, what it is busy with."""
+    """How to start something; or why the daemon rejects us; or the activity of a process that has started."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -54,7 +54,7 @@ class Welcome(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
-            # On a line of its own and whole, a key can be copied.
+            # On a line of its own, a key can be copied.
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)

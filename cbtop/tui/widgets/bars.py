@@ -1,4 +1,4 @@
-"""Horizontal bars, one bar or several parts stacked, drawn to an eighth of a cell."""
+"""Horizontal bars, single or stacked, drawn to an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEAM = "▏"  # between two parts
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a stacked bar: `label` is written inside where it fits; `fill` is drawn for the rest."""
+    """One part of a stacked bar: `label` is written inside if it fits; `fill` is drawn in the rest."""
 
     value: float
     role: str
@@ -24,20 +24,22 @@ class Part:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """A bar of `width` cells filled to `fraction` (0..1), on a quiet track; a dotted one where it is None."""
+    """Return a bar of `width` cells filled to `fraction` (0..1), on a track; dotted if None."""
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # something is not nothing
+        eighths = 1  # a small value is not zero
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)
 
 
 def stacked(parts: Sequence[Part], width: int) -> Line:
-    """The parts side by side in exactly `width` cells, each as wide as its share; a part > 0 never vanishes
-    while there is a cell to give it. Where a part follows another, a thin line tells them apart without colour."""
+    """Return the parts next to each other in exactly `width` cells, in proportion to their values.
+
+    Any part > 0 gets at least one cell if possible. A thin line separates parts without relying on colour.
+    """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []
     for part, size in zip(parts, cells, strict=True):
@@ -51,7 +53,7 @@ def stacked(parts: Sequence[Part], width: int) -> Line:
 
 
 def _share_cells(values: Sequence[float], width: int) -> list[int]:
-    """`width` cells dealt out in proportion to `values`, by largest remainder, at least one to each > 0."""
+    """Distribute `width` cells in proportion to `values`, by largest remainder, at least one to each > 0."""
     total = sum(values)
     if total <= 0 or width < 1:
         return [0] * len(values)

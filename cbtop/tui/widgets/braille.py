@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # areas: most redraws come before there is another second
+KEPT = 8  # cached areas: most redraws come before the next second
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
@@ -23,7 +23,7 @@ _BITS = (
     (0x04, 0x20),
     (0x40, 0x80),
 )  # Unicode, block Braille Patterns: [row][column]
-# By column, of a cell the lowest none, one, … four dots.
+# Per column: the bits of the lowest 0, 1, … 4 dots of a cell.
 _LOWEST = tuple(
     tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
     for across in range(DOTS_ACROSS)
@@ -31,7 +31,7 @@ _LOWEST = tuple(
 
 
 class BrailleCanvas:
-    """Dots in a grid of cells, each cell with one role; glyphs written on top hide the dots under them."""
+    """Dots in a grid of cells, each cell with one role. Glyphs written on top hide the dots below them."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -41,14 +41,14 @@ class BrailleCanvas:
         self._glyphs: list[list[str]] = [[""] * width for _ in range(height)]
 
     def dot(self, x: int, y: int, role: str) -> None:
-        """Set the dot at column `x`, row `y`, counted in dots from the top left; none outside the canvas."""
+        """Set the dot at column `x`, row `y`, counted in dots from the top left. Ignored outside the canvas."""
         column, row = x // DOTS_ACROSS, y // DOTS_DOWN
         if 0 <= column < self.width and 0 <= row < self.height and x >= 0 and y >= 0:
             self._bits[row][column] |= _BITS[y % DOTS_DOWN][x % DOTS_ACROSS]
             self._roles[row][column] = role
 
     def bar(self, x: int, dots: int, role: str) -> None:
-        """Set the lowest `dots` dots of column `x`, cell by cell; none outside the canvas."""
+        """Set the lowest `dots` dots of column `x`. Ignored outside the canvas."""
         column, lowest = x // DOTS_ACROSS, _LOWEST[x % DOTS_ACROSS]
         if not 0 <= column < self.width:
             return
@@ -58,8 +58,7 @@ class BrailleCanvas:
             self._roles[row][column] = role
 
     def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
-        """A straight line of dots, of which those outside the canvas are left out however many they are; with `dash`
-        only that many dots of every twice as many."""
+        """Draw a straight line, clipped to the canvas. With `dash`, it is dashed with that many dots on and off."""
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
         first, last = 0.0, 1.0  # the part that may be on the canvas
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
@@ -73,7 +72,7 @@ class BrailleCanvas:
             self.dot(round(x0 + (x1 - x0) * part), round(y0 + (y1 - y0) * part), role)
 
     def write(self, column: int, row: int, text: str, role: str) -> None:
-        """`text` from cell `column`, `row` on; what falls outside is cut, what needs two cells becomes `�`."""
+        """Write `text` from cell `column`, `row` on, clipped; double-width characters become `�`."""
         if not 0 <= row < self.height:
             return
         for offset, character in enumerate(text):
@@ -82,7 +81,7 @@ class BrailleCanvas:
                 self._roles[row][column + offset] = role
 
     def role(self, column: int, row: int) -> str:
-        """The role of a cell; "" where nothing was drawn."""
+        """Return the role of a cell, or "" if nothing was drawn."""
         return self._roles[row][column]
 
     def holds(self, column: int, row: int) -> bool:
@@ -90,7 +89,7 @@ class BrailleCanvas:
         return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
-        """The canvas, row by row, runs of one role joined."""
+        """Return the canvas row by row, with runs of one role joined."""
         return [self._row(row) for row in range(self.height)]
 
     def _row(self, row: int) -> Line:
@@ -108,8 +107,10 @@ class BrailleCanvas:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
-    """The newest `values` in one line, newest at the right edge, from 0 to `top`, where they are cut; what is known
-    has a dot at least, what is not is left blank."""
+    """Return the newest `values` on one line, newest at the right edge, on a scale from 0 to `top`.
+
+    Larger values are cut. Known values have at least one dot; unknown ones are blank.
+    """
     shown = values[-width * DOTS_ACROSS :]
     dots = [0] * (width * DOTS_ACROSS - len(shown))
     for value in shown:
@@ -122,10 +123,10 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
-    """The newest `values` as a filled curve, newest at the right edge.
+    """Return the newest `values` as a filled curve, newest at the right edge.
 
-    The scale ends at their maximum and begins at their minimum, or at 0.8 of the maximum where that is lower:
-    a steady rate is drawn steady, and its noise is not blown up to the full height.
+    The scale ends at their maximum. It begins at their minimum, or at 0.8 of the maximum if that is lower, so that
+    the noise of a steady rate does not fill the full height.
     """
     return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
 

@@ -1,4 +1,4 @@
-"""What a terminal is sent of a screen that has changed in places: those cells, and none beside them."""
+"""Sends only the changed cells of a screen to the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """Strips, each with the line and the column that it begins at."""
+    """Strips, each with its line and first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -24,7 +24,7 @@ class ChangedCells(CompositorUpdate):
 
 
 class ChangedCellsScreen(Screen[None]):
-    """A screen of which no more is painted and sent than has changed."""
+    """A screen that paints and sends only what has changed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -32,13 +32,16 @@ class ChangedCellsScreen(Screen[None]):
 
 
 class _Compositor(Compositor):
-    """Textual's own paints every line between the first change and the last, in every widget that lies there and in
-    the containers under it, and sends with a change all that lies to the left of it in its widget."""
+    """Finds the changed cells.
+
+    Textual's own compositor paints every line between the first and the last change, in every widget there and in
+    their containers. With a change, it also sends everything to its left in the widget.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._cuts_known: list[list[int]] = []  # until widgets move
-        self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}  # by column and line, as long
+        self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}  # by column and line, equally long
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
         spans = list(self._regions_to_spans(self._dirty_regions))
@@ -47,7 +50,7 @@ class _Compositor(Compositor):
         return ChangedCells(strips) if strips else None
 
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
-        """Of each changed span what the widget in front shows there; in one of `cuts` that is one and the same."""
+        """Yield for each changed span what the front widget shows. Between two `cuts`, that is one widget."""
         cuts = self.cuts
         if cuts is not self._cuts_known:
             self._cuts_known = cuts

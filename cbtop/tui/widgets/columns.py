@@ -1,6 +1,6 @@
-"""Columns of a table: which fit, how wide each becomes, and a row drawn across them."""
+"""Columns of a table: which fit, how wide each becomes, and drawing of rows."""
 
-# When the terminal narrows, whole columns leave by priority: a column is never squeezed under its width.
+# When the terminal narrows, whole columns are dropped by priority. A column never gets narrower than its width.
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """One column: how to draw its cell at a width, and how much it matters."""
+    """One column: how to draw its cells, and its priority."""
 
     title: str
     width: int
-    priority: int  # 0 stays longest
+    priority: int  # 0 is dropped last
     cell: Callable[[RowT, int], Line]
     doc: str
     align: str = "right"
-    stretch: int = 0  # the share of spare width this column takes, against the others'
-    max_width: int = 0  # where stretching ends; 0: nowhere
-    sort_key: Callable[[RowT], float | str] | None = None  # None: not a column to sort by
-    is_drawn: bool = False  # a picture of what is said elsewhere: nothing to copy or export
-    of_few: bool = False  # of few calls, so it scatters: sorted by it, rows keep their places for longer
+    stretch: int = 0  # its share of spare width, relative to the others
+    max_width: int = 0  # maximum width when stretched; 0: no maximum
+    sort_key: Callable[[RowT], float | str] | None = None  # None: not sortable
+    is_drawn: bool = False  # a picture of values shown elsewhere, so not copied or exported
+    of_few: bool = False  # based on few calls, so it scatters: rows sorted by it keep their places longer
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[RowT]):
-    """A column with the width it got."""
+    """A column with its final width."""
 
     column: Column[RowT]
     width: int
 
 
 def place(columns: Sequence[Column[RowT]], width: int) -> tuple[Placed[RowT], ...]:
-    """The columns that fit into `width`, in their own order, the spare cells dealt to those that stretch."""
+    """Return the columns that fit into `width`, in order. Spare cells go to columns that stretch."""
     chosen: list[Column[RowT]] = []
     used = -COLUMN_GAP
     for column in sorted(columns, key=lambda column: column.priority):
@@ -73,7 +73,7 @@ def _stretch(columns: Sequence[Column[RowT]], spare: int) -> list[int]:
 
 
 def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
-    """The column over which the cell `x` of a head line lies."""
+    """Return the column at cell `x` of a head line."""
     end = 0
     for one in placed:
         end += one.width + COLUMN_GAP
@@ -82,7 +82,7 @@ def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
     return None
 
 
-UNCUT = 200  # cells, in which every figure has room
+UNCUT = 200  # cells, enough for every figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +94,21 @@ class Cells:
 
     @classmethod
     def of(cls, columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Cells:
-        """All that the columns say of the rows, also those that there is no room for on the screen."""
+        """Return the cells of all columns, those without room on the screen too."""
         said = [column for column in columns if not column.is_drawn]
         cells = (tuple(plain(column.cell(row, UNCUT)).strip() for column in said) for row in rows)
         return cls(tuple(column.title for column in said), tuple(cells))
 
     def markdown(self) -> str:
-        """As a table in Markdown, numbers on the right."""
+        """Return the table in Markdown."""
         lines = [self.head, ("---",) * len(self.head), *self.rows]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """The titles, the sorted column's with an arrow, in the gap behind it where the title fills the column.
+    """Return the titles, with an arrow at the sorted column, in the gap after it if the title fills the column.
 
-    Of one that there is no room for the first column of text that is wide enough says it: `brick, by p95▼`.
+    If that column is not visible, the first text column wide enough shows it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"
@@ -136,7 +136,7 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
 
 
 def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
-    """One row across its columns."""
+    """Return one row across its columns."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
         spans += fit_line(place.column.cell(row, place.width), place.width, place.column.align)

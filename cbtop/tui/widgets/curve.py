@@ -1,4 +1,4 @@
-"""A curve over time with its scale: what it was, second by second, up to the moment shown at the right edge."""
+"""A curve over time with its scale: one value per second, up to the moment shown at the right edge."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
-KEPT = 32  # curves: most redraws come before there is another second
+KEPT = 32  # cached curves: most redraws come before the next second
 MIN_HEIGHT = 3  # a line for the time, and two for the curve
-LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines of one
+LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines per chart
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # cells of a rule beside its title and its note
+_RULE_ENDS = 7  # cells of a rule besides its title and its note
 
 
 def nice_top(value: float) -> float:
-    """The end of a scale from 0 on which `value` finds room, a round number; 1 for nothing, or next to nothing."""
+    """Return a round end for a scale from 0 that includes `value`; 1 if it is (nearly) 0."""
     if value < float_info.min:  # the power of ten below it is 0
         return 1.0
     power: float = 10.0 ** floor(log10(value))
@@ -39,10 +39,10 @@ def curve(
     label: Callable[[float], str],
     top: float | None = None,
 ) -> list[Line]:
-    """`height` lines: the newest of `values`, one a second, from 0 to `top` (None: a round number above all of
-    them), and under them the time.
+    """Return `height` lines: the newest of `values`, one a second, and the time below them.
 
-    A second of which nothing is known is left blank; `label` writes the numbers of the scale.
+    The scale runs from 0 to `top` (None: a round number above all values). Unknown seconds are blank. `label` formats
+    the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
 
@@ -81,7 +81,7 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve under a rule that says what it is of, at its right end what it was last, as many `figures` as fit."""
+    """A curve below a rule with its title and, at the right end, as many `figures` as fit."""
 
     title: str
     figures: Sequence[Line]
@@ -91,7 +91,7 @@ class Chart:
     top: float | None = None
 
     def draw(self, width: int, height: int) -> list[Line]:
-        """It in so many lines."""
+        """Draw the chart in `height` lines."""
         drawn: list[Line] = [((NO_CURVE, "dim"),)]
         if any(value is not None for value in self.values):
             drawn = curve(self.values, width - len(_INDENT), height - 1, self.role, self.label, self.top)
@@ -100,8 +100,7 @@ class Chart:
 
 
 def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
-    """Each in its place of a grid that fills `height` lines, the first of them where there is no room for all; as
-    many side by side as are wide enough."""
+    """Return charts in a grid that fills `height` lines; only the first ones if there is no room for all."""
     widest = max(1, width // LEAST_CHART_WIDTH)
     wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
     down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))
@@ -116,7 +115,7 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """`-60 s … 0 s`, each under its second: back from the moment shown, which may be long ago."""
+    """Return `-60 s … 0 s`, each below its second, relative to the moment shown."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"

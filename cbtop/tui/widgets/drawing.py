@@ -1,4 +1,4 @@
-"""The widget everything on the screen is made of: it paints lines and repaints only the spans that changed."""
+"""The base of all widgets: it paints lines and repaints only the spans that changed."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
 
 class Drawing(Widget):
-    """A widget that is a list of lines. Subclasses say which in `draw`, and call `redraw` for new ones."""
+    """A widget made of lines. Subclasses return them in `draw`, and call `redraw` to update them."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        self._strips: dict[int, tuple[Line, Strip]] = {}  # by row what was painted there, and the line that it is of
-        self._painted_for = 0  # in which width
-        self._room = Size(0, 0)  # its size and whether it has a border or padding, which takes long to ask each time
+        self._strips: dict[int, tuple[Line, Strip]] = {}  # by row: the line and its painted strip
+        self._painted_for = 0  # their width
+        self._room = Size(0, 0)  # its size and whether it has a border or padding, cached because asking takes long
         self._has_gutter = False
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
-        """The lines to show in `width` x `height` cells; missing ones are blank, further ones not shown."""
+        """Return the lines for `width` x `height` cells. Missing lines are blank, extra ones not shown."""
 
     def redraw(self) -> None:
-        """Draw again and repaint what differs from what is on the screen."""
+        """Draw again and repaint what differs from the screen."""
         width, height = self._room
         if not (width and height):
             return
@@ -54,10 +54,10 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The rows of `crop`, whole ones each painted once, of others what is asked for.
+        """Return the rows of `crop`. Whole rows are painted once and cached.
 
-        Textual's own way asks ten styles a row, and filters a row anew in each frame: it takes twice the time. What
-        has a border or padding goes that way all the same; no stylesheet of ours sets opacity or tints.
+        Textual's own way asks ten styles per row and filters each row in each frame, which takes twice the time.
+        Widgets with a border or padding still use it. Our stylesheet sets no opacity or tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -76,10 +76,10 @@ class Drawing(Widget):
         return strips
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        if not regions:  # colours may be others
+        if not regions:  # colours may have changed
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own would also forget styles, sizes and what it has painted, which these spans do not change.
+            # Textual's own would also drop styles, sizes and painted strips, which these spans do not change.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -91,7 +91,7 @@ class Drawing(Widget):
         return self._paint(y, 0, self.size.width)
 
     def _paint(self, y: int, begin: int, end: int) -> Strip:
-        """The cells of a row from `begin` to before `end`."""
+        """Return the cells of a row from `begin` to before `end`."""
         looks = self._looks
         joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
         before: _Look | None = None
@@ -133,14 +133,14 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # what the terminal can show of it
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # Roles that look the same have one look.
+        # Roles with the same style share one look.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
 
 
 class _Look:
-    """What a role looks like, and of blanks their colour; None where more than that is seen of them."""
+    """The style of a role, and the colour of its blanks; None if blanks show more than a colour."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -148,7 +148,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Its cells from `begin` to before `end`, whichever of these it has."""
+    """Return its cells from `begin` to before `end`, as far as they exist."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -157,9 +157,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Where `now` differs from `before` in `width` cells: the first column that does, and the one after the last.
+    """Return the range of columns in which `now` differs from `before` in `width` cells, or None.
 
-    One stretch: of several Textual would send what lies to the left of each again.
+    A single range, because for several Textual would send everything to their left again.
     """
     if before == now:
         return None
@@ -188,7 +188,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """In how many cells, from the first on (`step` -1: from the last on backwards), two spans are alike."""
+    """Return the number of equal cells from the start of two spans (`step` -1: from the end)."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0

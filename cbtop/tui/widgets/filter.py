@@ -1,4 +1,4 @@
-"""One line to look for something: what is looked for, and how much of it there is."""
+"""A search line: the text to search for, and the number of matches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 
 class Filter(Horizontal):
-    """`/ att  3 of 16`. What is typed comes as the messages of its Input."""
+    """For example `/ att  3 of 16`. Typed text arrives as messages of its Input."""
 
     def __init__(self, placeholder: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -24,31 +24,31 @@ class Filter(Horizontal):
 
     @property
     def is_open(self) -> bool:
-        """Whether it gets the keys."""
+        """Whether it has the keyboard focus."""
         return self._input.has_focus
 
     def open(self) -> None:
-        """Show it, and give it the keys: now, or what is typed meanwhile would be keys of the view."""
+        """Show it and focus it at once, so that typed keys do not reach the view."""
         self.display = True
         self.screen.set_focus(self._input)
 
     def hold(self, text: str) -> None:
-        """Look for `text` without being asked, and leave the keys where they are."""
+        """Set the filter to `text` without moving the focus."""
         self._input.value = text
         self.display = bool(text)
 
     def close(self) -> None:
-        """Let go of what was looked for."""
+        """Clear the filter."""
         self._input.value = ""
         self.display = False
 
     def show_found(self, found: str) -> None:
-        """Say how much is found, behind what is looked for."""
+        """Show the number of matches after the text."""
         self._found.show(f"{found}  ⏎ keeps  n N  esc clears")
 
 
 class Found(Drawing):
-    """At the end of the line."""
+    """The end of the line."""
 
     def __init__(self) -> None:
         super().__init__()

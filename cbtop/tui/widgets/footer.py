@@ -1,10 +1,9 @@
-"""The keys that do something here and now, taken from the bindings themselves."""
+"""The keys that work in the current view, taken from the bindings."""
 
-# Ours, not Textual's Footer: that one makes a widget of each key, anew whenever the focus moves; ours is one line and
-# takes 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a
-# narrow terminal it gives up what works everywhere, but for help and quit, and then the last keys of this place;
-# Textual's are scrolled away. A binding that is not to be shown and has a tooltip stands there, by that name, where
-# all others have room. A click on a key presses it.
+# Not Textual's Footer, which makes a widget of each key whenever the focus moves. Ours is one line and takes 0.16x of
+# its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a narrow terminal it
+# drops general keys first, except help and quit, then the last keys of the view; Textual's are scrolled away. A
+# hidden binding with a tooltip is shown by that name if there is room for all others. A click on a key presses it.
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ _KEY_NAMES = {
 
 
 def key_name(key: str) -> str:
-    """A key as a keyboard shows it: `ctrl+c` is `^c`."""
+    """Return a key as on a keyboard: `ctrl+c` is `^c`."""
     if key in _KEY_NAMES:
         return _KEY_NAMES[key]
     return key.replace("ctrl+", "^").replace("shift+", "⇧")
@@ -56,14 +55,14 @@ def shown_key(binding: Binding) -> str:
     return binding.key_display or key_name(binding.key)
 
 
-ALWAYS = 2  # of those that work everywhere: the last ones, help and quit
+ALWAYS = 2  # number of general keys never dropped: the last ones, help and quit
 _GAP = 2
 
 
 def fitting(
     here: Sequence[Binding], everywhere: Sequence[Binding], width: int
 ) -> tuple[Sequence[Binding], Sequence[Binding]]:
-    """Of the keys of this place and of those that work everywhere the ones that there is room for."""
+    """Return the local and the general keys that fit."""
 
     def size(bindings: Sequence[Binding]) -> int:
         return sum(width_of(_item(binding)) + _GAP for binding in bindings)
@@ -77,14 +76,14 @@ def fitting(
 
 
 def footer_line(here: Sequence[Binding], everywhere: Sequence[Binding], width: int) -> Line:
-    """The keys of this place on the left, those that work everywhere on the right."""
+    """Return the local keys on the left, the general ones on the right."""
     here, everywhere = fitting(here, everywhere, width)
     left, right = (join([_item(binding) for binding in bindings], " " * _GAP, "") for bindings in (here, everywhere))
     return both_ends(((" ", ""), *left), (*right, (" ", "")), width)
 
 
 def key_at(here: Sequence[Binding], everywhere: Sequence[Binding], width: int, x: int) -> Binding | None:
-    """The key that a footer of `width` cells shows at the cell `x`."""
+    """Return the key at cell `x` in a footer of `width` cells."""
     here, everywhere = fitting(here, everywhere, width)
     right = width - 1 - width_of(join([_item(binding) for binding in everywhere], " " * _GAP, ""))
     for bindings, begin in ((here, 1), (everywhere, right)):
@@ -101,7 +100,7 @@ def _item(binding: Binding) -> Line:
 
 
 class KeyFooter(Drawing):
-    """One line of keys; it follows the focus."""
+    """One line of keys, updated when the focus moves."""
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -113,11 +112,11 @@ class KeyFooter(Drawing):
         return [footer_line(*self._shown(), width)]
 
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
-        """The keys of this place, and those that work everywhere: first those that come where there is room."""
+        """Return the local and the general keys, those shown only if there is room first."""
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}
         with_room: dict[str, Binding] = {}
-        on_top = self.screen is not self.app.screen_stack[0]  # of what lies under the help nothing is to be done now
+        on_top = self.screen is not self.app.screen_stack[0]  # keys of the screen under the help do not work now
         for active in self.screen.active_bindings.values():
             is_shown = active.binding.show or (active.binding.tooltip and _is_global(active))
             if is_shown and active.enabled and not (on_top and _is_global(active)):

@@ -1,7 +1,7 @@
-"""Lines of styled text as plain data: what every drawing function returns and every widget paints."""
+"""Lines of styled text as plain data, returned by drawing functions and painted by widgets."""
 
-# A role is a name from `ROLES`; what it looks like is written in cbtop.tcss and nowhere else.
-# Text from outside goes through `clean` before it reaches a span: no control character gets to the terminal.
+# A role is a name from `ROLES`; its look is defined only in cbtop.tcss. Text from outside goes through `clean` before
+# it reaches a span, so that no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ ROLES = frozenset(
 
 
 def clean(text: str) -> str:
-    """`text` with every character a terminal could obey, or cannot draw, replaced by `�`."""
+    """Return `text` with every control or undrawable character replaced by `�`."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def width_of(line: Line) -> int:
-    """Terminal cells that `line` covers."""
+    """Return the number of terminal cells of `line`."""
     return sum([len(text) if text.isascii() else cell_len(text) for text, _ in line])
 
 
 def clip(text: str, width: int) -> str:
-    """`text` in at most `width` cells, the cut marked with `…`."""
+    """Return `text` in at most `width` cells; a cut is marked with `…`."""
     if (len(text) if text.isascii() else cell_len(text)) <= width:
         return text
     return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def fit(text: str, width: int, align: str = "left") -> str:
-    """`text` in exactly `width` cells, clipped or padded."""
+    """Return `text` in exactly `width` cells, clipped or padded."""
     text = clip(text, width)
     if text.isascii():
         return text.rjust(width) if align == "right" else text.ljust(width)
@@ -82,7 +82,7 @@ def fit(text: str, width: int, align: str = "left") -> str:
 
 
 def fit_line(line: Line, width: int, align: str = "left") -> Line:
-    """`line` in exactly `width` cells, clipped or padded."""
+    """Return `line` in exactly `width` cells, clipped or padded."""
     missing = width - width_of(line)
     if missing > 0:
         padding: Line = ((" " * missing, ""),)
@@ -103,7 +103,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
 
 
 def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
-    """`body` behind `head` in as many lines as it takes, broken between words; all begin where the first does."""
+    """Return `body` after `head`, wrapped between words and aligned with its first line."""
     room = width - width_of(head)
     rows: list[list[Span]] = [[]]
     left = room
@@ -121,12 +121,12 @@ def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
 
 
 def restyle(line: Line, role: str) -> Line:
-    """`line` with `role` under every span: what the spans say themselves still wins."""
+    """Return `line` with `role` as the base of every span, whose own roles take precedence."""
     return tuple((text, f"{role} {roles}") for text, roles in line)
 
 
 def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
-    """The non-empty `parts` in one line with `gap` between them."""
+    """Return the non-empty `parts` on one line with `gap` between them."""
     line: list[Span] = []
     for part in parts:
         if not part:
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """As many of `parts`, from the first on, as fit into `width` whole."""
+    """Return as many of the first `parts` as fit into `width` whole."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)
@@ -149,7 +149,7 @@ def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
 
 
 def both_ends(left: Line, right: Line, width: int) -> Line:
-    """`left` and `right` pushed apart to fill `width`; `right` is clipped first, then dropped."""
+    """Return `left` and `right` pushed apart to fill `width`; `right` is clipped first, then dropped."""
     free = width - width_of(left) - 2
     if free < 8:
         return fit_line(left, width)
@@ -159,12 +159,12 @@ def both_ends(left: Line, right: Line, width: int) -> Line:
 
 
 def plain(line: Line) -> str:
-    """The text of `line` without its roles."""
+    """Return the text of `line` without its roles."""
     return "".join(text for text, _ in line)
 
 
 def rule(title: Line, width: int, right: Line = BLANK) -> Line:
-    """A thin horizontal rule carrying a title, and where it fits a note at its right end."""
+    """Return a thin horizontal rule with a title and, if it fits, a note at its right end."""
     left: Line = (("─ ", "faint"), *title, (" ", ""))
     end: Line = ((" ", ""), *right, (" ─", "faint")) if right else BLANK
     free = width - width_of(left) - width_of(end)

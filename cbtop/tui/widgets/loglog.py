@@ -19,13 +19,13 @@ _FENCE = 1.5  # times the distance between the quartiles: Tukey, "Exploratory Da
 
 @dataclass(frozen=True, slots=True)
 class Span1D:
-    """The values an axis shows, both above zero."""
+    """The range of an axis, both ends above zero."""
 
     low: float
     high: float
 
     def position(self, value: float) -> float:
-        """Where `value` lies: 0 at `low`, 1 at `high`."""
+        """Return the position of `value`: 0 at `low`, 1 at `high`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def value(self, position: float) -> float:
@@ -35,7 +35,7 @@ class Span1D:
         return self.low <= value <= self.high
 
     def decades(self) -> Iterator[float]:
-        """The powers of ten inside."""
+        """Yield the powers of ten inside."""
         exponent = math.ceil(math.log10(self.low) - 1e-9)
         while 10.0**exponent <= self.high * (1 + 1e-9):
             yield 10.0**exponent
@@ -43,7 +43,7 @@ class Span1D:
 
 
 def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
-    """An axis that holds every positive one of `values` with room to spare, at least one decade wide."""
+    """Return an axis that includes all positive `values` with a margin, at least one decade wide."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     low = min(positive, default=0.1) / margin
     high = max(positive, default=10.0) * margin
@@ -54,9 +54,9 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Where `values` (positive) usually lie: what is outside is so far from the others that it would squeeze them.
+    """Return the range of `values` (positive) without outliers, which would squeeze the others.
 
-    Tukey's fences around the quartiles of the logarithms, at least a decade away from them.
+    Uses Tukey's fences around the quartiles of the logarithms, at least a decade away from them.
     """
     ordered = sorted(map(math.log10, values))
     if not ordered:
@@ -75,7 +75,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label: it begins at a point (`right`: it ends there), or so many cells away from it."""
+    """A place for a label: at a point (`right`: it ends there), moved by some cells."""
 
     x: float
     y: float
@@ -87,8 +87,8 @@ class Spot:
 class LogLogPlot:
     """Lines and marks on `width` x `height` cells, axes included.
 
-    A mark stands in the cell of its values and nowhere else; title and labels take cells that nothing else is
-    written into. So draw the lines first, then the marks, then the title and the labels.
+    A mark is exactly in the cell of its values. Nothing else is written into the cells of title and labels. So draw
+    the lines first, then the marks, then the title and the labels.
     """
 
     def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:
@@ -99,23 +99,26 @@ class LogLogPlot:
         self._taken: set[tuple[int, int]] = set()
 
     def grid(self) -> None:
-        """Faint dots where the decades cross."""
+        """Draw faint dots at the crossings of decades."""
         for x in self.x.decades():
             for y in self.y.decades():
                 self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), _GRID_ROLE)
 
     def segment(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
-        """A line straight on the two logarithmic axes."""
+        """Draw a line that is straight on the two logarithmic axes."""
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
     def path(self, points: Sequence[tuple[float, float]], role: str) -> None:
-        """Lines from each of `points` to the next; none where all lie in one cell, or in two."""
+        """Draw lines from each of `points` to the next; nothing if they are all in one or two cells."""
         if len({self.cell(*point) for point in points}) > 2:
             for begin, end in pairwise(points):
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """`text` at the first of `spots` where it crosses nothing, else where it hides only lines; False: nowhere."""
+        """Write `text` at the first of `spots` where it crosses nothing, else where it hides only lines.
+
+        Returns False if it fits nowhere.
+        """
         size = cell_len(text)
         places = []
         for spot in spots:
@@ -137,17 +140,17 @@ class LogLogPlot:
         return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
     def mark(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """One character in a cell: that of its values, see `cell`."""
+        """Write one character in a cell (see `cell`)."""
         self._taken.add(cell)
         self._canvas.write(*cell, glyph, role)
 
     def mark_if_free(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """The same, where no mark stands yet."""
+        """Write a mark if the cell has none yet."""
         if cell not in self._taken:
             self.mark(cell, glyph, role)
 
     def title(self, text: str) -> bool:
-        """What the y axis counts, on top, from the left on where there is room; False: nowhere."""
+        """Write the title of the y axis on top, as far left as possible. Returns False if it fits nowhere."""
         for start in range(1, self._canvas.width - len(text)):
             cells = {(column, 0) for column in range(start - 1, start + len(text) + 1)}
             if not cells & self._taken:
@@ -157,13 +160,13 @@ class LogLogPlot:
         return False
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
-        """The column and row of the cell with the dot nearest to the values; at the edge for what is outside."""
+        """Return column and row of the cell nearest to the values, clamped to the edges."""
         column = round(self._dot_x(x)) // DOTS_ACROSS
         row = round(self._dot_y(y)) // DOTS_DOWN
         return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """The plot with its axes: ticks at the decades, the x title lower right."""
+        """Return the plot with its axes: ticks at the decades, the x title lower right."""
         rows = self._canvas.lines()
         ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

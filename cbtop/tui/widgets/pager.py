@@ -1,4 +1,4 @@
-"""A long text to scroll through: Textual scrolls it, the keys of lists work here too."""
+"""A long text to scroll through with Textual's scrolling and the keys of lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line
 
 
 class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
-    """What holds the page."""
+    """The scrolling container of the page."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "scroll_down", "scroll"),
@@ -28,11 +28,11 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """Lines that need no more than their own width, however many they are."""
+    """Lines of any number that use at most the given width."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:
-        """All lines, for `width` cells."""
+        """Return all lines, for `width` cells."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         return list(self.text(width))

@@ -1,4 +1,4 @@
-"""Parts of a drawing from top to bottom, each with the fewest lines that are of use and the most that it can use."""
+"""Parts of a drawing from top to bottom, each with a minimum and maximum of useful lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAP = "  "  # between panes
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What draws it in a width and so many lines, the fewest that are of use, and the most."""
+    """A function that draws a part in a width and height, with its minimum and maximum height."""
 
     draw: Callable[[int, int], list[Line]]
     least: int
@@ -20,7 +20,7 @@ class Part:
 
 
 def parts_lines(order: Sequence[Part], by_rank: Sequence[Part], width: int, height: int) -> list[Line]:
-    """The parts from top to bottom: the first of `by_rank` get their fewest lines first, then all grow in turn."""
+    """Return the parts from top to bottom. The first of `by_rank` get their minimum first, then all grow in turn."""
     lines = dict.fromkeys(order, 0)
     free = height
     for part in by_rank:
@@ -36,7 +36,7 @@ def parts_lines(order: Sequence[Part], by_rank: Sequence[Part], width: int, heig
 
 
 def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:
-    """Panes from left to right, each in its width, two cells between them; as many lines as the longest has."""
+    """Return panes from left to right in their widths, two cells apart, as high as the highest."""
     lines: list[Line] = []
     for row in range(max(map(len, panes), default=0)):
         line: Line = BLANK
@@ -50,6 +50,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """The widths of so many panes that fill `width`."""
+    """Return the widths of `panes` panes that fill `width`."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

@@ -1,4 +1,4 @@
-"""A table the reader can sort and filter, whose order keeps still while the numbers move."""
+"""A table that can be sorted and filtered, whose order stays steady while numbers change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.table import Table
 
 
 class SortedTable(Table[RowT]):
-    """`s` walks through the columns to sort by, `S` turns the order round; `set_filter` narrows by `words`."""
+    """`s` selects the next sort column, `S` reverses the order; `set_filter` filters by `words`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s,full_stop", "sort(1)", "sort"),
@@ -36,30 +36,30 @@ class SortedTable(Table[RowT]):
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._words = words  # in which a filter looks
+        self._words = words  # texts searched by the filter
         self.sort_by = sort_by
         self.descending = True
-        self.chosen: tuple[str, bool] | None = None  # by a key or a click: the column's title, and whether descending
-        self._wanted = sort_by, True  # which it is sorted by whenever it has that column
+        self.chosen: tuple[str, bool] | None = None  # by key or click: the column, and whether descending
+        self._wanted = sort_by, True  # the preferred sort column, used whenever it exists
         self.filter_text = ""
-        self.nothing_at_all = empty  # said where there are no rows, whatever is looked for
+        self.nothing_at_all = empty  # shown if there are no rows, whatever the filter
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Show `columns` from now on; sorted by the one that is wanted or, while that is not there, by another."""
+        """Show `columns` from now on. Sorts by the preferred column if it exists, else by another."""
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
     def want(self, title: str, *, descending: bool | None = None) -> None:
-        """Sort by that column whenever it is there; by default figures from the largest on, names from A on."""
+        """Prefer this sort column; by default largest figures first, names from A on."""
         self._wanted = title, title != BY_NAME if descending is None else descending
         if self._sort_as_wanted():
             self.show_rows(self._all, of=self._of)
 
     def _sort_as_wanted(self) -> bool:
-        """Whether the order is another one now."""
+        """Sort by the preferred column. Returns whether the order has changed."""
         titles = [column.title for column in self.columns if column.sort_key is not None]
         before = self.sort_by, self.descending
         if self._wanted[0] in titles:
@@ -72,7 +72,7 @@ class SortedTable(Table[RowT]):
         return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
-        """Put `rows` in place of those shown; where they are `of` something else than those were, sorted exactly."""
+        """Replace the rows. If they are `of` something different than before, they are sorted exactly."""
         if of != self._of:
             self._of = of
             self._forget_order()
@@ -92,13 +92,13 @@ class SortedTable(Table[RowT]):
         super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])
 
     def set_filter(self, text: str) -> None:
-        """Show only the rows of whose words one matches `text`, in any case; all of them for an empty one."""
+        """Show only rows with a text that matches `text`, ignoring case; all rows if it is empty."""
         self.filter_text = text
         self._show_matching()
 
     @property
     def found(self) -> str:
-        """`3 of 16`: the rows that the filter leaves."""
+        """For example `3 of 16`: the number of rows that match."""
         return f"{len(self.rows)} of {len(self._all)}"
 
     def draw_head(self, placed: Sequence[Placed[RowT]]) -> Line:
@@ -124,7 +124,7 @@ class SortedTable(Table[RowT]):
             self._sort_by(column.title)
 
     def action_match(self, rows: int) -> None:
-        """Go to the next row that the filter leaves; behind the last comes the first."""
+        """Go to the next matching row; after the last, to the first."""
         if self.rows:
             self.move_to((self.cursor + rows) % len(self.rows))
 

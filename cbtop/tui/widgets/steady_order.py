@@ -1,4 +1,4 @@
-"""An order of rows that keeps still while the numbers move."""
+"""An order of rows that stays steady while numbers change."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows change places when one was ahead of the other by this part in each of so many redraws, 20 s at the default
-# rate: a single long call stays in a window for ten seconds, and moves no row. Of figures that few calls make (p99,
-# max) each window has another: there every sixth redraw counts, so that it is two minutes.
+# Two rows swap if one was ahead of the other by this part in each of this many redraws, 20 s at the default rate. A
+# single long call stays in a window for ten seconds, and moves no row. Figures of few calls (p99, max) differ from
+# window to window, so for them only every sixth redraw counts, which makes two minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
-MAX_VALUES = 200_000  # that are kept of all these redraws: of very many rows fewer count
+MAX_VALUES = 200_000  # values kept of all these redraws: for very many rows, fewer redraws count
 
 Values = Mapping[object, float | str]
 
 
 def redraws_apart(column: Column[RowT]) -> int:
-    """Every so many redraws count for the order by `column`."""
+    """Return the interval of redraws that count for the order by `column`."""
     return RARE_APART if column.of_few else 1
 
 
@@ -32,7 +32,7 @@ class SteadyOrder:
         self._taken = 0
 
     def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
-        """Put the keys of `values` in order; of the redraws before every `apart`th is remembered."""
+        """Sort the keys of `values`. Only every `apart`th earlier redraw is kept for comparison."""
         if self._redraws and (self._taken - 1) % apart:
             self._redraws.pop()
         self._redraws.append(values)
@@ -43,7 +43,7 @@ class SteadyOrder:
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """The keys of the newest redraw sorted, yet as in `previous` while none was ahead of one before it in all."""
+    """Return the sorted keys of the newest redraw, but in `previous` order unless a row was ahead in all redraws."""
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
     kept = [key for key in previous if key in values]
@@ -77,7 +77,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # below 0 is what comes after all that was measured
+    return isinstance(value, str) or value >= 0  # values below 0 sort after all measured ones
 
 
 def _differ(one: float | str, other: float | str, descending: bool) -> bool:

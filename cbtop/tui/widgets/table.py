@@ -1,9 +1,9 @@
-"""A table with a cursor that stays on its row, whatever the numbers do."""
+"""A table with a cursor that stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index, from the first row on: rows may move, come and go under it.
-# Ours, not Textual's DataTable: 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores,
-# Textual 8.2.8; `python -m benchmarks widgets`). Its scrolling goes with it: what is in sight follows the cursor's
-# key, and only those rows are drawn. A text that stands still is scrolled by Textual (pager.py).
+# The cursor belongs to a row's key, not to its index: rows may move, come and go. Not Textual's DataTable: 60 x 6
+# cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8; `python -m benchmarks
+# widgets`). Scrolling is ours, too: the visible rows follow the cursor's key, and only they are drawn. Static text is
+# scrolled by Textual (pager.py).
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MARGIN = 3  # the cursor's mark on the left; a blank and the scroll mark on the
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
-    """Rows under a head line. Only what is in sight is drawn, so a thousand rows cost what twenty do."""
+    """Rows below a head line. Only visible rows are drawn, so a thousand rows cost as much as twenty."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "move(1)", "down", show=False),
@@ -36,7 +36,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands on another row."""
+        """The cursor has moved to a different row."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         super().__init__(id=id)
         self.columns = tuple(columns)
         self.key = key
-        self.empty = empty  # said in place of rows
+        self.empty = empty  # shown in place of rows
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
-        self._is_placed = False  # whether somebody has put the cursor where it is
+        self._is_placed = False  # whether the user has placed the cursor
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
-        """Put `rows` in place of those shown; the cursor stays on its row, or near where that was."""
+        """Replace the rows. The cursor stays on its row, or near its place."""
         self.rows = tuple(rows)
         keys = [self.key(row) for row in self.rows]
         if self._cursor_key in keys:
@@ -73,12 +73,12 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return self.rows[self.cursor] if self.rows else None
 
     def _hold_row(self) -> None:
-        """Stay on this row from now on; where there is none, on that of before, should it come back."""
+        """Bind the cursor to this row; without rows, keep the previous one, in case it returns."""
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])
 
     def release_row(self) -> None:
-        """What is shown next is something else: the cursor goes to its first row, unless somebody has placed it."""
+        """Prepare for different content: the cursor goes to the first row, unless the user has placed it."""
         if not self._is_placed:
             self.cursor, self._cursor_key = 0, None
 
@@ -88,7 +88,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
     @property
     def visible_columns(self) -> list[Column[RowT]]:
-        """The columns there is room for."""
+        """The columns that fit."""
         return [placed.column for placed in self._placed]
 
     @property
@@ -96,11 +96,11 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return max(1, self.size.height - 1)
 
     def said(self, width: int) -> list[Line]:
-        """What stands in place of rows where there are none."""
+        """Return the text shown if there are no rows."""
         return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
 
     def draw(self, width: int, height: int) -> list[Line]:
-        inner = width - 1  # the last cell shows where in the list we are
+        inner = width - 1  # the last cell shows the scroll position
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
@@ -121,7 +121,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return restyle(fit_line((("▎", "accent"), *line), width), "cursor")
 
     def move_to(self, index: int) -> None:
-        """Put the cursor on row `index`, or the nearest there is."""
+        """Put the cursor on row `index`, or the nearest row."""
         index = max(0, min(index, len(self.rows) - 1))
         if index == self.cursor or not self.rows:
             return
@@ -143,7 +143,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self.move_to(len(self.rows) - 1)
 
     def action_copy(self) -> None:
-        """Put this row, under its head, into the clipboard of whoever sits at the terminal."""
+        """Copy this row with its head to the clipboard of the terminal's user."""
         if (row := self.current) is not None:
             self.app.copy_to_clipboard(Cells.of(self.columns, [row]).markdown())
             self.app.notify("the row is copied as Markdown, where the terminal allows it (OSC 52)", markup=False)
@@ -154,7 +154,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return Cells.of(self.columns, self.rows)
 
     def on_click(self, event: Click) -> None:
-        """A row gets the cursor, and twice is Enter; a column's head is for those who sort."""
+        """Select the clicked row; a double click is Enter. A click on a head is passed to subclasses that sort."""
         if event.y == 0:
             if (column := column_at(self._placed, event.x - 1)) is not None:
                 self.choose_column(column)
@@ -164,7 +164,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
                 self.app.simulate_key("enter")
 
     def choose_column(self, column: Column[RowT]) -> None:
-        """Its head was clicked."""
+        """Handle a click on the head of a column."""
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()
@@ -176,7 +176,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
 
 def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
-    """The first row to show so that the cursor is in sight and no room is wasted."""
+    """Return the first row to show so that the cursor is visible and no room is wasted."""
     top = max(cursor - visible + 1, min(top, cursor))
     return max(0, min(top, total - visible))
 

@@ -11,14 +11,14 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # before a note that is kept, and behind it
+NOTE_GAP = 4  # before a note that is kept, and after it
 
 
 class TabBar(Drawing):
-    """Numbered tabs; a click on one asks for it."""
+    """Numbered tabs. A click on one requests it."""
 
     class Chosen(Message):
-        """Somebody wants the tab `index`."""
+        """The user wants the tab `index`."""
 
         def __init__(self, index: int) -> None:
             super().__init__()
@@ -36,7 +36,7 @@ class TabBar(Drawing):
         self.redraw()
 
     def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """What stands at the right end; where it is to be kept, the tabs leave it room."""
+        """Set the note at the right end. If it must be kept, the tabs leave room for it."""
         self.note, self._is_note_kept = note, keep
         self.redraw()
 
@@ -47,7 +47,7 @@ class TabBar(Drawing):
         return [both_ends(tuple(left), (*self.note, (" ", "")), width)]
 
     def _labels(self, width: int) -> list[str]:
-        """All of them in `width` cells: where there is little room, of each but the active one the first letters."""
+        """Return the labels in `width` cells. If there is little room, all but the active one are shortened."""
         if self._is_note_kept:
             width -= width_of(self.note) + NOTE_GAP
         wide = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]

@@ -1,6 +1,6 @@
-"""The themes, dark and light, each also in 16 colours: every colour that cbtop.tcss names.
+"""The themes, dark and light, each also in 16 colours, with every colour named in cbtop.tcss.
 
-Text has at least 3:1 contrast (WCAG 2) with what is behind it, and no category is red: red is what is bad.
+Text has at least 3:1 contrast (WCAG 2) with its background. No category is red, because red means bad.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DARK = Theme(
         "ink": "#0e1217",
         "cursor": "#1f2935",
         "track": "#1a212a",
-        # After Okabe and Ito: told apart with any kind of colour vision.
+        # After Okabe and Ito: distinguishable with any kind of colour vision.
         "norm": "#d38fb8",
         "attention": "#5fb4ea",
         "ffn": "#e8a33a",
@@ -66,8 +66,8 @@ LIGHT = Theme(
     },
 )
 
-# Of a terminal with 16 colours each of these is one: Rich takes the nearest, and these are at no distance. One grey
-# can be read on black and one on white: what is faint looks like what is dim.
+# Each of these is a colour of terminals with 16 colours. Rich takes the nearest, and these are at distance 0. Only
+# one grey is readable on black and one on white, so faint looks like dim.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"
@@ -135,7 +135,7 @@ THEMES = (DARK, LIGHT, DARK_16, LIGHT_16)
 
 
 def theme_for(color_system: str | None, *, is_light: bool) -> Theme:
-    """The theme for a terminal that Rich calls of `color_system`: `standard` has 16 colours."""
+    """Return the theme for Rich's `color_system`: `standard` has 16 colours."""
     if color_system == "standard":
         return LIGHT_16 if is_light else DARK_16
     return LIGHT if is_light else DARK

@@ -1,8 +1,8 @@
-"""Blocks of time side by side on one line: whole cells with names in them, edges to an eighth, clusters counted.
+"""Blocks of time next to each other on one line: named whole cells, edges to an eighth, clusters counted.
 
-A block that covers a whole cell or more is drawn over the cells that it covers, and its ends in those beside them, as
-far as they go. One that covers none is counted in the cell where its middle lies. Such cells side by side are one
-cluster, with the number of its blocks where there is room; how dark a cell is says how much of its time they take. So
+A block that covers at least one whole cell is drawn over the cells it covers, with its ends in the adjacent cells, as
+far as they reach. A block that covers none is counted in the cell of its middle. Adjacent such cells form a cluster,
+labelled with the number of its blocks if there is room. The shade of a cell shows how much of its time they take. So
 each block is in one place, and none is drawn longer than it is.
 """
 
@@ -18,16 +18,16 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, fit
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-HALF, LEAST = "▐", "▕"  # of a cell, at its right
-LEAST_NAME = 4  # cells: less of a name says nothing
+HALF, LEAST = "▐", "▕"  # right part of a cell
+LEAST_NAME = 4  # cells: a shorter name is useless
 SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
-    """From one moment to another, in ns. Inside stands the first of the names that has room, or the last, cut.
+    """A block between two moments, in ns. It is labelled with the first name that fits, or the last one, cut.
 
-    They are made when they are asked for: most blocks lie in clusters, which have none. `role` colours text, `fill`
-    the inside. A block without a `glyph` is a gap: it is dotted, and not counted.
+    Names are made on access, because most blocks are in clusters, which show none. `role` colours text, `fill` the
+    inside. A block without a `glyph` is a gap: it is dotted, and not counted.
     """
 
     start_ns: int
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Timed(Protocol):
-    """What lies between two moments, in ns."""
+    """Something between two moments, in ns."""
 
     @property
     def start_ns(self) -> int: ...
@@ -61,46 +61,46 @@ class Scale:
         object.__setattr__(self, "_length_ns", max(1, self.end_ns - self.begin_ns))
 
     def whole(self, block: Block) -> tuple[int, int]:
-        """The cells that `block` covers whole: the first, and the one after the last; as many may be none."""
+        """Return the cells that `block` covers whole: the first, and the one after the last; may be empty."""
         begin = -(-(block.start_ns - self.begin_ns) * self.width // self._length_ns)
         end = (block.end_ns - self.begin_ns) * self.width // self._length_ns
         return max(0, begin), min(self.width, end)
 
     def eighths(self, moment_ns: int) -> int:
-        """How many eighths of its cell lie before a moment."""
+        """Return the eighths of the cell before a moment."""
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """And how many lie after it; 0 where it is at the end of a cell."""
+        """Return the eighths of the cell after a moment; 0 at the end of a cell."""
         into = (moment_ns - self.begin_ns) * self.width % self._length_ns
         return 8 * (self._length_ns - into) // self._length_ns if into else 0
 
     def cell(self, block: Block) -> int:
-        """The cell in which the middle of what is in sight of `block` lies."""
+        """Return the cell of the middle of the visible part of `block`."""
         begin, end = max(block.start_ns, self.begin_ns), min(block.end_ns, self.end_ns)
         at = (begin + end - 2 * self.begin_ns) * self.width // (2 * self._length_ns)
         return min(max(at, 0), self.width - 1)
 
     def shade(self, busy_ns: int) -> str:
-        """A cell of which so much is taken."""
+        """Return the shade of a cell that is used for `busy_ns`."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
     def about(self, blocks: Sequence[Timed]) -> range:
-        """Which of `blocks`, that are disjoint and in their order, may be in sight: all that are, and few beside."""
+        """Return the range of `blocks` (disjoint, in order) that may be visible: all visible ones and few others."""
         first = bisect_left(blocks, self.begin_ns, key=lambda block: block.end_ns)
         return range(first, bisect_left(blocks, self.end_ns, lo=first, key=lambda block: block.start_ns))
 
     def sees(self, block: Timed) -> bool:
-        """Whether any of it is in sight."""
+        """Whether any of it is visible."""
         return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
             block.end_ns == self.begin_ns > block.start_ns
         )  # fmt: skip
 
 
 class Place(NamedTuple):
-    """The cells from `first` to before `end`, and the blocks there by their number: one, or those of a cluster.
+    """The cells from `first` to before `end`, and the indices of the blocks there: one, or those of a cluster.
 
-    Of a cluster `cells` says which of its cells each is counted in.
+    For a cluster, `cells` has the cell in which each is counted.
     """
 
     first: int
@@ -110,12 +110,12 @@ class Place(NamedTuple):
 
 
 def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
-    """Where each of `blocks`, which are disjoint and in their order, is drawn or counted, from the left."""
+    """Return where each of `blocks` (disjoint, in order) is drawn or counted, from the left."""
     return _places(_in_sight(blocks, scale), scale)
 
 
 def _in_sight(blocks: Sequence[Block], scale: Scale) -> dict[int, Block]:
-    """Those that are, by their number: each is asked for once."""
+    """Return the visible blocks by index, each accessed once."""
     about = ((number, blocks[number]) for number in scale.about(blocks))
     return {number: block for number, block in about if scale.sees(block)}
 
@@ -126,7 +126,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[Place]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # of what took no time, just before it
+            begin = last.end  # if a block of zero length is just before it
         if begin < end:
             found.append(Place(begin, end, (number,)))
         elif block.glyph:
@@ -139,11 +139,11 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[Place]:
 
 
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
-    """The line; the block `current` is lit."""
+    """Return the line; the block `current` is highlighted."""
     seen = _in_sight(blocks, scale)
-    cells: list[tuple[str, str]] = []  # what is drawn so far, from the left
+    cells: list[tuple[str, str]] = []  # drawn cells, from the left
     at = 0
-    before: Block | None = None  # the block that the last whole cells were of
+    before: Block | None = None  # the block of the last whole cells
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None
@@ -175,7 +175,7 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
 
 
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
-    """The cells between what was drawn and what comes, as far as the ends of these two reach into them."""
+    """Return the cells between two drawn places, with the ends of the blocks that reach into them."""
     if width <= 0:
         return []
     left = right = ("", "")
@@ -192,7 +192,7 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
 
 
 def _cluster(blocks: Mapping[int, Block], place: Place, scale: Scale, current: int | None) -> list[tuple[str, str]]:
-    """Each cell in the colour of what takes most in it, with the number of all in the middle."""
+    """Return each cell in the colour of its longest content, with the total number in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):
         inside.setdefault(cell, []).append(number)
