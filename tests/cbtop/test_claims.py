@@ -50,11 +50,11 @@ def test_a_secret_key_is_read_by_load_pair_alone() -> None:
     }  # one writes it, one reads it, one asks whether it is there
 
 
-def test_the_changelog_begins_with_the_version_that_is_there() -> None:
-    sections = [
-        line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line[:3] == "## "
-    ]
-    assert sections[0].split()[1] == __version__
+def test_the_changelog_has_the_version_with_its_date() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = [line for line in text.splitlines() if line.startswith("## ")]
+    assert sections[0] == "## [Unreleased]"
+    assert re.fullmatch(rf"## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", sections[1])
 
 
 def test_every_test_that_the_promises_name_is_there() -> None:
