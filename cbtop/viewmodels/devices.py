@@ -147,7 +147,7 @@ def waiting_percent(store: Store, record: SourceRecord) -> float | None:
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    return sum(waited) / len(waited) if len(waited) >= LEAST_SAMPLES else None
+    return sum(waited) / len(waited) if waited else None  # one sample holds all waits of its second
 
 
 def _namespaces(store: Store) -> set[int | None]:

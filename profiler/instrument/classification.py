@@ -261,9 +261,11 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     (_class(_ACTIVATION, _leaf), Kind(BrickId.ACTIVATION)),
 )
 
-# Modules that are never called, and one whose parts never are: they run in it as one.
+# Modules that are never called, and those whose parts never are: they run in them as one. Layers of torch's eager
+# quantisation hold their weight in a module.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
+_PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> Kind | None:
@@ -273,4 +275,5 @@ def classify(it: Described) -> Kind | None:
     for matches, kind in RULES:
         if matches(it):
             return kind
-    return Kind(it.classes[0]) if it.is_leaf or it.classes[0] in _RUNS_AS_ONE else None
+    runs_as_one = it.is_leaf or it.classes[0] in _RUNS_AS_ONE or it.holds == _PACKED_WEIGHT
+    return Kind(it.classes[0]) if runs_as_one else None

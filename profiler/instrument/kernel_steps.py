@@ -33,6 +33,7 @@ from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # that the figure of their cost needs
+LEAST_TOLD = 3  # windows, until it is told whether the device was idle as steps began
 MOSTLY = 0.8  # of the steps
 KEPT = 3  # windows: the graph shows their kernels
 TOLD_EVERY = 8  # windows
@@ -143,7 +144,7 @@ class KernelSteps:
 
     def _say_measured(self) -> None:
         how = BY_KERNELS
-        if self._windows >= LEAST_WINDOWS and sum(self._were_idle) >= MOSTLY * len(self._were_idle):
+        if self._windows >= LEAST_TOLD and sum(self._were_idle) >= MOSTLY * len(self._were_idle):
             how += IDLE_BEFORE
         if how != self._said:
             self._said = how

@@ -2,25 +2,134 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.viewmodels.model import SourceView
+from cbtop.commands.run import DEFAULT_OVERHEAD
+from cbtop.reports import REPORTS
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.model import Severity, SourceView, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
+SCRIPTS = Path(__file__).parent / "scripts"
+# Verdicts that neighbours on the same processors can cause. On a shared machine they may be true.
+OF_NEIGHBOURS = {"starved", "bimodal-latency", "outlier-mean"}
+SHARED = 0.05  # of the run: in more of it somebody waited for a processor
+PRESSURE = Path("/proc/pressure/cpu")
 
-def view_of(program: str, directory: Path, overhead: str = "3%") -> SourceView:
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is shown of a program that has ended."""
+
+    view: SourceView
+    output: str
+    summary: str  # what `cbtop run` printed on stderr when it ended
+    file: Path
+    is_shared: bool  # whether others used the processors meanwhile, as Linux says it
+
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Return the verdicts by their ids."""
+        return {verdict.id: verdict for verdict in self.view.verdicts}
+
+    @property
+    def warnings(self) -> set[str]:
+        """Return the ids of errors and warnings, without those that a neighbour may have caused."""
+        found = {verdict.id for verdict in self.view.verdicts if verdict.severity is not Severity.NOTE}
+        return found - OF_NEIGHBOURS if self.is_shared else found
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether neighbours left the program too little for a verdict on the times of its steps."""
+        return self.is_shared and "starved" in self.verdicts
+
+    @property
+    def text(self) -> str:
+        """Return the text report of its bricks."""
+        return REPORTS["text"]([self.view], ["bricks"])
+
+    def brick(self, name: str) -> BrickRow:
+        """Return the row of a brick."""
+        return {row.name: row for row in self.view.bricks}[name]
+
+    def views(self) -> Iterator[SourceView]:
+        """Yield what was shown at each second of the run."""
+        with ReplayFeed(self.file) as feed:
+            for second in range(int(feed.duration_s) + 1):
+                feed.seek(second)
+                views = (feed.view(source.key) for source in feed.sources())
+                yield from (view for view in views if view is not None)
+
+    def during(self) -> set[str]:
+        """Return the ids of all verdicts that were shown at any second of the run."""
+        return {verdict.id for view in self.views() for verdict in view.verdicts}
+
+
+class Run:
+    """Runs scripts of `scripts`, each as `faulty` or `healthy`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._runs = 0
+
+    def __call__(self, script: str, kind: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
+        """Run a script under `cbtop run`."""
+        self._runs += 1
+        directory = self._directory / f"{kind}-{self._runs}"
+        begun, pressure_s = time.monotonic(), _pressure_s()
+        view, output, summary = _shown([str(SCRIPTS / f"{script}.py"), kind], directory, overhead)
+        waited = (_pressure_s() - pressure_s) / (time.monotonic() - begun)
+        return Outcome(view, output, summary, directory / "run.cbtop", waited > SHARED)
+
+    def faulty(self, script: str, verdict: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
+        """Run a faulty script; do so again, twice at most, if neighbours may have hidden `verdict`."""
+        for _ in range(2):
+            outcome = self(script, "faulty", overhead)
+            found = outcome.during() if verdict == "stuck" else outcome.verdicts  # no process that ended is stuck
+            if verdict in found or not outcome.is_shared or (verdict in OF_NEIGHBOURS and outcome.is_starved):
+                return outcome
+        return self(script, "faulty", overhead)
+
+
+def view_of(program: str, directory: Path, overhead: str = DEFAULT_OVERHEAD) -> SourceView:
     """Return what is shown of `program` when it has ended; by default with the default overhead."""
+    return _shown(["-c", program], directory, overhead)[0]
+
+
+def _shown(program: list[str], directory: Path, overhead: str) -> tuple[SourceView, str, str]:
     directory.mkdir(exist_ok=True)
     file = directory / "run.cbtop"
-    command = [*CBTOP, "run", "--overhead", overhead, "--record", str(file), "--", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
+    command = [*CBTOP, "run", "--overhead", overhead, "--record", str(file), "--", sys.executable, *program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     with ReplayFeed(file) as feed:
         feed.seek(feed.duration_s)
         (source,) = feed.sources()
         view = feed.view(source.key)
     assert view is not None
-    return view
+    return view, done.stdout, done.stderr
+
+
+def _pressure_s() -> float:
+    """Return for how long, since the machine began, any process waited for a processor; 0 if Linux does not say."""
+    if not PRESSURE.exists():
+        return 0.0
+    some, *_ = PRESSURE.read_text().splitlines()
+    return float(some.rpartition("=")[2]) / 1e6
+
+
+def has_compiler() -> bool:
+    """Return whether torch.compile finds the C++ compiler that it uses on a processor."""
+    return any(
+        os.access(Path(directory, name), os.X_OK)
+        for directory in os.environ.get("PATH", "").split(os.pathsep)
+        for name in (os.environ.get("CXX") or "g++", "clang++")
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.reports import REPORTS
-from tests.real.programs import view_of
+from tests.real.programs import Run, has_compiler, view_of
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
@@ -51,8 +51,8 @@ class Model(nn.Module):
 
 model = Model().eval()
 with torch.no_grad():
-    for _ in range(150):
-        model(torch.ones(2, 16, 256))
+    for _ in range(100):
+        model(torch.ones(2, 64, 256))
 """
 PROGRAMS = {
     "an encoder's fused path": (ENCODER.format(mode="eval"), ENCODER.format(mode="train")),
@@ -76,3 +76,24 @@ def test_time_that_cbtop_does_not_see_inside_is_not_called_host_bound(
         assert "host-bound" not in [verdict.id for verdict in view.verdicts]
     assert "\nnot instrumented: " in REPORTS["text"]([faulty], ["bricks"])
     assert "\nnot instrumented: " not in REPORTS["text"]([healthy], ["bricks"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("compiled_layers", "torch.compile compiled code of this process"),
+        ("compiled_forward", "torch.compile compiled code of this process"),
+        ("traced_layer", "a script"),
+        ("python_heavy", "the program's own"),
+    ],
+)
+def test_unseen_time_is_named_with_its_reason_and_the_twin_has_none(run: Run, script: str, why: str) -> None:
+    if script.startswith("compiled") and not has_compiler():
+        pytest.skip("torch.compile finds no C++ compiler")
+    faulty, healthy = run(script, "faulty"), run(script, "healthy")
+    (line,) = [line for line in faulty.text.splitlines() if line.startswith("not instrumented: ")]
+    assert why in line
+    assert "\nnot instrumented: " not in healthy.text
+    for outcome in (faulty, healthy):
+        assert not outcome.warnings

@@ -9,6 +9,8 @@ from cbtop.units import duration, percent
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
+from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
+from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 APART = 1.20  # times as long as the fast mode: kinds that differ by less need no name
 MIN_PERCENT = 10.0  # of the steps in each mode: what is rarer is a tail
@@ -29,6 +31,9 @@ def _find(view: SourceView) -> Finding | None:
     shares = [100 * sum(bar.count for bar in kind) / total for kind in (fast, *slow)]
     fast_us, *slow_us = (_mode_us(kind) for kind in (fast, *slow))
     mean_us = _mean_us(steps.durations)
+    longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
+    if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
+        return None  # that says it better
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
@@ -39,7 +44,7 @@ def _find(view: SourceView) -> Finding | None:
         f"{duration(fast_us)}, {', '.join(said)}",
         tuple(evidence),
         Subject(About.STEPS, steps.phase),
-        gain(view, 100 * (mean_us - _mean_us(fast)) / mean_us),
+        gain(view, longer_percent),
         "all were of the fast kind",
     )
 
@@ -101,7 +106,8 @@ BIMODAL_LATENCY = Rule(
     fires=f"Of {MIN_COUNT} or more steps with the same number of tokens, the histogram has two modes, the slow one "
     f"{100 * APART - 100:.0f} % above the fast one or more, each of {MIN_PERCENT:g} % of the steps, and between "
     f"them a valley below half of the smaller one, each off by {BEYOND_CHANCE:g} standard deviations; or more modes, "
-    "with such a valley between each two.",
+    "with such a valley between each two. Not of steps that grow with the cache, or if waits for a processor explain "
+    "the slow ones.",
     advice="Find what the slow steps share (time of day, sequence, thread): the histogram and the timeline tell "
     "them apart.",
     find=_find,

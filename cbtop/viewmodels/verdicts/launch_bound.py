@@ -6,13 +6,13 @@ from cbtop.protocol.vocabulary import UNTIL_THERE
 from cbtop.units import duration, percent
 from cbtop.viewmodels.books import GPU_WAITED
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
+from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
 # Of the bricks' time, and of their calls: one step that waited long (the first one, a pause) is no reason to say it.
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 5  # recorded by their kernels
+LEAST_STEPS = 3  # recorded by their kernels
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -20,22 +20,28 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
+    """Compare the kernels of a step with the median of all steps: few are recorded, and one may be a slow one."""
     books, steps = view.books, view.steps
-    if books is None or steps is None or not books.close or not books.wall_us or steps.recorded < LEAST_STEPS:
+    if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:
         return None
-    waited_us = sum(gap.us for gap in books.gaps if gap.name == GPU_WAITED)
-    share = 100 * waited_us / books.wall_us
+    if GPU_WAITED not in [gap.name for gap in books.gaps]:
+        return None
+    kernels_us = books.bricks_us / steps.recorded
+    share = 100 * (1 - kernels_us / steps.p50_us)
     if share < LAUNCH_BOUND_PERCENT:
         return None
-    each_us = books.wall_us / steps.recorded
     return Finding(
-        f"Launch-bound: the GPU waited for its host {percent(share)} of {steps.phase}'s step time; of "
-        f"{duration(each_us)} a step its kernels take {duration(each_us - waited_us / steps.recorded)}",
-        (Evidence("GPU waited", share, "%"), Evidence("steps recorded by their kernels", steps.recorded, "")),
+        f"Launch-bound: the GPU waits for its host {percent(share)} of {steps.phase}'s step time; of "
+        f"{duration(steps.p50_us)}, the median step, its kernels take {duration(kernels_us)}",
+        (
+            Evidence("GPU waits", share, "%"),
+            Evidence("kernels of a step", kernels_us, "µs"),
+            Evidence("median step", steps.p50_us, "µs"),
+            Evidence("steps recorded by their kernels", steps.recorded, ""),
+        ),
         Subject(About.STEPS, steps.phase),
-        gain_inside(view, share),
+        gain(view, share),
         "the GPU never waited in a step",
-        is_inside=True,
     )
 
 
@@ -60,7 +66,7 @@ LAUNCH_BOUND = Rule(
     means="Kernels end before the host has launched the next ones, so the device idles: what counts is how fast the "
     "host launches, not how fast kernels are.",
     fires=f"Of steps that are recorded by their kernels, these take {100 - LAUNCH_BOUND_PERCENT:g} % or less of the "
-    f"time of a plain step, in {LEAST_STEPS} or more of them, and the GPU was idle as most of them began. Of steps "
+    f"median step, in {LEAST_STEPS} or more of them, and the GPU was idle as most of them began. Of steps "
     "recorded by stamps, bricks whose device waited for the host take "
     f"{LAUNCH_BOUND_PERCENT:g} % or more of the time in steps, and are as large a part of all calls.",
     advice="Capture the step as a CUDA graph (torch.compile with mode='reduce-overhead'), or work on more sequences "

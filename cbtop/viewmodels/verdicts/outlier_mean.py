@@ -6,6 +6,7 @@ from cbtop.units import duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
+from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
 MEAN_OVER_MEDIAN = 1.10  # noise that is not outliers leaves a mean within a few percent of its median
@@ -15,6 +16,8 @@ RARE_PERCENT = 10.0  # of the steps: where more are long, they are a kind of the
 def _find(view: SourceView) -> Finding | None:
     steps = steps_alike(view)
     if steps is None or not steps.mean_us or not steps.p50_us or steps.mean_us < MEAN_OVER_MEDIAN * steps.p50_us:
+        return None
+    if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
         return None  # that says it better

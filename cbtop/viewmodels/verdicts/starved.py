@@ -10,6 +10,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # of all processors' time
 MISSING_PERCENT = 20.0  # of the time: in steps, but without a processor
+EXPLAINED = 0.5  # of the time by which some steps are longer: waits of this part of it tell nothing about the code
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
@@ -32,6 +33,11 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     if min(len(busy), len(had)) < LEAST_SAMPLES:
         return None
     return 100 * stretch.in_steps_us / stretch.wall_us, sum(had) / len(had), sum(busy) / len(busy)
+
+
+def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
+    """Return whether waits may cause `longer_percent`, the share of step time by which some steps are longer."""
+    return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -71,7 +77,8 @@ STARVED = Rule(
     fires=f"The kernel says that its busiest thread waited for a processor {MISSING_PERCENT:g} % of the last seconds "
     f"or more. If the kernel does not say it: the machine's processors are {BUSY_PERCENT:g} % busy or more, and the "
     f"process has a processor for {MISSING_PERCENT:g} % less of the time than its steps take, and uses no GPU. "
-    "Verdicts about latency are withheld then.",
+    "Verdicts about latency are withheld then; those about kinds of steps, outliers and warm-up "
+    f"also if waits may explain {100 * EXPLAINED:g} % of what makes some steps longer.",
     advice="Look in Devices who has the processors. Stop it, or give the process processors of its own (taskset, a "
     "larger limit of its container). Its own threads may be too many for them (torch.set_num_threads).",
     find=_find,

@@ -7,6 +7,7 @@ from statistics import median
 from cbtop.units import count, counted, duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
+from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 MIN_SECONDS = 4  # with steps: of fewer nobody can say what they came to
 FACTOR = 2.0  # compiling, tuning and filling caches make a step several times as long
@@ -32,7 +33,7 @@ def _find(view: SourceView) -> Finding | None:
     if not slow or first > len(pace) // 2:
         return None
     share = 100 * (slow_us - slow * usual_us) / total_us
-    if share < SHARE_PERCENT:
+    if share < SHARE_PERCENT or is_explained_by_waiting(view, share):
         return None
     return Finding(
         f"Warm-up is in these figures: the first {counted(slow, f'{steps.phase} step')} took "

@@ -112,6 +112,23 @@ def test_weights_that_torch_packs_count_their_bytes(dtype: str, size: int, multi
     assert 0.0 not in [brick.bytes for brick in ours.values()]
 
 
+def test_quantised_layers_whose_name_says_nothing_are_bricks() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 8)) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    packed = torch.ao.quantization.quantize_dynamic(Model().eval(), {nn.Linear}, dtype=torch.qint8)
+    ours = recorded(packed, lambda: packed(torch.zeros(7, 8)))
+    assert ours["0"].flops == ours["2"].flops == 2 * 2 * 7 * 8 * 6  # two layers
+    assert ours["0"].bytes == 2 * (8 * 6 + 6 * 4 + 7 * (8 + 6) * 4)
+
+
 def test_weights_out_of_sight_have_no_bytes() -> None:
     class Hidden(nn.Module):
         in_features, out_features = 8, 6

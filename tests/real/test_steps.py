@@ -1,0 +1,76 @@
+"""Pairs of programs under `cbtop run` whose steps are slow as a whole: the faulty one gets the right verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from cbtop.commands.run import EVERY_STEP
+from tests.real.programs import OF_NEIGHBOURS, Run, has_compiler
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),  # test_training.py has one
+        pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
+        ("stalling_step", "outlier-mean"),
+        ("two_code_paths", "bimodal-latency"),
+        pytest.param("two_batch_shapes", "bimodal-latency", marks=pytest.mark.slow),
+        pytest.param("recompiled", "recompilation", marks=pytest.mark.slow),
+    ],
+)
+def test_what_makes_steps_slow_is_named_and_a_twin_gets_no_warning(run: Run, script: str, verdict: str) -> None:
+    if script == "slow_detokenizer":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    if script == "recompiled" and not has_compiler():
+        pytest.skip("torch.compile finds no C++ compiler")
+    faulty, healthy = run.faulty(script, verdict), run(script, "healthy")
+    assert verdict in faulty.verdicts or (verdict in OF_NEIGHBOURS and faulty.is_starved)
+    assert faulty.warnings <= {verdict}
+    assert not healthy.warnings
+
+
+def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> None:
+    faulty, healthy = run.faulty("starved", "starved"), run("starved", "healthy")
+    assert [verdict.id for verdict in faulty.view.verdicts] == ["starved"]
+    assert "cbtop: warning starved: " in faulty.summary
+    (evidence,) = [each for each in faulty.verdicts["starved"].evidence if each.name == "waited for a processor"]
+    assert evidence.value == pytest.approx(67, abs=22)  # three processes on one CPU, and perhaps neighbours
+    assert not healthy.warnings
+
+
+@pytest.mark.slow
+def test_a_hanging_step_is_stuck_and_a_step_of_a_long_prompt_is_not(run: Run) -> None:
+    # In a step that is not recorded nobody knows what runs. `cbtop run --record` records every one by default.
+    faulty, healthy = run.faulty("long_prompt", "stuck", EVERY_STEP), run("long_prompt", "healthy", EVERY_STEP)
+    assert "stuck" in faulty.during()
+    assert "stuck" not in healthy.during()
+    assert not healthy.warnings
+
+
+@pytest.mark.slow
+def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None:
+    faulty, healthy = run("lazy_start", "faulty"), run("lazy_start", "healthy")
+    for outcome in (faulty, healthy):
+        assert not outcome.warnings
+    assert faulty.view.warm_up is not None
+    assert healthy.view.warm_up is not None
+    assert faulty.view.warm_up.took_us > 2 * healthy.view.warm_up.took_us
+    assert faulty.view.warm_up.took_us >= 0.8e6  # four of five steps at least
+    assert faulty.view.steps is not None
+    assert faulty.view.steps.mean_us is not None
+    assert faulty.view.steps.mean_us < 0.1e6
+
+
+@pytest.mark.slow
+def test_steps_that_grow_with_their_cache_are_told_from_short_texts(run: Run) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    faulty, healthy = run.faulty("growing_cache", "grows-with-cache"), run("growing_cache", "healthy")
+    if faulty.is_shared and "grows-with-cache" not in faulty.verdicts:
+        pytest.skip("others use the processors: how long steps take follows them, not the cache")
+    assert "grows-with-cache" in faulty.verdicts
+    assert not faulty.warnings
+    assert "grows-with-cache" not in healthy.verdicts
+    assert not healthy.warnings
