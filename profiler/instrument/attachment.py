@@ -58,7 +58,16 @@ from cbtop.profiler.instrument.module_tree import (
     walked_once,
 )
 from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
-from cbtop.profiler.instrument.planning import Part, Plan, Product, Section, holds_a_stack, plan_of, state_of
+from cbtop.profiler.instrument.planning import (
+    Part,
+    Plan,
+    Product,
+    Section,
+    has_products,
+    holds_a_stack,
+    plan_of,
+    state_of,
+)
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
@@ -75,6 +84,8 @@ MANY_OBJECTS = 10_000  # made by attaching: they are young, and a collection tak
 MOST_TRIES = 3  # to attach, where a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
+_called_once: dict[int, weakref.ref[nn.Module]] = {}  # models without a list of layers, maybe; by the id of the class
+_layers: set[int] = set()  # classes of which several take turns
 
 
 @dataclass(slots=True)
@@ -474,12 +485,12 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
     if why:
         raise ValueError(why)
     profiler = BrickProfiler() if profiler is None else profiler
-    timing = timing_of(profiler, model) if holds_a_stack(model) else None
+    timing = timing_of(profiler, model) if holds_a_stack(model) or has_products(model) else None
     is_there = timing is not None and timing.is_there
     plan = plan_of(model, is_timed_there=is_there, mode=mode_of(model))
     if plan is None:
         kind = type(model).__name__
-        raise ValueError(f"{kind} holds no list of two or more layers of one class: nothing of it can be shown")
+        raise ValueError(f"{kind} holds no list of layers, nor two modules with weights: nothing can be shown")
     return _begin(model, plan, profiler, "torch", timing)
 
 
@@ -637,6 +648,8 @@ def uninstall() -> None:
     for attachment in attachments():
         attachment.detach()
     end()
+    _called_once.clear()
+    _layers.clear()
     with _lock:
         if not len(_attached):  # also where the models were dropped, not detached
             _functions.unwrap()
@@ -700,7 +713,7 @@ def _was_set(module: nn.Module) -> None:
     """Follow a change of the attribute of `module` by the host, as `Module.compile` makes it."""
     try:
         follow_host(module)
-        if _profiler is not None and module not in _attached:
+        if _profiler is not None and module not in _attached and holds_a_stack(module):
             _look_at(module)
     except Exception as error:  # noqa: BLE001 - as in _first_call
         ours(error, f"{type(module).__name__} is not shown")
@@ -735,16 +748,42 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
 
 def _look_at(module: nn.Module) -> None:
     with _lock:
-        if _profiler is not None and holds_a_stack(module):
+        shall = _profiler is not None and _is_to_be_attached(module)
+        if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
                     return  # its weights get their shapes in this call: the next one attaches it
                 attachment = attach(module, _profiler)
                 if not is_known(module):
                     attachment.begin()
-        else:
+        elif shall is not None:
             unseen.note_call(module)
             leave(module)
+
+
+def _is_to_be_attached(module: nn.Module) -> bool | None:
+    """Whether `module` is a model; None if its next call will tell.
+
+    One without a list of layers is a model if it is called twice before another of its class: layers that a program
+    calls by itself take turns.
+    """
+    kind = id(type(module))
+    if holds_a_stack(module):
+        return True
+    if kind in _layers or not has_products(module) or unseen.is_called_by_another():
+        return False
+    reference = _called_once.get(kind)
+    first = None if reference is None else reference()
+    if first is module:
+        return True
+    if first is None or first in _attached:
+        _called_once[kind] = weakref.ref(module)
+        unseen.note_once(module)
+        return None
+    _layers.add(kind)
+    unseen.note_call(first)
+    leave(first)
+    return False
 
 
 def _after_fork() -> None:

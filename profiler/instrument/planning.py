@@ -116,6 +116,12 @@ def holds_a_stack(root: nn.Module) -> bool:
     return bool(_Stacks(root).found)
 
 
+def has_products(root: nn.Module) -> bool:
+    """Whether two or more modules inside `root` have weights, so that it may be a model without a list of layers."""
+    leaves = [module for module in modules_of(root) if module._parameters and not children_of(module)]
+    return len(leaves) > 1
+
+
 def plan_of(
     root: nn.Module,
     *,
@@ -123,21 +129,24 @@ def plan_of(
     known: Mapping[Hashable, Known] | None = None,
     mode: Mode = PLAIN,
 ) -> Plan | None:
-    """The plan of `root`, timed by the host or on its device; None if it holds no stack of layers.
+    """The plan of `root`, timed by the host or on its device; None if it is no model.
 
     A layer whose state is that of the section `known` at its place is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
-    if not found:
+    if not found and not has_products(root):
         return None
     names = _names([path for path, _ in found])
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
     planner.mode = mode
     planner.known = known or {}
     planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
-    planner.plan.trunk = stacks.trunk
-    planner.walk(root, "", (type(root).__name__,), in_layer=False)
+    planner.plan.trunk = stacks.trunk or [root]
+    if found and found[0][1] is root:
+        planner.walk_stack(root, "", (type(root).__name__,), names[0])
+    else:
+        planner.walk(root, "", (type(root).__name__,), in_layer=False)
     planner.finish()
     sections = planner.plan.sections
     sections.append(planner.section)
@@ -175,7 +184,11 @@ class _Stacks:
         self.found: list[tuple[str, nn.Module]] = []
         self.trunk: list[nn.Module] = []
         self._visited = {id(root)}
-        self._visit(root, "")
+        if type(root).__name__ in _LISTS and _is_stack(root):
+            self.found.append(("", root))
+            self.trunk.append(root)
+        else:
+            self._visit(root, "")
 
     def _visit(self, module: nn.Module, path: str) -> None:
         stacks_before, place = len(self.found), len(self.trunk)
@@ -194,12 +207,14 @@ class _Stacks:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    kinds = [id(type(child)) for _, child in children_of(module) if children_of(child) or _holds_own_weights(child)]
+    kinds = [id(type(child)) for _, child in children_of(module) if _may_be_layer(child)]
     return len(set(kinds)) < len(kinds)
 
 
-def _holds_own_weights(module: nn.Module) -> bool:
-    """Whether a class that is not torch's computes with its own parameters: it is a layer without modules inside."""
+def _may_be_layer(module: nn.Module) -> bool:
+    """Whether it has modules inside, or is of a class that is not torch's and computes with its own parameters."""
+    if children_of(module):
+        return True
     return bool(module._parameters) and not home_of_class(type(module)).startswith("torch.")
 
 
@@ -265,52 +280,69 @@ class _Planner:
         self._patterns: dict[object, _Pattern] = {}
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
-        children = children_of(module)
-        siblings = frozenset(name for name, _ in children)
-        for name, child in children:
-            if id(child) in self._seen:  # one that several layers share is planned where it is met first
-                self._shares_modules |= id(child) not in self.section.visited
-                continue
-            self._seen.add(id(child))
-            self.section.visited.add(id(child))
+        siblings = frozenset(name for name, _ in children_of(module))
+        for name, child in children_of(module):
             inside = f"{path}.{name}" if path else name
-            around = (type(child).__name__, *classes)
-            stack = self._stacks.get(id(child))
-            if stack is not None:
-                self._walk_stack(child, inside, around, stack)
-                continue
-            holds = frozenset([part for part, _ in children_of(child)])
-            described = Described(
-                inside, around, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
-            )
-            kind = self._kind_of(described)
-            if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
-                kind = None
-            if kind is None:
-                self.section.others.append(child)
-            else:
-                top_k = None
-                if kind.brick == MOE_EXPERTS:
-                    beside = [one for _, one in children if one is not child]
-                    top_k = chosen_experts(child, module, beside)
-                may_be_first = not in_layer and not self._has_met_layers and kind.brick not in _NO_PRODUCTS
-                self._found.append(_Found(inside, child, kind, top_k, may_be_first))
-            if kind is None or kind.shows_inside:
-                self.walk(child, inside, around, in_layer=in_layer)
-            else:
-                self.section.others += modules_of(child)[1:]
+            self._walk_child(module, siblings, child, inside, (type(child).__name__, *classes), in_layer=in_layer)
 
-    def _walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        self._has_met_layers = True
+    def _walk_child(
+        self,
+        module: nn.Module,
+        siblings: frozenset[str],
+        child: nn.Module,
+        path: str,
+        classes: tuple[str, ...],
+        *,
+        in_layer: bool,
+    ) -> None:
+        """Plan `child` of `module`. `path` and `classes` are its own."""
+        if id(child) in self._seen:  # one that several layers share is planned where it is met first
+            self._shares_modules |= id(child) not in self.section.visited
+            return
+        self._seen.add(id(child))
+        self.section.visited.add(id(child))
+        stack = self._stacks.get(id(child))
+        if stack is not None:
+            self.walk_stack(child, path, classes, stack)
+            return
+        holds = frozenset([part for part, _ in children_of(child)])
+        described = Described(
+            path, classes, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
+        )
+        kind = self._kind_of(described)
+        if kind is not None and kind.brick in BLOCKS and not (self._shows_blocks and _is_large(child)):
+            kind = None
+        if kind is None:
+            self.section.others.append(child)
+        else:
+            top_k = None
+            if kind.brick == MOE_EXPERTS:
+                beside = [one for _, one in children_of(module) if one is not child]
+                top_k = chosen_experts(child, module, beside)
+            may_be_first = not in_layer and not self._has_met_layers and kind.brick not in _NO_PRODUCTS
+            self._found.append(_Found(path, child, kind, top_k, may_be_first))
+        if kind is None or kind.shows_inside:
+            self.walk(child, path, classes, in_layer=in_layer)
+        else:
+            self.section.others += modules_of(child)[1:]
+
+    def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
+        """Plan the layers of `stack`. A single product or activation between them is no layer."""
         self.section.others.append(stack)
-        outside, self._found = self._found, []
+        siblings = frozenset(index for index, _ in children_of(stack))
         for at, (index, layer) in enumerate(children_of(stack)):
+            inside, around = f"{path}.{index}" if path else index, (type(layer).__name__, *classes)
+            if not _may_be_layer(layer):
+                self._walk_child(stack, siblings, layer, inside, around, in_layer=False)
+                continue
+            self._has_met_layers = True
             if id(layer) in self._seen:
                 continue
             self._seen.add(id(layer))
+            outside, self._found = self._found, []
             key = (NodeKind.LAYER, at, name) if name else (NodeKind.LAYER, at)
-            self._plan_layer(layer, f"{path}.{index}", key, (type(layer).__name__, *classes))
-        self._found = outside
+            self._plan_layer(layer, inside, key, around)
+            self._found = outside
 
     def _plan_layer(self, layer: nn.Module, path: str, key: Hashable, around: tuple[str, ...]) -> None:
         section = Section((path, key, around, self._context), None, {id(layer)})

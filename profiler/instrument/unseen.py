@@ -13,6 +13,7 @@ from cbtop.profiler.instrument.trouble import first_said
 MAX_KINDS = 256
 
 _called: dict[str, int] = {}  # modules by class
+_once: set[str] = set()  # classes of models without a list of layers that were called once
 
 
 def note_call(module: nn.Module) -> None:
@@ -21,11 +22,17 @@ def note_call(module: nn.Module) -> None:
     One that another calls, and one that holds no other, tells nothing.
     """
     kind = type(module).__name__
-    if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not _is_called_by_another():
+    if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not is_called_by_another():
         _called[kind] = _called.get(kind, 0) + 1
 
 
-def _is_called_by_another() -> bool:
+def note_once(module: nn.Module) -> None:
+    """`module` is called for the first time; without a list of layers it is shown from its second call on."""
+    if len(_once) < MAX_KINDS:
+        _once.add(type(module).__name__)
+
+
+def is_called_by_another() -> bool:
     calls = nn.Module._call_impl.__code__
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not calls:
@@ -41,8 +48,10 @@ def why() -> str:
     layers = next((kind for kind, count in _called.items() if count > 1), None)
     if layers:
         return f"{layers} was called layer by layer, and nothing that holds these layers"
+    if _once:
+        return f"{next(iter(_once))} was called once; without a list of layers it is shown from its second call on"
     if _called:
-        return f"{next(iter(_called))} holds no list of two or more layers of one class"
+        return f"{next(iter(_called))} holds no list of layers, nor two modules with weights"
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters and counters["frames"]["total"]:
         return "no call of a model was seen outside of functions that torch.compile has compiled"

@@ -134,11 +134,25 @@ def test_a_head_of_any_name_is_known_by_its_words() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Stack(1), nn.ModuleList([nn.ReLU(), Stack(0)])],
+    [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.ModuleList([nn.ReLU(), Stack(0)])],
 )
 def test_what_holds_no_layers_has_no_plan(model: nn.Module) -> None:
     assert not holds_a_stack(model)
     assert plan_of(model) is None
+
+
+def test_a_model_without_a_list_of_layers_has_bricks_alone() -> None:
+    plan = plan_of(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)))
+    assert plan is not None
+    assert not plan.layers
+    assert [part.path for part in plan.bricks] == ["0", "1", "2"]
+
+
+def test_a_root_that_is_a_sequence_of_layers_has_bricks_between_them() -> None:
+    plan = plan_of(nn.Sequential(nn.Linear(2, 2), Stack(1), Stack(1), nn.Linear(2, 2)))
+    assert plan is not None
+    assert [part.path for part in plan.layers] == ["1", "2"]
+    assert {part.path for part in plan.bricks} >= {"0", "3"}
 
 
 def test_experts_in_a_list_are_one_brick_a_layer() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cbtop.profiler import instrument
-from cbtop.profiler.instrument import trouble, unseen
+from cbtop.profiler.instrument import attachment, trouble, unseen
 from cbtop.profiler.profiler import BrickProfiler
 from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.memory import Memory
@@ -36,10 +36,10 @@ for layer in nn.ModuleList(Block() for _ in range(3)): x = layer(x)
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(4, 4)
+        self.norm, self.up_proj = nn.LayerNorm(4), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.up_proj(x)  # type: ignore[no-any-return]
+        return self.up_proj(self.norm(x))  # type: ignore[no-any-return]
 
 
 class Net(nn.Module):
@@ -56,6 +56,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(unseen, "_called", {})
+    monkeypatch.setattr(unseen, "_once", set())
     monkeypatch.setattr(trouble, "_said", {})
     if "torch._dynamo.utils" in sys.modules:  # other tests have compiled
         sys.modules["torch._dynamo.utils"].counters.clear()
@@ -69,9 +70,27 @@ def test_where_nothing_was_called_or_only_what_holds_no_other_module_nothing_is_
     assert unseen.why() == ""
 
 
-def test_a_model_without_a_list_of_layers_is_named_and_not_what_it_calls() -> None:
-    Net()(torch.ones(1, 4))
-    assert unseen.why() == "Net holds no list of two or more layers of one class"
+def test_a_model_without_a_list_of_layers_is_shown_from_its_second_call_on() -> None:
+    net = Net()
+    net(torch.ones(1, 4))
+    assert unseen.why() == "Net was called once; without a list of layers it is shown from its second call on"
+    assert not attachment.attachments()
+    net(torch.ones(1, 4))
+    (attached,) = attachment.attachments()
+    assert attached.root() is net
+
+
+def test_a_model_with_one_product_is_named_and_not_what_it_calls() -> None:
+    nn.Sequential(nn.Linear(4, 4), nn.ReLU())(torch.ones(1, 4))
+    assert unseen.why() == "Sequential holds no list of layers, nor two modules with weights"
+
+
+def test_two_models_of_one_class_one_after_the_other_are_both_shown() -> None:
+    nets = [Net(), Net()]
+    for net in nets:
+        for _ in range(2):
+            net(torch.ones(1, 4))
+    assert [one.root() for one in attachment.attachments()] == nets
 
 
 def test_layers_that_the_program_calls_itself_are_named() -> None:
