@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pkgutil
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -50,17 +51,19 @@ def test_a_secret_key_is_read_by_load_pair_alone() -> None:
     }  # one writes it, one reads it, one asks whether it is there
 
 
-def test_the_changelog_begins_with_the_version_that_is_there() -> None:
-    sections = [
-        line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line[:3] == "## "
-    ]
-    assert sections[0].split()[1] == __version__
+def test_the_changelog_has_the_version_with_its_date() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = [line for line in text.splitlines() if line.startswith("## ")]
+    assert sections[0] == "## [Unreleased]"
+    assert re.fullmatch(rf"## \[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", sections[1])
 
 
-def test_every_test_that_the_promises_name_is_there() -> None:
-    promises = (ROOT / "docs/promises.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", promises)
-    assert named
-    for path, test in named:
-        code = (ROOT / path).read_text(encoding="utf-8")
-        assert (f"def {test}(" if test else "def test_") in code, f"{path}::{test}"
+def test_every_guarantee_has_tests_and_every_one_of_them_exists() -> None:
+    held_by = tomllib.loads((ROOT / "tests/guarantees.toml").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    assert re.findall(r"^- \*\*(\w+)\*\* ", page, re.MULTILINE) == list(held_by)
+    for guarantee, tests in held_by.items():
+        assert tests, guarantee
+        for path, _, test in (name.partition("::") for name in tests):
+            code = (ROOT / path).read_text(encoding="utf-8")
+            assert (f"def {test}(" if test else "def test_") in code, f"{guarantee}: {path}::{test}"

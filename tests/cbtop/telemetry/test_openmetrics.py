@@ -35,7 +35,7 @@ from tests.cbtop.recorded import decode_run
 from tests.cbtop.telemetry.test_snapshot import NOW_NS, store_of, store_on_gpus
 from tests.integration.hosts import DEADLINE_S, eventually
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -122,8 +122,8 @@ def test_devices_are_exported_by_their_uuid_and_what_is_not_known_or_old_is_not(
     assert not any(points for name, points in old.items() if "device" in name or name == "cbtop_source_cpu")
 
 
-def test_the_readme_lists_every_metric_by_the_name_it_is_scraped_by() -> None:
-    listed = set(re.findall(r"^\| `(cbtop_\w+)`", README.read_text(encoding="utf-8"), re.MULTILINE))
+def test_the_page_lists_every_metric_by_the_name_it_is_scraped_by() -> None:
+    listed = set(re.findall(r"^\| `(cbtop_\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     suffix = {metrics.Kind.COUNTER: "_total", metrics.Kind.INFO: "_info"}
     assert listed == {
         metric.name + (f"_{metric.unit}" if metric.unit else "") + suffix.get(metric.kind, "") for metric in METRICS

@@ -1,4 +1,4 @@
-"""The README's GitHub Action, run step by step as a runner does: `bash -e`, a home and environment of its own."""
+"""The GitHub workflow of docs/gate.md, run step by step as a runner does it, by `bash -e` in its own home."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/gate.md"
 BASE_COMMIT = "${{ github.event.pull_request.base.sha }}"
 # A project of two commits, whose clock is made; the second is slower where SLOWER says so.
 BENCH = """
@@ -52,8 +52,8 @@ _Strict.yaml_implicit_resolvers = {
 
 
 def steps() -> list[dict[str, Any]]:
-    """Those of the only job of the README's workflow, which has no keys but those that GitHub knows."""
-    blocks = re.findall(r"```yaml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The steps of the workflow's only job. All its keys are keys of GitHub."""
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (text,) = [block for block in blocks if "runs-on:" in block]
     workflow = yaml.load(text, _Strict)
     assert (set(workflow), workflow["on"]) == ({"name", "on", "jobs"}, "pull_request")
@@ -64,7 +64,7 @@ def steps() -> list[dict[str, Any]]:
     return found
 
 
-def test_the_action_of_the_readme_is_a_workflow_that_has_the_whole_history_and_a_python_that_is_supported() -> None:
+def test_the_workflow_has_the_whole_history_and_a_supported_python() -> None:
     checkout, python, install, *checks = steps()
     # Without the base commit there is nothing to compare with.
     assert (checkout["uses"], checkout["with"]) == ("actions/checkout@v4", {"fetch-depth": 0})

@@ -1,4 +1,4 @@
-"""What the README says of instrumenting one's own process, run as it stands there."""
+"""The Python of README.md and docs/instrumenting.md runs as it is printed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,39 @@ from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import record_of, source_of
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def test_the_readmes_own_process_has_its_model_in_the_header_and_its_brick_on_the_roofline(
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_python_of_the_readme_records_a_brick(runtime: Path) -> None:
+    names: dict[str, Any] = {"x": [1.0], "rms_norm": lambda x: x}
+    for snippet in snippets("README.md"):
+        exec(snippet, names)
+    names["profiler"].close()
+    assert [row.name for row in source_view(record_of(source_of(runtime))).bricks] == ["RmsNorm"]
+
+
+def test_the_torch_model_of_the_page_is_attached_and_reported(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (snippet,) = [text for text in snippets("docs/instrumenting.md") if "import torch" in text]
+    exec(snippet, {})
+    assert "UpProjection" in capsys.readouterr().out
+
+
+def test_the_pages_own_process_has_its_model_and_its_brick_on_the_roofline(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "dram_buffer_bytes", lambda: 1 << 20)  # nobody asks here how fast this machine is
     monkeypatch.setattr(ceilings, "ROUNDS", 1)
-    section = README.read_text(encoding="utf-8").split("## Instrument your own process")[1].split("\n## ")[0]
     names: dict[str, Any] = {"x": [1.0], "rms_norm": lambda x: x}
-    for snippet in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        exec(snippet, names)
+    for snippet in snippets("docs/instrumenting.md"):
+        if "import torch" not in snippet:
+            exec(snippet, names)
     names["profiler"].close()
     view = source_view(record_of(source_of(runtime)))
     assert (view.model, view.architecture, view.layers) == ("my-model", "llama", 32)
