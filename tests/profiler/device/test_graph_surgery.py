@@ -43,7 +43,7 @@ def run(driver: FakeDriver, stamped: StampedGraph) -> list[int]:
     return times
 
 
-def test_a_chain_of_kernels_copies_and_child_graphs_is_stamped_wherever_it_is_asked(
+def test_a_chain_of_kernels_copies_and_child_graphs_is_stamped_at_any_node(
     driver: FakeDriver, device: Device
 ) -> None:
     graph, nodes = chain(driver, 3_000, 500, 20_000, 100)
@@ -108,9 +108,7 @@ def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver
     assert shape.place_of([first, 12345]) is None
 
 
-def test_events_beside_a_chain_as_nccl_lets_each_collective_record_one_take_no_place_away(
-    driver: FakeDriver, device: Device
-) -> None:
+def test_nccl_events_next_to_a_chain_take_no_place_away(driver: FakeDriver, device: Device) -> None:
     graph, (first,) = chain(driver, 1_000)
     waited = driver.add(graph, [], 0)  # for what runs outside of the graph
     collective = driver.add(graph, [first, waited], 5_000)

@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_window(world: CuptiWorld) -> None:
     assert world.finalized == 1
 
 
-def test_kernels_that_are_launched_by_themselves_are_put_where_they_are_called(world: CuptiWorld) -> None:
+def test_kernels_launched_outside_graphs_are_placed_where_they_are_called(world: CuptiWorld) -> None:
     window = window_of(world, has_calls=True)
     world.eager(5000)
     window.enter(("outer",))
@@ -117,7 +117,7 @@ def test_a_step_that_does_not_end_is_waited_for_no_longer(world: CuptiWorld, mon
     assert world.executables
 
 
-def test_where_the_hosts_signal_handler_raises_while_a_step_is_waited_for_nothing_is_left(
+def test_nothing_is_left_if_a_signal_handler_raises_while_a_step_is_awaited(
     world: CuptiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, _ = chain(world, 1000)

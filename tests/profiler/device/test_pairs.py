@@ -26,7 +26,7 @@ def driver() -> FakeDriver:
     return FakeDriver(way_ns=0)
 
 
-def test_the_time_between_them_is_that_of_the_work_however_far_the_device_is_behind(driver: FakeDriver) -> None:
+def test_a_pair_measures_the_work_however_far_the_device_is_behind(driver: FakeDriver) -> None:
     pairs = Pairs(Device(driver, driver.now_ns))
     began = []
     for duration_ns in (50_000, 70_000, 90_000):
@@ -64,7 +64,7 @@ def test_each_is_read_once_and_used_again(driver: FakeDriver, monkeypatch: pytes
     assert driver.left == []
 
 
-def test_where_the_stream_is_captured_or_another_context_is_current_nothing_is_stamped(
+def test_nothing_is_stamped_during_a_capture_or_in_another_context(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = Pairs(Device(driver, driver.now_ns))
@@ -100,7 +100,7 @@ def test_the_device_is_through_where_it_has_reached_the_last_end(driver: FakeDri
     assert pairs.is_through()
 
 
-def test_what_the_driver_refuses_is_raised_in_its_words_and_its_pair_is_free_again(
+def test_a_driver_error_is_raised_unchanged_and_frees_its_pair(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object) -> None:

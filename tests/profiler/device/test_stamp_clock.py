@@ -64,7 +64,7 @@ def test_what_a_slot_held_stays_with_its_mark(driver: FakeDriver, monkeypatch: p
     assert abs(clock.time_ns(first) - told_ns) < 10
 
 
-def test_a_device_that_is_far_behind_makes_marks_without_a_time_and_writes_no_other_slot(
+def test_marks_lack_a_time_and_overwrite_no_slot_if_the_device_is_behind(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stamp_clock, "SLOTS", 8)
@@ -80,7 +80,7 @@ def test_a_device_that_is_far_behind_makes_marks_without_a_time_and_writes_no_ot
             clock.time_ns(lost)
 
 
-def test_where_work_is_captured_no_stamp_is_left_in_it_and_its_bricks_are_counted_as_lost(driver: FakeDriver) -> None:
+def test_captured_work_contains_no_stamp_and_its_bricks_are_counted_as_lost(driver: FakeDriver) -> None:
     memory, capturing = Memory(), set[int]()
     clock = StampClock(lambda: None if STREAM in capturing else STREAM, driver, driver.now_ns)
     profiler = BrickProfiler(recorder=memory, device_clock=clock)
@@ -153,7 +153,7 @@ def test_a_forked_child_asks_nothing_of_the_device(driver: FakeDriver, clock: St
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_mark_that_the_driver_refuses_raises_its_words_and_leaves_its_slot_to_the_next(
+def test_a_mark_the_driver_refuses_raises_its_words_and_frees_its_slot(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stamp_clock, "SLOTS", 2)
@@ -173,7 +173,7 @@ def test_a_mark_that_the_driver_refuses_raises_its_words_and_leaves_its_slot_to_
     assert clock.time_ns(mark)
 
 
-def test_what_the_stream_or_the_clock_raises_is_the_callers_and_takes_no_slot(driver: FakeDriver) -> None:
+def test_stream_or_clock_errors_reach_the_caller_and_take_no_slot(driver: FakeDriver) -> None:
     class Interrupt(BaseException):
         pass
 

@@ -50,7 +50,7 @@ def test_until_there_are_a_few_it_is_a_guess() -> None:
     assert watched(2 * ENOUGH, 1_000).known is not None
 
 
-def test_a_single_one_that_was_held_up_moves_it_by_no_more_than_the_others_lie_apart() -> None:
+def test_one_delayed_measurement_moves_the_cost_no_more_than_the_spread() -> None:
     costs = watched(40, 1_000)
     costs.stamped(900_000_000, STAMPS, 0)
     costs.plain(2_005_000)

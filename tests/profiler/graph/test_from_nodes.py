@@ -77,7 +77,7 @@ def brick(number: int, parent: int | None, name: str) -> Node:
     return Node(number, parent, NodeKind.BRICK, name)
 
 
-def test_a_brick_that_ran_more_often_than_its_step_keeps_the_mean_and_its_number_of_calls() -> None:
+def test_a_brick_run_more_often_than_its_step_keeps_its_mean_and_calls() -> None:
     nodes = [Node(2, 1, NodeKind.LAYER, "0"), brick(3, 2, "RmsNorm"), brick(4, 3, "inner")]
     count = {1: 10, 2: 10, 3: 20, 4: 40}  # node 1 is the step: ten of them
     total_ns = {1: 9000, 2: 8000, 3: 4000, 4: 1000}

@@ -57,7 +57,7 @@ def test_a_budget_is_a_time_a_token_or_a_rate() -> None:
 SAMPLES = {"grid": (32, 1, 1), "block": (256, 1, 1)}
 
 
-def test_every_attribute_of_a_kernel_goes_from_its_definition_over_the_wire_into_the_graph_and_its_json() -> None:
+def test_every_kernel_attribute_reaches_the_graph_and_its_json_over_the_wire() -> None:
     attributes = {f.name: SAMPLES.get(f.name, 7) for f in dataclasses.fields(KernelAttributes)}
     brick = BrickDefinition.of(
         BrickId.QKV_PROJECTION,

@@ -91,7 +91,7 @@ def test_depth_and_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         table.add(node(4, None))
 
 
-def test_what_is_made_of_some_nodes_is_made_anew_for_others_and_when_a_node_is_new() -> None:
+def test_a_result_is_computed_anew_for_other_nodes_or_if_a_node_is_new() -> None:
     table, made = NodeTable(), []
     for number in (1, 2, 3):
         table.add(node(number, None))

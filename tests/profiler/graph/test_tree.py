@@ -88,7 +88,7 @@ def test_a_cpu_kernel_prints_its_name_and_backend() -> None:
     assert label(KernelLaunch("q4_k_matvec", backend="numba-omp×2")) == "q4_k_matvec  numba-omp×2"
 
 
-def test_a_label_stands_beside_the_name_and_changes_nothing_where_there_is_none() -> None:
+def test_a_label_follows_the_name_and_changes_nothing_if_it_is_empty() -> None:
     assert label(Brick("QkvProjection", 200_000, 4096, label="q_proj")) == "QkvProjection q_proj  200.0µs (4096 elem)"
     assert label(Layer(3, "encoder")) == "Layer 3 (encoder)"
     assert label(Step("decode", "draft")) == "draft decode"

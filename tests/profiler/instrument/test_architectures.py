@@ -337,7 +337,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", DECODERS)
-def test_most_of_a_decode_step_of_a_wide_model_is_in_bricks_and_the_rest_has_a_name(kind: str) -> None:
+def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str) -> None:
     """Of bricks, and of what lies outside of them, the least of many steps: what else runs here only adds to both.
 
     The memory of an idle machine is faster, and the share smaller: 0.89 and more were measured on one, of OPT 0.852.

@@ -86,7 +86,7 @@ def test_a_replacement_may_go_between_the_two_questions_of_a_call(profiler: Bric
     assert Model.is_asked
 
 
-def test_a_model_whose_weights_get_their_shapes_in_the_first_call_is_attached_at_the_next() -> None:
+def test_a_model_with_lazy_weights_is_attached_at_its_second_call() -> None:
     memory = Memory()
     install(BrickProfiler(recorder=memory))
     model = Stack().eval()

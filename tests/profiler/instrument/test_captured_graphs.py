@@ -297,7 +297,7 @@ def test_a_replay_in_an_open_step_is_a_part_of_that_step(world: World) -> None:
         assert duration_ns > sum(inside["layer"])
 
 
-def test_every_replay_is_a_step_and_those_that_are_not_recorded_are_timed_as_a_whole(world: World) -> None:
+def test_every_replay_is_a_step_and_unrecorded_ones_are_timed_as_a_whole(world: World) -> None:
     memory, profiler, model = attached_in(world)
     replay(world, captured(model), 21)
     profiler.finalize()
@@ -342,7 +342,7 @@ def test_beyond_what_is_kept_of_a_device_that_is_behind_the_host_goes_on(
     assert not world.graphs
 
 
-def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
+def test_graphs_that_draw_random_numbers_are_left_alone_with_one_warning(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory, profiler, model = attached_in(world, every=1)
@@ -358,7 +358,7 @@ def test_graphs_that_draw_random_numbers_are_left_alone_and_that_is_said_once(
     ]
 
 
-def test_where_kernels_run_side_by_side_what_begins_or_ends_there_is_left_out_and_nothing_else(
+def test_only_bricks_that_begin_or_end_among_parallel_kernels_are_left_out(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory, profiler, model = attached_in(world)
@@ -439,7 +439,7 @@ def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) ->
     assert not world.graphs
 
 
-def test_before_a_process_group_ends_nothing_is_left_of_graphs_that_were_dropped_while_they_ran(
+def test_graphs_dropped_while_running_are_freed_before_a_process_group_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = []
@@ -460,7 +460,7 @@ def test_before_a_process_group_ends_nothing_is_left_of_graphs_that_were_dropped
     assert torch.distributed.destroy_process_group.__name__ == "<lambda>"
 
 
-def test_when_the_interpreter_ends_nothing_of_graphs_is_kept_that_their_host_still_has(
+def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_exit: set[Any] = set()
@@ -513,7 +513,7 @@ def test_the_model_is_held_by_no_graph(world: World) -> None:
 
 
 @pytest.mark.parametrize("eager_by_kernels", [False, True])
-def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_cost(
+def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     world: World, monkeypatch: pytest.MonkeyPatch, eager_by_kernels: bool
 ) -> None:
     monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
@@ -532,7 +532,7 @@ def test_the_governor_decides_which_replays_are_recorded_and_learns_what_they_co
     assert profiler.governor._seen
 
 
-def test_what_is_done_while_the_device_works_is_no_cost_and_where_it_is_idle_it_is(world: World) -> None:
+def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> None:
     profiler = GovernedProfiler(1.0, recorder=Memory())
     model = model_of(world)
     attach(model, profiler)
@@ -595,7 +595,7 @@ def lost_in(memory: Memory) -> int:
     return sum(tag & 0xFFFFFF == NO_NODE for tag, *_ in memory.records)
 
 
-def test_a_launch_that_the_driver_refuses_is_counted_and_leaves_nothing_behind(world: World) -> None:
+def test_a_launch_the_driver_refuses_is_counted_and_leaves_nothing_behind(world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory, every=1)
     model = model_of(world)
@@ -643,7 +643,7 @@ def test_where_the_device_is_lost_its_host_is_left_in_peace(
     assert not captured_graphs._devices
 
 
-def test_a_step_that_is_never_ended_keeps_no_other_replay_from_being_recorded(
+def test_a_step_that_never_ends_does_not_stop_other_replays_being_recorded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
@@ -670,7 +670,7 @@ def test_a_step_that_is_never_ended_keeps_no_other_replay_from_being_recorded(
     assert world.left == [graph.executable]
 
 
-def test_of_replays_in_a_step_without_end_so_many_are_kept_and_the_others_are_counted(
+def test_a_long_step_keeps_a_bounded_number_of_replays_and_counts_the_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs, "MOST_WAITING", 8)
@@ -701,7 +701,7 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
 
 
 @pytest.mark.parametrize("in_steps", [False, True])
-def test_what_the_device_has_not_told_when_the_model_is_detached_is_counted_as_lost(
+def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
     in_steps: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
@@ -722,7 +722,7 @@ def test_what_the_device_has_not_told_when_the_model_is_detached_is_counted_as_l
     world.pass_time(2_000_000_000)
 
 
-def test_the_books_close_where_replays_of_one_graph_are_recorded_behind_later_ones_of_another(world: World) -> None:
+def test_the_books_close_if_replays_of_two_graphs_are_recorded_out_of_order(world: World) -> None:
     """Those of the second wait until it is known what a stamp costs there."""
     profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
     model = model_of(world)
@@ -824,7 +824,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
-def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(world: World) -> None:
+def test_calls_of_the_model_in_another_thread_during_a_capture_are_ignored(world: World) -> None:
     memory, profiler, model = attached_in(world, every=1)
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
@@ -850,7 +850,7 @@ def test_another_thread_that_calls_the_model_during_a_capture_is_noted_nowhere(w
         assert len(inside["layer"]) == 4
 
 
-def test_a_graph_that_was_made_before_its_model_was_attached_and_captured_after_is_looked_into(world: World) -> None:
+def test_a_graph_made_before_attach_is_recorded_if_captured_after_it(world: World) -> None:
     memory = Memory()
     profiler = profiler_of(world, memory)
     model, graph = model_of(world), torch.cuda.CUDAGraph()
@@ -881,7 +881,7 @@ def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkey
     assert list(world.graphs) == [graph.graph]
 
 
-def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then_nothing_which_is_said(
+def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
@@ -914,7 +914,7 @@ def test_of_a_graph_so_short_that_timing_it_costs_too_much_less_is_done_and_then
     world.pass_time(1_000_000_000)  # nobody need wait for the device in the end
 
 
-def test_where_only_recorded_replays_are_counted_their_steps_have_a_name_that_says_so(
+def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else their count and rate would pass for those of all replays."""
@@ -935,7 +935,7 @@ def test_where_only_recorded_replays_are_counted_their_steps_have_a_name_that_sa
     assert names.count("decode, a sample") == len(names) - before[0] > 0
 
 
-def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_recording_is_one(
+def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
@@ -960,7 +960,7 @@ def test_what_a_host_that_is_ahead_of_its_device_does_meanwhile_is_no_cost_and_r
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 
-def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_told_of_them(world: World) -> None:
+def test_rarely_recorded_steps_are_recorded_once_the_device_reports_them(world: World) -> None:
     memory, _profiler, model = attached_in(world, every=1_000)
     graph = captured(model)
     for count in range(1, 30):
@@ -968,7 +968,7 @@ def test_steps_of_which_few_are_recorded_are_recorded_as_soon_as_the_device_has_
         assert len(plain_steps_in(memory)) >= count - 4
 
 
-def test_what_shows_the_cost_of_stamps_in_a_step_that_is_recorded_is_counted_as_missing_there(world: World) -> None:
+def test_replays_that_measure_stamp_cost_in_a_recorded_step_count_as_missing(world: World) -> None:
     memory, profiler, model = attached_in(world, every=1)
     graph = captured(model)
     replay(world, graph, 1)
@@ -1007,7 +1007,7 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
 
 
 @pytest.mark.parametrize("late_ns", [0, 30_000])
-def test_in_a_graph_of_few_stamps_what_a_launch_takes_is_no_part_of_their_cost(world: World, late_ns: int) -> None:
+def test_launch_time_is_not_part_of_the_stamp_cost_in_a_graph_of_few_stamps(world: World, late_ns: int) -> None:
     memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay_it = world.launch_graph
@@ -1027,7 +1027,7 @@ def test_in_a_graph_of_few_stamps_what_a_launch_takes_is_no_part_of_their_cost(w
         assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
 
 
-def test_where_no_replay_without_stamps_follows_one_with_stamps_some_are_made_to(world: World) -> None:
+def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) -> None:
     memory, profiler, model = attached_in(world)
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
@@ -1056,7 +1056,7 @@ def test_what_has_stamps_of_unknown_cost_in_it_is_lost(world: World) -> None:
     assert len([record for record in memory.records if record[0] & 0xFFFFFF == NO_NODE]) == 1
 
 
-def test_a_graph_on_a_device_that_is_not_the_current_one_is_looked_into_there_and_the_hosts_device_stays(
+def test_a_graph_on_another_device_is_recorded_and_the_hosts_device_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, profiler, model = attached_in(world)
@@ -1143,7 +1143,7 @@ def test_a_replay_asks_of_no_stream_whether_it_is_done(world: World, monkeypatch
     assert not asked
 
 
-def test_what_comes_before_a_replay_is_a_cost_only_where_the_device_has_ended_the_one_before(
+def test_own_work_before_a_replay_costs_only_if_the_last_replay_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)

@@ -156,7 +156,7 @@ def _elements(memory: Memory, node: Node) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_each_collective_is_a_brick_of_its_layer_with_the_elements_of_the_whole(
+def test_each_collective_is_a_brick_of_its_layer_with_all_elements(
     name: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
     does, expected = CALLS[name]
@@ -222,7 +222,7 @@ def test_what_is_gathered_to_be_launched_together_has_no_rate(profiler: BrickPro
     assert node.work.bytes(1, COUNT) is None
 
 
-def test_outside_of_a_step_and_after_detaching_nothing_is_recorded_and_torch_is_as_it_was(
+def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     def state() -> list[object]:
@@ -323,7 +323,7 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
             torch._dynamo.reset()  # where models of this class were compiled, no function is wrapped
 
 
-def test_of_a_model_whose_weights_are_spread_over_ranks_this_ranks_part_is_shown(
+def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))

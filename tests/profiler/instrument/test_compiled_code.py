@@ -192,7 +192,7 @@ OUTSIDE = {"Fused: ResidualAdd, RmsNorm input_layernorm", "Fused: ResidualAdd, R
 
 
 @pytest.mark.parametrize("kind", [Layer, CallingLayer])
-def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_what_they_fuse(
+def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     kind: type[Any], inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = Model(kind=kind)
@@ -216,7 +216,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_what_they_fus
     assert not work["Fused: ResidualAdd, RmsNorm"].flops_per_element
 
 
-def test_a_model_that_is_compiled_before_its_first_call_is_named_where_all_are_attached(
+def test_a_model_compiled_before_its_first_call_is_named_if_all_are_attached(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
     install(profiler)
@@ -224,7 +224,7 @@ def test_a_model_that_is_compiled_before_its_first_call_is_named_where_all_are_a
     assert bricks(memory) == {"in layers": IN_LAYERS | {"RmsNorm input_layernorm"}, "outside": OUTSIDE}
 
 
-def test_what_the_compiler_moves_away_from_its_layer_lies_outside_and_each_layer_stays_one(
+def test_code_moved_out_of_its_layer_is_outside_and_each_layer_stays_whole(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
     def moved(lines: Any) -> list[tuple[bool, list[str]]]:
@@ -262,7 +262,7 @@ def test_a_graph_captured_around_a_compiled_model_has_its_bricks(
     assert [name for name, *_ in played.steps_in(memory)[-2:]] == ["decode"] * 2
 
 
-def test_layers_that_are_compiled_one_by_one_are_named_where_their_calls_are_captured(
+def test_layers_compiled_one_by_one_are_named_if_their_calls_are_captured(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = Model()
@@ -342,7 +342,7 @@ def test_who_traces_the_thread_keeps_to_it(
     assert bricks(memory) == {"in layers": set(), "outside": set()}
 
 
-def test_what_the_code_raises_reaches_the_host_and_nothing_is_traced_any_more(
+def test_an_error_of_compiled_code_reaches_the_host_and_tracing_stops(
     inductor: Inductor, world: played.World, profiler: BrickProfiler
 ) -> None:
     model = Model()
@@ -377,7 +377,7 @@ def test_inductor_is_as_it_was_once_nothing_is_attached(inductor: Inductor, prof
     assert inductor.module.compile_fx == inductor.compile_fx
 
 
-def test_without_inductor_its_import_is_waited_for_only_as_long_as_something_is_attached(
+def test_the_import_of_inductor_is_awaited_only_while_something_is_attached(
     inductor: Inductor, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, compiled_code.COMPILER)
@@ -461,7 +461,7 @@ HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="inductor writes C++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
-def test_what_inductor_itself_generates_or_finds_in_its_cache_says_of_which_nodes_it_is(
+def test_generated_or_cached_inductor_code_names_its_nodes(
     world: played.World, profiler: BrickProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -112,7 +112,7 @@ def _large() -> tuple[Any, Any]:
     return model.to(torch.bfloat16).cuda(), words(16, 1024).cuda()
 
 
-def test_bricks_of_a_prefill_take_as_long_as_events_around_the_same_modules_say(
+def test_prefill_bricks_take_as_long_as_events_around_the_same_modules(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     model, inputs = _large()

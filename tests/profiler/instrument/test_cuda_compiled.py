@@ -106,7 +106,7 @@ def run(model: Any, call: Callable[[Any], Any], times: int = 6) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_kernels_are_named_and_numbers_graphs_and_breaks_are_those_of_the_bare_model(
+def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
     kind: Callable[[], Any], profiler: BrickProfiler, memory: Memory
 ) -> None:
     counted()

@@ -85,7 +85,7 @@ def replay(engine: Any, times: int, memory: Memory, profiler: BrickProfiler) -> 
     return steps_in(memory)
 
 
-def test_replays_outside_of_steps_are_steps_with_layers_and_bricks_that_add_up(
+def test_replays_outside_steps_are_steps_whose_layers_and_bricks_add_up(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = lean(batch=4, **SMALL)
@@ -356,7 +356,7 @@ print(engine.scores.float().sum().item())
 """
 
 
-def test_under_cbtop_run_a_process_that_knows_nothing_of_it_shows_bricks_of_its_graph(tmp_path: Path) -> None:
+def test_cbtop_run_shows_graph_bricks_of_a_program_that_does_not_know_cbtop(tmp_path: Path) -> None:
     (tmp_path / "host.py").write_text(HOST)
     root = Path(__file__).parents[3]
     environment = os.environ | {

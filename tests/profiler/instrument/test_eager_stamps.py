@@ -82,7 +82,7 @@ def _recorded(memory: Memory) -> list[Node]:
     return [bricks[tag & 0xFFFFFF] for tag, *_ in memory.records if tag & 0xFFFFFF in bricks]
 
 
-def test_what_lies_on_the_device_is_stamped_and_what_lies_on_the_cpu_never_is(machine: Machine) -> None:
+def test_models_on_the_device_are_stamped_and_models_on_the_cpu_never_are(machine: Machine) -> None:
     memory = Memory()
     profiler = _profiler(machine, memory)
     on_cpu, on_cuda = model_of("llama"), machine.model("gpt2")
@@ -152,7 +152,7 @@ def test_a_step_that_is_not_sampled_launches_nothing(machine: Machine) -> None:
     assert machine.driver.launched > launched
 
 
-def test_a_launch_that_fails_takes_one_line_and_the_host_times_the_model_again(
+def test_a_failed_launch_is_one_line_and_the_host_times_the_model_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = Memory()
