@@ -90,7 +90,7 @@ def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
     assert nn.Module._compiled_call_impl is None
 
 
-def test_where_a_signal_handler_of_the_host_raises_meanwhile_the_next_call_begins_it(memory: Memory) -> None:
+def test_the_next_call_attaches_if_a_signal_handler_raised_during_the_first(memory: Memory) -> None:
     times: list[None] = []
 
     def begin() -> None:
@@ -114,7 +114,7 @@ def test_where_a_signal_handler_of_the_host_raises_meanwhile_the_next_call_begin
     assert (len(times), steps(memory)) == (2, 1)
 
 
-def test_where_a_signal_handler_of_the_host_cuts_each_try_short_the_model_runs_on_without_us_and_it_is_said(
+def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def deadline(number: int, frame: object) -> None:
@@ -138,7 +138,7 @@ def test_where_a_signal_handler_of_the_host_cuts_each_try_short_the_model_runs_o
     assert "Model is not shown: the program's signal handlers cut attaching short 3 times" in caplog.text
 
 
-def test_a_model_whose_attribute_the_host_takes_out_is_called_and_has_steps_again(memory: Memory) -> None:
+def test_a_model_has_steps_again_after_the_host_deletes_its_call_attribute(memory: Memory) -> None:
     instrument.install(BrickProfiler(recorder=memory))
     model, given = Model(), torch.ones(1, 4)
     expected = model(given)

@@ -151,7 +151,7 @@ BY_DEFAULT = (
         for name, workload in WORKLOADS.items()
     ],
 )
-def test_whatever_the_steps_are_all_that_recording_costs_is_within_the_overhead_allowed(
+def test_recording_stays_within_the_overhead_allowed_whatever_the_steps_are(
     workload: Iterable[tuple[str, float]],
 ) -> None:
     host = Host().live(workload)
@@ -174,7 +174,7 @@ def test_it_records_as_many_steps_as_the_overhead_allowed_lets_it(cost_percent: 
     assert last.every == host.governor.every
 
 
-def test_steps_in_threads_that_run_beside_a_recorded_one_are_part_of_what_it_costs() -> None:
+def test_steps_of_threads_next_to_a_recorded_one_are_part_of_its_cost() -> None:
     threads = [itertools.cycle(decoding(1)) for _ in range(8)]
     host = Host(cost_ns=0.5 * MS).live_in_threads(threads, until_ns=5_000 * MS)
     assert host.overhead_percent <= 1
@@ -182,7 +182,7 @@ def test_steps_in_threads_that_run_beside_a_recorded_one_are_part_of_what_it_cos
     assert host.governor.every > 1.1 * alone.governor.every
 
 
-def test_a_recorded_step_that_is_never_ended_does_not_make_all_others_run_beside_it() -> None:
+def test_an_abandoned_recorded_step_does_not_make_all_others_concurrent() -> None:
     host = Host()
     abandoned = host.step("decode", MS)
     next(abandoned)
@@ -197,14 +197,14 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
 
-def test_where_plain_steps_alone_use_up_what_is_allowed_some_are_recorded_for_a_fifth_of_it_more() -> None:
+def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3  # with what its first steps paid
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # it is more than allowed, and is said
 
 
-def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_next_time(
+def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -229,7 +229,7 @@ def test_what_it_takes_to_decide_is_part_of_the_figure_of_the_steps_until_the_ne
 @pytest.mark.parametrize(
     "workload", ["decoding", "prompts and their tokens", "without a cache, each step longer than the last"]
 )
-def test_every_step_is_recorded_if_that_costs_less_than_allowed_and_the_cost_stays_measured(workload: str) -> None:
+def test_every_step_is_recorded_if_that_is_cheap_and_its_cost_stays_measured(workload: str) -> None:
     host = Host(allowed_percent=3, cost_ns=5_000).live(WORKLOADS[workload])
     assert host.governor.every == 1
     assert host.recorded > 0.9 * host.steps
@@ -254,7 +254,7 @@ def test_the_cost_of_recording_is_known_from_two_plain_steps_in_a_row(growth: fl
     assert after.middle == pytest.approx(0.1 * MS / 3, rel=0.05)
 
 
-def test_two_steps_in_a_row_are_plain_once_in_a_while_where_every_step_is_recorded() -> None:
+def test_two_steps_in_a_row_are_sometimes_plain_if_every_step_is_recorded() -> None:
     governor = Governor(3, lambda said: None)
     governor.every = 1
     recorded = [governor.is_sampled("decode") for _ in range(64 * 100)]
@@ -275,7 +275,7 @@ def test_where_the_noise_hides_the_cost_it_records_less_and_not_more() -> None:
     assert loud > quiet
 
 
-def test_the_first_steps_are_one_in_four_and_what_that_costs_too_much_is_paid_back() -> None:
+def test_one_in_four_first_steps_is_recorded_and_excess_cost_is_paid_back() -> None:
     host = Host()
     host.live(decoding(40))
     assert host.governor.every == FIRST_EVERY
@@ -296,7 +296,7 @@ def test_however_dear_it_is_some_steps_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 8, 13, 16, 20, 21, 32, 100])
-def test_what_returns_every_so_many_steps_is_recorded_as_often_as_anything_else(period: int) -> None:
+def test_periodic_steps_are_recorded_as_often_as_any_other(period: int) -> None:
     governor = Governor(1, lambda said: None)
     governor.every, governor.floor = 20, 0
     met = [0] * period
@@ -317,7 +317,7 @@ def test_no_gap_between_recorded_steps_is_much_longer_than_one_in_k() -> None:
         assert min(gaps) > 1
 
 
-def test_ranks_that_take_the_same_steps_record_the_same_ones_whatever_share_each_allows_itself() -> None:
+def test_ranks_record_the_same_steps_whatever_share_each_allows_itself() -> None:
     ranks = [Governor(1, lambda said: None) for _ in range(3)]
     steps = ["prefill", *["decode"] * 40] * 50
     recorded: list[set[int]] = [set() for _ in ranks]
@@ -381,7 +381,7 @@ def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtim
     assert '"overhead_percent": 0.62' in REPORTS["json"]([view], ["bricks"], None)
 
 
-def test_a_look_that_others_interrupted_once_is_not_taken_for_what_looks_cost() -> None:
+def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> None:
     host = Host(cost_ns=20_000)
     host.governor.look_ns = 100_000
     host.live(decoding(2_000), own_ns=1_000)

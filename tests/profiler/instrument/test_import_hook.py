@@ -23,7 +23,7 @@ print(sorted(sys.path_importer_cache))
 """
 
 
-def test_a_program_without_torch_finds_path_modules_and_arguments_as_without_us() -> None:
+def test_path_modules_and_arguments_are_unchanged_in_a_program_without_torch() -> None:
     bare = run_python(SEES.replace("HOOKED", "0"), hooked=False)
     under_run = run_python(SEES.replace("HOOKED", "1"))
     assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, "", 0)
@@ -43,7 +43,7 @@ def test_the_programs_own_sitecustomize_runs_as_without_us(tmp_path: Path, own: 
     assert (under_run.stdout, under_run.stderr, under_run.returncode) == (bare.stdout, bare.stderr, bare.returncode)
 
 
-def test_torch_is_instrumented_when_it_is_imported_and_nothing_of_ours_is_there_before(tmp_path: Path) -> None:
+def test_torch_is_instrumented_at_its_import_and_cbtop_is_absent_before(tmp_path: Path) -> None:
     fake_torch(tmp_path)
     done = run_python(
         """
@@ -68,7 +68,7 @@ print(sorted(path.suffix for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterd
     assert (done.stdout, done.stderr, done.returncode) == ("['.catalog', '.ring']\n", "", 0)
 
 
-def test_an_import_of_torch_that_fails_fails_as_without_us_and_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_import_of_torch_fails_as_it_does_bare_and_can_be_retried(tmp_path: Path) -> None:
     fake_torch(tmp_path, "import os\nif 'BROKEN' in os.environ: raise OSError('libtorch.so')\nforward = None\n")
     done = run_python(
         """
@@ -106,7 +106,7 @@ def test_whatever_of_ours_fails_is_one_line_and_the_program_runs_on(tmp_path: Pa
     assert f"runs uninstrumented: {why}" in done.stderr
 
 
-def test_what_the_programs_signal_handler_raises_while_we_are_at_work_reaches_the_program(tmp_path: Path) -> None:
+def test_a_signal_handlers_error_during_installation_reaches_the_program(tmp_path: Path) -> None:
     fake_torch(
         tmp_path,
         MODULE
@@ -142,9 +142,7 @@ torch.forward()
     assert (done.stdout, done.stderr) == ("asked\n", "")
 
 
-def test_torch_that_a_pth_file_imports_in_an_environment_with_customisations_of_its_own(
-    tmp_path: Path, runtime: Path
-) -> None:
+def test_torch_imported_by_a_pth_file_is_shown_and_customisations_run(tmp_path: Path, runtime: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True, system_site_packages=True)
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
     ours = Path(sysconfig.get_path("purelib"))
@@ -166,7 +164,7 @@ def test_torch_that_a_pth_file_imports_in_an_environment_with_customisations_of_
     assert list(runtime.glob("*.ring"))
 
 
-def test_what_the_programs_signal_handler_raises_while_the_first_step_is_told_reaches_the_program(
+def test_a_signal_handlers_error_at_the_first_step_reaches_the_program(
     tmp_path: Path,
 ) -> None:
     program = """
@@ -273,7 +271,7 @@ def serve():
 """
 
 
-def test_the_workers_that_vllm_and_sglang_spawn_show_each_run_of_their_runners(tmp_path: Path, runtime: Path) -> None:
+def test_spawned_vllm_and_sglang_workers_show_each_run_of_their_runners(tmp_path: Path, runtime: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make torch")
     for engine in PACKAGES:
         write_engine(engine, tmp_path)

@@ -48,7 +48,7 @@ def test_a_burst_finds_the_kernels_that_torch_profiler_finds(mode: str, tmp_path
     assert found["left_bytes"] <= 8 << 20
 
 
-def test_where_torch_profiler_holds_cupti_a_burst_is_refused_and_the_host_goes_on(tmp_path: Path) -> None:
+def test_a_burst_is_refused_and_the_host_goes_on_if_torch_holds_cupti(tmp_path: Path) -> None:
     found = case("captured taken", tmp_path)
     assert found["burst"]["state"] == "TAKEN"
     assert not found["burst"]["kernels"]

@@ -85,7 +85,7 @@ def test_each_graph_is_a_step_with_every_layer_and_brick(name: str, recorded: An
     assert {node.backend for node in memory.said if isinstance(node, Node) and node.brick is not None} == {BACKEND}
 
 
-def test_of_one_step_in_three_the_others_record_nothing_and_all_logits_are_those_without_us(
+def test_one_step_in_three_is_recorded_and_all_logits_are_unchanged(
     models: dict[str, Path], recorded: Any, memory: Memory
 ) -> None:
     llama, bare = recorded(sample_every=3), Llama(models["qwen2"])
@@ -97,7 +97,7 @@ def test_of_one_step_in_three_the_others_record_nothing_and_all_logits_are_those
     assert places_of(memory)["decode / LmHead"] == 2
 
 
-def test_bricks_lie_in_their_layers_and_these_in_their_step_one_after_another(recorded: Any, memory: Memory) -> None:
+def test_bricks_are_within_layers_and_layers_within_their_step_in_order(recorded: Any, memory: Memory) -> None:
     _generate(recorded(), 0)
     eventually(lambda: bool(steps_of(memory)))
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
@@ -166,7 +166,7 @@ def test_two_contexts_that_share_a_callback_give_whole_graphs_or_none(
         llama.close()
 
 
-def test_what_ran_just_before_a_process_ends_is_recorded_and_a_forked_child_ends_as_ever(
+def test_the_last_run_before_exit_is_recorded_and_a_forked_child_exits_well(
     models: dict[str, Path], runtime: Path
 ) -> None:
     program = f"""

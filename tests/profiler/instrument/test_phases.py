@@ -46,7 +46,7 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
         assert describe((), {"tokens": tokens, "input_pos": given}, has_cache=True) == wanted
 
 
-def test_several_tokens_for_a_cache_whose_length_a_device_knows_are_taken_for_a_prompt() -> None:
+def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -> None:
     class Layer:
         is_initialized = True  # as of a static cache that was used and emptied
 
@@ -77,7 +77,7 @@ def test_several_tokens_for_a_cache_whose_length_a_device_knows_are_taken_for_a_
         ("src", (2, 3, 32, 32), (0, 2)),
     ],
 )
-def test_tokens_are_known_of_ids_and_their_embeddings_alone_and_sequences_where_their_axis_is(
+def test_tokens_are_known_for_ids_and_embeddings_and_sequences_if_named(
     name: str, shape: tuple[int, ...], wanted: tuple[int, int]
 ) -> None:
     given = torch.zeros(shape, dtype=torch.long if name == "input_ids" else torch.float)

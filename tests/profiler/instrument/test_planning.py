@@ -202,7 +202,7 @@ def test_the_work_of_a_product_is_a_line_in_what_it_is_given() -> None:
     assert part.key.work.bytes(1, rows.numel()) == 4 * (48 * 32 + 5 * 48 + 5 * 32)
 
 
-def test_no_work_is_known_of_what_another_device_does_and_its_times_are_named_launches() -> None:
+def test_another_devices_work_is_unknown_and_its_times_are_named_launches() -> None:
     plan = plan_of(model_of("llama").to("meta"))
     assert plan
     bricks = [part.key for part in plan.bricks if isinstance(part.key, BrickDefinition)]

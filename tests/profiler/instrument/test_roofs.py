@@ -73,13 +73,13 @@ def test_roofs_for_the_weights_of_a_certain_model_are_not_those_of_another() -> 
     assert announced(model())[0] == [READ, FMA]
 
 
-def test_what_was_measured_with_as_many_threads_is_announced_with_its_spread_and_day() -> None:
+def test_roofs_measured_with_as_many_threads_are_announced() -> None:
     keep(READ, FMA, PRODUCT, DOT)
     assert announced(model()) == ([READ, FMA, PRODUCT], "")
 
 
 @pytest.mark.parametrize("other", ["nothing", "threads", "processor"])
-def test_what_was_measured_of_another_processor_or_with_other_threads_is_not_used(other: str) -> None:
+def test_roofs_of_another_processor_or_thread_count_are_not_used(other: str) -> None:
     threads = torch.get_num_threads()
     if other == "threads":
         keep(READ, FMA, threads=threads + 1)
@@ -102,7 +102,7 @@ def test_integers_have_a_roof_if_eager_quantisation_multiplies_them() -> None:
     assert roofs.roofs_over(quantised) == ([READ, FMA, DOT], "")
 
 
-def test_where_torch_is_given_other_threads_they_and_their_roofs_are_announced(runtime: Path) -> None:
+def test_a_new_thread_count_of_torch_is_announced_with_its_roofs(runtime: Path) -> None:
     before = torch.get_num_threads()
     keep(READ, FMA, threads=before)
     keep(READ, threads=before + 1)

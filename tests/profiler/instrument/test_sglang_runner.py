@@ -42,7 +42,7 @@ def _batch(mode: str, tokens: int, sequences: int = 1, cached: int = 0, **more: 
     return info.ForwardBatch(info.ForwardMode[mode], sequences, ids, cached + tokens, **more)
 
 
-def test_each_forward_of_the_runner_is_one_step_with_all_bricks_of_its_model_and_its_sampling(memory: Memory) -> None:
+def test_each_sglang_forward_is_one_step_with_all_model_and_sampling_bricks(memory: Memory) -> None:
     worker = _worker()
     worker.forward_batch_generation(_batch("EXTEND", 5, extend_num_tokens=5, extend_prefix_lens_cpu=[0]))
     worker.forward_batch_generation(_batch("DECODE", 1, cached=5))
@@ -100,7 +100,7 @@ def test_a_draft_has_steps_of_its_own(memory: Memory) -> None:
         ({"disable_piecewise_cuda_graph": False}, False, False, "compiles its model"),
     ],
 )
-def test_where_graphs_are_replayed_or_compiled_steps_have_no_bricks_and_that_is_said(
+def test_replayed_or_compiled_steps_have_no_bricks_and_a_warning_says_so(
     args: Any,
     decodes_with_bricks: bool,
     extends_with_bricks: bool,

@@ -271,9 +271,7 @@ def test_weights_that_the_host_computes_are_not_asked_for_gradients(profiler: Br
     assert Training() not in memory.said
 
 
-def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_a_part_called_alone_is_a_step_and_inside_a_step_it_is_not(profiler: BrickProfiler, memory: Memory) -> None:
     model, ids = model_of("llama"), words(1, 6)
     attach(model, profiler)
     model.model(ids)
@@ -283,7 +281,7 @@ def test_a_part_that_is_called_by_itself_is_a_step_and_inside_a_step_it_is_none(
 
 
 @pytest.mark.parametrize("how", ["attached", "installed"])
-def test_of_a_forward_that_is_called_by_name_the_step_is_the_part_that_is_called_inside(
+def test_the_called_part_is_the_step_if_forward_is_called_by_name(
     how: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
     model, ids = model_of("llama"), words(2, 6)
@@ -459,7 +457,7 @@ def test_steps_of_a_draft_and_its_target_follow_one_another(profiler: BrickProfi
     assert all(before[1] <= after[0] for before, after in pairwise(steps))
 
 
-def test_a_model_whose_call_generates_has_a_step_for_each_token_inside_its_own(
+def test_a_model_whose_call_generates_has_a_step_per_token_inside_its_own(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     class Answers(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -492,7 +490,7 @@ class Head(torch.nn.Module):  # type: ignore[misc, name-defined]
         return self.trunk(ids).last_hidden_state
 
 
-def test_of_models_that_share_a_trunk_which_was_called_before_the_first_takes_over_its_name(
+def test_the_first_caller_of_a_shared_trunk_takes_over_its_earlier_name(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     trunk = model_of("llama").model
@@ -504,7 +502,7 @@ def test_of_models_that_share_a_trunk_which_was_called_before_the_first_takes_ov
 
 
 @pytest.mark.parametrize("how", ["attached", "installed"])
-def test_models_that_share_their_trunk_keep_their_names_and_have_a_step_for_each_call(
+def test_models_that_share_a_trunk_keep_their_names_and_a_step_per_call(
     how: str, profiler: BrickProfiler, memory: Memory
 ) -> None:
     trunk = model_of("llama").model
@@ -561,7 +559,7 @@ def _named_steps(memory: Memory) -> list[tuple[str, str]]:
     return [(node.label, node.name) for node in ran if node.kind is NodeKind.STEP]
 
 
-def test_a_model_whose_generate_calls_its_encoder_first_is_the_one_that_is_named_and_has_all_the_steps(
+def test_a_model_has_name_and_all_steps_if_generate_calls_its_encoder_first(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = _pair()
@@ -576,9 +574,7 @@ def test_a_model_whose_generate_calls_its_encoder_first_is_the_one_that_is_named
     ]
 
 
-def test_a_model_takes_over_name_and_steps_of_its_part_that_was_called_before(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_a_model_takes_over_name_and_steps_of_a_part_called_earlier(profiler: BrickProfiler, memory: Memory) -> None:
     model, ids = _pair(), words(1, 5)
     install(profiler)
     for _ in range(2):
@@ -589,9 +585,7 @@ def test_a_model_takes_over_name_and_steps_of_its_part_that_was_called_before(
     assert _manifests(memory)[-1].weights_bytes == stored_bytes(model)
 
 
-def test_of_several_models_the_largest_that_decodes_is_named_with_the_name_of_its_steps(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_the_largest_model_that_decodes_is_named_like_its_steps(profiler: BrickProfiler, memory: Memory) -> None:
     encoder = transformers.BertModel(transformers.BertConfig(vocab_size=5000, num_hidden_layers=3)).eval()
     models = [encoder, model_of("llama"), model_of("llama", num_hidden_layers=5), model_of("llama"), encoder]
     install(profiler)
@@ -604,7 +598,7 @@ def test_of_several_models_the_largest_that_decodes_is_named_with_the_name_of_it
     ]
 
 
-def test_a_target_is_named_and_its_draft_is_not_though_that_one_is_called_first(
+def test_a_target_is_named_and_its_draft_is_not_even_if_it_is_called_first(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     target, draft = model_of("llama"), model_of("llama", num_hidden_layers=2)
@@ -620,7 +614,7 @@ def _amounts(memory: Memory) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_torchs_own_encoder_says_which_axis_its_sequences_are_of_and_its_tokens_are_not_known(
+def test_the_encoder_of_torch_gives_its_sequence_axis_but_no_token_count(
     batch_first: bool, profiler: BrickProfiler, memory: Memory
 ) -> None:
     layer = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=batch_first)

@@ -73,9 +73,7 @@ def test_in_a_step_that_is_not_recorded_functions_are_the_hosts_own(host: Simple
     assert _functions(host) == bare
 
 
-def test_while_a_step_of_one_model_is_recorded_plain_ones_of_another_take_no_function_away(
-    host: SimpleNamespace, memory: Memory
-) -> None:
+def test_plain_steps_of_one_model_take_no_function_from_a_recorded_one(host: SimpleNamespace, memory: Memory) -> None:
     bare, model, other = _functions(host), model_of("llama"), model_of("llama")
     attach(model, BrickProfiler(recorder=memory, sample_every=2))
     attach(other, BrickProfiler(recorder=Memory(), sample_every=3))
@@ -110,7 +108,7 @@ def _graphs_of(called: Any, graphs: list[Any]) -> int:
         pytest.param(2, True, id="after a plain step and a reset of Dynamo", marks=pytest.mark.slow),
     ],
 )
-def test_layers_that_are_compiled_are_compiled_once_whatever_steps_are_recorded(
+def test_compiled_layers_are_compiled_once_whichever_steps_are_recorded(
     steps_before: int, resets: bool, host: SimpleNamespace, memory: Memory
 ) -> None:
     def run(profiler: BrickProfiler | None) -> int:
@@ -150,7 +148,7 @@ def test_where_dynamo_has_compiled_before_functions_stay_the_hosts_own(
 
 
 @pytest.mark.usefixtures("host")
-def test_a_swap_that_an_exception_ended_is_done_again_and_what_others_put_there_stays() -> None:
+def test_a_swap_cut_short_is_repeated_and_functions_others_set_stay() -> None:
     class Refuses(SimpleNamespace):
         fails = False
 

@@ -13,7 +13,7 @@ from cbtop.profiler.instrument import torch_clock  # noqa: E402
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_mark_is_made_while_its_device_is_current_and_then_the_hosts_is_again(
+def test_a_mark_is_made_on_its_device_and_the_hosts_device_is_restored(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current, seen = [0], []

@@ -134,7 +134,7 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize(("raised", "how", "every"), SIGNALS)
-def test_what_a_signal_handler_raises_while_a_model_is_called_reaches_the_host(
+def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
     raised: type[Exception],
     how: str,
     every: int,
@@ -204,7 +204,7 @@ def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler:
 
 
 @pytest.mark.parametrize("every", [203, pytest.param(17, marks=pytest.mark.slow)])
-def test_what_a_signal_handler_raises_while_a_token_is_chosen_reaches_the_host(
+def test_a_signal_handlers_error_while_a_token_is_chosen_reaches_the_host(
     every: int, profiler: BrickProfiler, memory: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, inputs = model_of("llama", num_hidden_layers=2), words(1, 3)

@@ -65,7 +65,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     instrument.uninstall()
 
 
-def test_where_nothing_was_called_or_only_what_holds_no_other_module_nothing_is_known() -> None:
+def test_no_reason_is_given_if_nothing_or_only_a_single_module_was_called() -> None:
     nn.Linear(4, 4)(torch.ones(1, 4))
     assert unseen.why() == ""
 

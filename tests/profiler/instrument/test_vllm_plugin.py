@@ -66,7 +66,7 @@ def _step(runner: Any, scheduled: Any) -> Any:
     return runner.sample_tokens(None) if output is None else output
 
 
-def test_each_run_of_the_runner_is_one_step_with_all_bricks_of_its_model_and_its_sampling(memory: Memory) -> None:
+def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Memory) -> None:
     runner = _runner()
     _step(runner, _scheduled(new={"a": (5, 0)}))
     _step(runner, _scheduled(known={"a": (1, 5, 1)}))
@@ -97,7 +97,7 @@ def test_what_is_scheduled_is_the_phase(scheduled: Any, expected: tuple[str, int
     assert steps_of(memory) == [expected]
 
 
-def test_the_tokens_of_a_step_that_verifies_are_those_accepted_where_the_host_has_them(memory: Memory) -> None:
+def test_a_verify_steps_tokens_are_those_accepted_if_the_host_has_them(memory: Memory) -> None:
     runner = _runner(spec_lengths=[2, 1])
     _step(runner, _scheduled(known={"a": (3, 9, 1), "b": (3, 9, 1)}, drafts={"a": [7, 8], "b": [7, 8]}))
     assert steps_of(memory) == [("verify", 3)]
@@ -140,7 +140,7 @@ def test_a_captured_graph_is_a_step_without_bricks_and_that_is_said(
     assert not [module for module in runner.get_model().modules() if module.__dict__.get("_compiled_call_impl")]
 
 
-def test_the_work_of_a_part_is_a_ranks_own_and_of_a_norm_that_may_add_unknown(memory: Memory) -> None:
+def test_the_work_of_a_part_is_its_ranks_own_and_of_a_fused_norm_unknown(memory: Memory) -> None:
     runner = _runner()
     product = runner.model.model.layers[0].mlp.down_proj
     product.input_size, product.input_size_per_partition = 32, 16  # of two ranks

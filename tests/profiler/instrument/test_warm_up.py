@@ -72,7 +72,7 @@ def test_of_a_warm_model_only_the_first_step_of_another_kind_is_warm_up() -> Non
     assert [name for name in names if "prefill" in name] == [f"prefill{WARM_UP}", "prefill", "prefill"]
 
 
-def test_two_steps_of_a_warm_up_are_recorded_and_then_one_in_four_up_to_a_floor() -> None:
+def test_two_warm_up_steps_are_recorded_then_one_in_four_up_to_a_floor() -> None:
     governor = Governor(3, lambda said: None)
     warm = [governor.is_sampled((NodeKind.STEP, f"decode{WARM_UP}")) for _ in range(10)]
     assert warm == [True, True, *[False] * 8]

@@ -17,7 +17,7 @@ sys.exit(pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-m
 
 
 @pytest.mark.slow  # of the tests, and of no behaviour
-def test_without_torch_the_tests_that_need_it_are_skipped_as_they_are_collected() -> None:
+def test_tests_that_need_torch_are_skipped_at_collection_if_it_is_missing() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", WITHOUT_TORCH]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

@@ -142,7 +142,7 @@ class Shared(nn.Module):
         return x
 
 
-def test_a_pickle_of_a_module_that_says_its_state_itself_needs_nothing_of_ours(profiler: BrickProfiler) -> None:
+def test_a_pickle_of_a_module_with_its_own_getstate_does_not_need_cbtop(profiler: BrickProfiler) -> None:
     model = Stack()
     attach(model, profiler)
     model(torch.ones(1, 4))
@@ -181,7 +181,7 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     assert not _attributes(one)
 
 
-def test_models_that_share_layers_and_are_called_in_threads_lose_none_of_each_others_calls(
+def test_models_that_share_layers_across_threads_lose_no_calls(
     profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers, x = [OwnState() for _ in range(2)], torch.ones(1, 4)
@@ -393,7 +393,7 @@ def _replicated(module: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", ["attached", "installed"])
-def test_replicas_of_a_model_run_their_own_weights_and_it_is_said_that_it_is_not_shown(
+def test_replicas_run_their_own_weights_and_a_warning_says_none_is_shown(
     how: str,
     profiler: BrickProfiler,
     memory: Memory,
@@ -433,7 +433,7 @@ def test_attaching_walks_through_a_model_as_often_as_it_has_parts(
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_many_objects_of_ours_set_off_no_collection_and_what_the_host_has_frozen_stays_so(
+def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     is_frozen: bool, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbtop.profiler.instrument.attachment.MANY_OBJECTS", 1)
@@ -465,7 +465,7 @@ def test_a_model_that_the_host_drops_is_freed(profiler: BrickProfiler) -> None:
         gc.enable()
 
 
-def test_a_call_that_is_taken_out_while_its_module_runs_is_recorded_and_later_ones_fetch_what_is_no_more(
+def test_a_call_detached_while_its_module_runs_is_recorded_and_then_replaced(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     model, inputs = model_of("llama"), words(1, 4)
@@ -685,7 +685,7 @@ class CallingBlock(Block):
         for compiled in (_whole, _in_place, _regional, _function, _call)
     ],
 )
-def test_layers_that_dynamo_looks_at_are_compiled_once_whether_steps_are_recorded_or_captured(
+def test_layers_dynamo_inspects_are_compiled_once_if_recorded_or_captured(
     compiled: Any, when: str, memory: Memory
 ) -> None:
     def run(profiler: BrickProfiler | None) -> tuple[list[Any], int, int]:
@@ -714,7 +714,7 @@ def test_layers_that_dynamo_looks_at_are_compiled_once_whether_steps_are_recorde
     assert ours[1:] == bare[1:]
 
 
-def test_layers_that_dynamo_looks_at_are_timed_as_others_are_and_left_as_they_were(
+def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     model = Decoder()
@@ -734,7 +734,7 @@ def test_layers_that_dynamo_looks_at_are_timed_as_others_are_and_left_as_they_we
     model(torch.ones(1, 3, 8))
 
 
-def test_layers_that_dynamo_looks_at_may_be_shared_by_models_that_come_and_go(profiler: BrickProfiler) -> None:
+def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profiler: BrickProfiler) -> None:
     layers: list[nn.Module] = [CallingBlock(), CallingBlock()]
     one, other = Shared(layers), Shared(layers)
     x = torch.ones(1, 3, 8)
@@ -785,9 +785,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
 
 
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
-def test_what_compiled_code_makes_itself_and_calls_functions_of_is_compiled_as_without_us(
-    compiled: Any, profiler: BrickProfiler
-) -> None:
+def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
     """A cache that the model makes as it is called: of what is made there Dynamo knows no place to look it up."""
     torch._dynamo.reset()
     model = model_of("llama", num_hidden_layers=2)
@@ -1072,9 +1070,7 @@ def test_what_counts_torchs_functions_counts_those_of_the_bare_model(how: str, p
     assert found == [bare, bare]
 
 
-def test_what_is_traced_with_symbols_is_bound_to_no_size_and_recorded_in_no_step(
-    profiler: BrickProfiler, memory: Memory
-) -> None:
+def test_symbolic_traces_add_no_guards_and_are_not_recorded(profiler: BrickProfiler, memory: Memory) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     model, x, other = Stack(), torch.ones(2, 7, 4), torch.ones(2, 5, 4)
@@ -1139,7 +1135,7 @@ def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None
     assert passes.__code__ is code
 
 
-def test_what_the_host_puts_in_the_place_of_a_function_is_timed_for_the_next_model() -> None:
+def test_a_replacement_of_a_function_by_the_host_is_timed_for_the_next_model() -> None:
     functions, home = Functions(), types.SimpleNamespace(attend=passes)
     code = passes.__code__
 
@@ -1171,7 +1167,7 @@ def test_where_nothing_is_recorded_a_wrapped_function_runs_no_frame_of_ours() ->
     assert frames == ["passes", "passes"]
 
 
-def test_functions_of_models_with_profilers_of_their_own_are_timed_by_the_model_that_calls_them() -> None:
+def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> None:
     torch._dynamo.reset()  # else the functions of what was compiled before are left alone
     memories, models, x = [Memory(), Memory()], [Decoder(), Decoder()], torch.ones(1, 3, 8)
     attached = [attach(model, BrickProfiler(recorder=memory)) for model, memory in zip(models, memories, strict=True)]
