@@ -34,7 +34,7 @@ def test_a_byte_budget_becomes_a_token_budget() -> None:
     assert ByteBudget(20).to_token_budget(82e6).us_per_token == pytest.approx(4100)
 
 
-def test_the_ceiling_of_sequential_bricks_is_the_inverse_of_the_sum_not_the_slowest() -> None:
+def test_the_ceiling_of_sequential_bricks_is_the_inverse_of_the_sum() -> None:
     together = ceiling([TokenBudget(1.5), TokenBudget(6), TokenBudget(2.5)])
     assert together.us_per_token == 10
     assert together.tokens_per_sec == 100_000

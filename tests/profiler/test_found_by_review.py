@@ -53,7 +53,7 @@ def test_a_call_with_work_of_its_own_is_recorded_where_no_ring_is_attached(make:
     assert len(memory.records) == 6
 
 
-def test_a_recorder_that_fails_is_kept_from_a_host_whose_brick_has_work_of_its_own(make: MAKE) -> None:
+def test_a_failing_recorder_does_not_reach_a_host_whose_brick_knows_its_work(make: MAKE) -> None:
     with make(recorder=Failing()).brick(OF_CALL, 4):
         pass
 

@@ -175,7 +175,7 @@ def test_what_is_switched_off_takes_nothing_in(how: dict[str, object]) -> None:
     assert (ids, profiler.pending_count, memory.records) == ([0] * 4, 0, [])
 
 
-def test_a_duration_that_nothing_can_hold_is_a_wrong_argument_and_recording_goes_on() -> None:
+def test_an_impossible_duration_is_a_usage_error_and_recording_goes_on() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory, clock_ns=count(0, 10).__next__)
     for duration_ns in (1 << 62, -(1 << 64)):

@@ -93,7 +93,7 @@ def test_bricks_and_what_lies_between_them_add_up_to_the_step(played: Played) ->
     assert spent_ns - 3_000 <= ended - begun <= spent_ns + 20_000
 
 
-def test_a_step_that_waits_for_the_host_is_launch_bound_and_no_rate_is_made_of_it(played: Played) -> None:
+def test_a_step_that_waits_for_the_host_is_launch_bound_and_has_no_rate(played: Played) -> None:
     played.step(host_ns=100_000, device_ns=2_000)
     played.finish()
     bricks = [node for node in played.nodes().values() if node.kind is NodeKind.BRICK]
@@ -116,7 +116,7 @@ def test_steps_of_both_kinds_are_told_apart_in_one_phase(played: Played) -> None
     assert (names.count("QkvProjection"), names.count("QkvProjection, launch-bound")) == (90, 90)
 
 
-def test_a_step_whose_first_bricks_alone_find_the_device_idle_is_not_launch_bound(played: Played) -> None:
+def test_a_step_is_not_launch_bound_if_only_its_first_bricks_find_it_idle(played: Played) -> None:
     with played.profiler.step("prefill", tokens=9):
         for at in range(60):
             with played.profiler.brick(QKV, 10):
@@ -186,7 +186,7 @@ def test_what_the_host_timed_in_a_launch_bound_step_keeps_its_name(played: Playe
     assert {name for name, *_ in played.times(NodeKind.BRICK)} == {"prepared", "QkvProjection, launch-bound"}
 
 
-def test_the_cost_of_a_stamp_and_how_soon_an_idle_device_reaches_one_are_measured(played: Played) -> None:
+def test_the_cost_of_a_stamp_and_the_lag_of_an_idle_device_are_measured(played: Played) -> None:
     assert played.clock.stamp_cost_ns == pytest.approx(1_000, abs=RESOLUTION_NS)
     assert played.clock.idle_lag_ns is not None
     assert 0 <= played.clock.idle_lag_ns < 10_000
@@ -203,7 +203,7 @@ def test_a_device_that_is_lost_ends_recording_and_not_the_host(
     assert not played.profiler.recording
 
 
-def test_a_forked_child_records_nothing_of_its_parents_steps_and_asks_nothing_of_the_device(played: Played) -> None:
+def test_a_forked_child_records_no_step_of_its_parent_and_asks_no_device(played: Played) -> None:
     played.driver.stands_still = True
     played.step(host_ns=0, device_ns=1_000)
     launched = played.driver.launched
@@ -236,7 +236,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
     assert ended - 10_000 <= bricks[-1][2] <= ended
 
 
-def test_what_a_device_never_tells_of_a_step_is_counted_as_lost_and_the_step_recorded(
+def test_times_a_device_never_reports_are_lost_and_the_step_is_recorded(
     played: Played,
 ) -> None:
     with played.profiler.step("decode", tokens=1) as step:

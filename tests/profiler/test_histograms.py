@@ -80,7 +80,7 @@ def test_counts_are_those_of_a_table_of_every_bucket(turns: list[tuple[bool, lis
     assert sparse.sum(range(NODES)).tolist() == dense.sum(axis=0).tolist()
 
 
-def test_a_table_takes_the_octaves_that_were_used_and_not_the_buckets_there_are() -> None:
+def test_a_table_stores_only_the_octaves_used_rather_than_all_buckets() -> None:
     sparse = Histograms()
     node = np.arange(1, 366)
     for duration_ns in (900, 5_000, 5_100, 40_000):  # three octaves of each
@@ -89,7 +89,7 @@ def test_a_table_takes_the_octaves_that_were_used_and_not_the_buckets_there_are(
     assert sparse.size_bytes < 365 * BUCKETS * 8 / 10
 
 
-def test_room_is_made_for_64_octaves_and_then_by_quarters_and_only_where_there_is_none() -> None:
+def test_room_is_made_for_64_octaves_then_by_quarters_and_only_if_it_is_full() -> None:
     sparse, sizes = Histograms(), {}
     of_nodes, of_page = 64 * OCTAVES * 4, SUB_BUCKETS * 2
     for used in range(1, 82):  # octaves of the nodes from 63 on, each a page beside the empty one

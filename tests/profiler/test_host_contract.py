@@ -310,7 +310,7 @@ HANDLERS: dict[str, Callable[[int, Any], object]] = {
 
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("after", range(7))
-def test_what_the_hosts_signal_handler_raises_in_our_code_reaches_the_host_and_recording_goes_on(
+def test_a_signal_handlers_error_reaches_the_host_and_recording_goes_on(
     make_either: MAKE, handler: str, after: int
 ) -> None:
     memory, left = Memory(), iter(range(after))
@@ -398,9 +398,7 @@ def test_a_time_that_cannot_be_meant_is_refused_and_recording_goes_on(make_eithe
     assert (len(memory.records), profiler.recording) == (1, True)
 
 
-def test_a_deferred_brick_that_ends_before_it_begins_is_counted_and_recording_goes_on(
-    make_either: MAKE, runtime: Path
-) -> None:
+def test_a_deferred_brick_that_ends_before_it_begins_is_counted_as_rejected(make_either: MAKE, runtime: Path) -> None:
     profiler = make_either(recorder=RingRecorder(runtime))
     for start_ns, end_ns in ((-5, 5), (20, 10), (1, 2)):
         profiler.record_deferred("a", start_ns, end_ns=end_ns)
@@ -449,9 +447,7 @@ def test_a_recording_that_ends_early_is_over_for_every_viewer_and_is_said(
     assert (profiler.recording, len(caplog.messages)) == (False, 1)
 
 
-def test_a_recording_that_ended_early_goes_on_as_another_one_where_it_is_enabled(
-    make_either: MAKE, runtime: Path
-) -> None:
+def test_a_recording_that_ended_early_continues_as_a_new_one_when_enabled(make_either: MAKE, runtime: Path) -> None:
     fails = False
 
     def clock_ns() -> int:
@@ -473,7 +469,7 @@ def test_a_recording_that_ended_early_goes_on_as_another_one_where_it_is_enabled
     assert len(list(runtime.glob("*.ring"))) == 2
 
 
-def test_where_nothing_can_be_opened_nothing_is_recorded_and_a_child_tries_again(
+def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(
     make_either: MAKE, profiler_module: ModuleType, runtime: Path
 ) -> None:
     profiler = make_either(recorder=RingRecorder(runtime / "none" / "such"))
@@ -487,7 +483,7 @@ def test_where_nothing_can_be_opened_nothing_is_recorded_and_a_child_tries_again
 
 @of_either
 @pytest.mark.parametrize("raised", [TimeoutError, ValueError])
-def test_a_signal_while_the_files_open_or_are_read_back_reaches_the_host_and_recording_goes_on(
+def test_a_signal_while_files_open_reaches_the_host_and_recording_goes_on(
     make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring_module, "ABANDONED_AFTER_S", 0.0)  # a record that it cuts short is lost, and counted

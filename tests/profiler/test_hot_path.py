@@ -97,7 +97,7 @@ def test_f102_every_brick_has_its_category() -> None:
     }
 
 
-def test_to_give_a_place_its_node_is_no_time_of_its_own_but_of_all_that_it_lies_in(make: MAKE) -> None:
+def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: MAKE) -> None:
     now_ns = [0]
 
     class Slow(Memory):
@@ -213,7 +213,7 @@ def test_f109_elapsed_time_never_goes_back(make: MAKE, runtime: Path) -> None:
 @pytest.mark.parametrize("first", [0, 3, SEQUENCE_MASK - 20, (SEQUENCE_MASK << 1) - 3])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bursts=st.lists(st.integers(0, 40), max_size=8))
-def test_what_is_recorded_is_read_once_in_order_or_counted_also_where_the_numbers_go_round(
+def test_records_are_read_once_in_order_or_counted_even_if_numbers_wrap(
     make: MAKE, runtime: Path, first: int, bursts: list[int]
 ) -> None:
     path = runtime / f"1-{time.time_ns()}-0.ring"
@@ -346,7 +346,7 @@ class TestInFlight:
         profiler.close()
         assert here() == (NO_NODE, False)
 
-    def test_a_thread_that_ends_gives_its_slot_to_the_next_and_beyond_the_slots_nobody_is_harmed(
+    def test_an_ended_threads_slot_is_reused_and_threads_beyond_the_slots_run_on(
         self, in_flight: Callable[[], dict[int, InFlight]], profiler: BrickProfiler
     ) -> None:
         def run(ready: threading.Barrier, go: threading.Event) -> None:
@@ -368,7 +368,7 @@ class TestInFlight:
                 thread.join()
             assert in_flight() == {}
 
-    def test_a_forked_child_says_where_it_is_itself_and_leaves_its_parents_slots_alone(
+    def test_a_forked_child_reports_its_own_place_and_keeps_its_parents_slots(
         self, in_flight: Callable[[], dict[int, InFlight]], runtime: Path
     ) -> None:
         script = (
@@ -453,7 +453,7 @@ def test_elements_whose_index_raises_cost_neither_the_record_nor_the_host(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_while_elements_are_asked_for_reaches_the_host_and_keeps_the_record(
+def test_an_interrupt_while_elements_are_asked_for_is_raised_and_recorded(
     profiler: BrickProfiler, runtime: Path, error: type[BaseException]
 ) -> None:
     elements: Any = Raising(error())
@@ -558,7 +558,7 @@ def test_misuse_is_an_error_or_a_record_and_never_a_crash(profiler: BrickProfile
         profiler._host_path.attach(3)  # type: ignore[arg-type]
 
 
-def test_a_stop_in_another_thread_is_recorded_and_moves_the_thread_that_started(
+def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(
     profiler: BrickProfiler, runtime: Path
 ) -> None:
     with profiler.layer(0):

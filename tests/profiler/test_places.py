@@ -195,9 +195,7 @@ def test_adopted_work_closes_with_its_step_and_takes_nothing_from_its_layer(make
     profiler.close()
 
 
-def test_an_adopted_call_that_outlasts_its_step_is_told_of_in_one_line_of_the_report(
-    make: MAKE, runtime: Path
-) -> None:
+def test_an_adopted_call_that_outlasts_its_step_is_one_line_of_the_report(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     begun, go_on = threading.Event(), threading.Event()
 

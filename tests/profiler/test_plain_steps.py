@@ -237,7 +237,7 @@ def books_held_against(view: SourceView, ended: list[Made]) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(OPERATIONS, max_size=60), st.lists(st.booleans(), min_size=1, max_size=8))
-def test_any_mix_of_plain_and_recorded_steps_is_counted_as_an_oracle_counts_it(
+def test_any_mix_of_plain_and_recorded_steps_is_counted_like_an_oracle(
     make: MAKE, operations: list[tuple[str, int, object, object]], pattern: list[bool]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -282,9 +282,7 @@ def decoded(directory: Path, make: MAKE, sample_every: int) -> tuple[SourceView,
     return view, report
 
 
-def test_of_the_same_steps_all_is_the_same_but_what_lies_inside_however_few_are_recorded(
-    make: MAKE, tmp_path: Path
-) -> None:
+def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: MAKE, tmp_path: Path) -> None:
     views = []
     for sample_every in (1, 4):
         (tmp_path / str(sample_every)).mkdir()
@@ -321,7 +319,7 @@ def tags(memory: Memory, name: str) -> list[tuple[int, int]]:
     return [(tag & ~0xFFFFFF, elements) for tag, _, _, elements in memory.records if tag & 0xFFFFFF in nodes]
 
 
-def test_a_plain_step_leaves_one_record_of_itself_under_the_name_it_has_at_its_end(make: MAKE) -> None:
+def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None:
     memory = Memory()
     profiler = sampled_as(make(recorder=memory, clock_ns=count(0, 10).__next__), iter([False] * 5))
     with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("a"):
@@ -402,7 +400,7 @@ def test_twenty_plain_steps_at_once_take_no_lane_of_a_recorded_one(make: MAKE, r
     assert (view.steps.count, view.steps.recorded, view.books.crowded) == (21, 1, 0)
 
 
-def test_a_plain_step_without_a_count_of_tokens_hides_no_time_a_token_of_recorded_ones(
+def test_a_plain_step_without_tokens_hides_no_time_per_token_of_others(
     make: MAKE, runtime: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -481,7 +479,7 @@ asyncio.run(main())
 
 
 @of_either
-def test_plain_steps_that_run_as_their_process_forks_are_counted_once_by_the_parent(
+def test_plain_steps_that_run_during_a_fork_are_counted_once_by_the_parent(
     implementation: str, runtime: Path
 ) -> None:
     done = subprocess.run(
@@ -618,7 +616,7 @@ def test_in_dot_a_plain_step_is_no_run_of_the_graph(make: MAKE, runtime: Path) -
     assert b"polls:3 " in written("dot", process_of_files(ring, ring.with_suffix(".catalog")))
 
 
-def test_the_last_seconds_in_the_process_hold_plain_steps_and_what_lies_in_the_others(make: MAKE) -> None:
+def test_the_last_seconds_hold_plain_steps_and_bricks_of_recorded_ones(make: MAKE) -> None:
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder()), iter([True, False, False, True, True]))
     with profiler.step("decode", tokens=1), profiler.brick("a"):
@@ -681,9 +679,7 @@ def half_plain(directory: Path, make: MAKE, us: float = 100) -> SourceRecord:
     return record
 
 
-def test_in_a_merge_plain_steps_are_summed_and_a_bricks_time_a_step_is_of_the_recorded_ones(
-    make: MAKE, tmp_path: Path
-) -> None:
+def test_a_merge_sums_plain_steps_and_takes_brick_time_of_recorded_ones(make: MAKE, tmp_path: Path) -> None:
     records = [half_plain(tmp_path / str(us), make, us) for us in (100, 110)]
     for rank, one in enumerate(records):
         assert one.hello is not None
@@ -787,7 +783,7 @@ def test_what_a_killed_process_was_in_is_told_by_its_recorded_steps(runtime: Pat
     assert len(found.steps) == 6
 
 
-def test_what_a_plain_step_pays_for_its_record_is_among_what_the_governor_counts(
+def test_the_governor_counts_what_a_plain_step_pays_for_its_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()

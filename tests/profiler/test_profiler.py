@@ -119,7 +119,7 @@ def test_disabled_it_records_nothing_and_reads_no_clock(memory: Memory) -> None:
     assert (memory.records, memory.said) == ([], [])
 
 
-def test_switching_on_and_off_in_the_middle_leaves_the_place_in_the_graph_right(
+def test_switching_on_and_off_inside_a_step_keeps_the_place_in_the_graph(
     profiler: BrickProfiler, memory: Memory
 ) -> None:
     profiler.disable()

@@ -183,7 +183,7 @@ def test_a_listener_is_told_of_each_ring_and_of_its_end(runtime: Path) -> None:
     assert end is None
 
 
-def test_a_record_made_while_the_files_are_opened_is_dropped_and_opens_no_others(
+def test_a_record_made_while_the_files_open_is_dropped_and_opens_no_others(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = RingRecorder(runtime, 1 << 12)
@@ -203,7 +203,7 @@ def test_a_record_made_while_the_files_are_opened_is_dropped_and_opens_no_others
     assert said_in(runtime) == recorder.nodes()
 
 
-def test_the_messages_that_wait_follow_with_the_next_announcement_the_flush_or_the_end(
+def test_waiting_messages_follow_at_the_next_announcement_flush_or_end(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "FREE_UPDATE_BYTES", 0)
@@ -252,7 +252,7 @@ def test_flush_does_nothing_when_nothing_waits(runtime: Path) -> None:
     assert list(runtime.glob("*.ring"))
 
 
-def test_announcements_of_years_leave_room_in_the_catalog_and_the_last_is_shown(
+def test_years_of_announcements_leave_catalog_room_and_the_last_is_shown(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All bounds a thousandth of what they are: so many bytes take as long as a thousand times as many.

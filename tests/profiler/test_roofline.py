@@ -22,7 +22,7 @@ def test_left_of_the_ridge_bandwidth_bounds_and_right_of_it_the_peak() -> None:
 
 
 @given(st.floats(0.01, 1000), st.floats(0.1, 2), st.lists(ROOFS, min_size=1), st.lists(ROOFS, min_size=1))
-def test_below_60_percent_of_every_roof_it_is_latency_or_overhead_and_else_a_roof_that_it_comes_near_to(
+def test_the_bound_is_a_roof_reached_to_60_percent_or_else_overhead(
     intensity: float, part: float, peaks: list[float], bandwidths: list[float]
 ) -> None:
     gflops = part * min(max(peaks), intensity * max(bandwidths))

@@ -37,7 +37,7 @@ def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) ->
     assert profiler.stats_for("RmsNorm") == stats
 
 
-def test_a_name_that_cannot_be_printed_does_not_make_printing_the_report_fail(profiler: BrickProfiler) -> None:
+def test_an_unprintable_name_does_not_make_printing_the_report_fail(profiler: BrickProfiler) -> None:
     """A lone surrogate, as os.fsdecode gives, has no UTF-8; an escape would steer the terminal of who prints it."""
     with profiler.step("de\ncode") as step, profiler.brick("a\ud800\x1b[2J"):
         step.cancel()
@@ -242,7 +242,7 @@ def test_after_close_the_report_is_still_there(profiler: BrickProfiler) -> None:
     assert profiler.report().bricks[0].calls.count == 1
 
 
-def test_the_rate_of_a_process_is_over_the_time_in_which_a_step_of_any_name_ran(runtime: Path) -> None:
+def test_the_rate_of_a_process_is_over_the_union_of_steps_of_any_name(runtime: Path) -> None:
     now_ns = count(0, 10)
     profiler = BrickProfiler(clock_ns=now_ns.__next__, recorder=RingRecorder(runtime))
     draft, target = profiler.step("decode", 4, model="draft"), profiler.step("decode", 1, model="target")

@@ -61,7 +61,7 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(values: list[int])
         assert abs(percentile - exact) <= 0.01 * exact
 
 
-def test_a_step_said_to_end_in_the_future_keeps_nothing_of_those_that_follow_for_ever() -> None:
+def test_a_step_that_ends_in_the_future_keeps_no_later_interval_for_ever() -> None:
     stats = NodeStats()
     step_of = np.array([-1, 1], np.int64)
     one = np.ones(4096, np.int64)
@@ -191,7 +191,7 @@ def test_a_step_closes_what_lies_in_its_own_lane(lanes: tuple[int, int]) -> None
     assert closed == [60, 60 + 150]
 
 
-def test_of_when_steps_ran_the_last_are_told_and_of_all_nodes_together_so_many() -> None:
+def test_the_last_step_times_are_returned_up_to_a_bound_for_all_nodes() -> None:
     step_of, part_of = np.array([-1, 1, 2]), np.array([-1, -1, -1])
     stats = NodeStats()
     stats.grow(3)
@@ -346,7 +346,7 @@ BEYOND = MAX_HISTOGRAM_NODES + 1
 
 
 @given(st.lists(st.tuples(st.integers(BEYOND - 2, BEYOND + 5), st.integers(0, 10**9), st.just(1)), min_size=1))
-def test_a_place_beyond_the_bound_costs_its_own_percentiles_and_not_its_bricks(
+def test_a_place_beyond_the_bound_has_no_percentiles_but_its_brick_has(
     rows: list[tuple[int, int, int]],
 ) -> None:
     first_of = np.arange(BEYOND + 6) % 2  # two bricks, in turn
@@ -446,7 +446,7 @@ def test_amounts_of_work_tell_something_if_both_are_given_or_unknown(flops: int,
     assert found.tolist() == [tells]
 
 
-def test_received_are_calls_amounts_and_cancelled_steps_and_of_the_latter_no_count_is_missed() -> None:
+def test_received_counts_calls_amounts_and_cancelled_steps_once_each() -> None:
     """Two calls, one of them without a count of elements; amounts; two cancelled steps, one without a count."""
     step = 4
     node = np.array([1, 1, 1, step, step], np.int64)
@@ -489,7 +489,7 @@ def test_what_is_deferred_until_after_the_second_of_two_steps_is_the_seconds() -
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_what_was_deferred_until_after_a_cancelled_step_is_that_steps_also_where_the_next_ends_with_it(
+def test_a_brick_deferred_past_a_cancelled_step_belongs_to_that_step(
     cut: int,
 ) -> None:
     all_of_it = records((1, 10, 100), (2, 50, 60), (1, 200, 300), flags=(FLAG_CANCELLED, 0, 0))
@@ -515,7 +515,7 @@ def test_what_takes_no_time_as_a_step_ends_is_of_the_next() -> None:
     assert stats.is_open(1, 0)
 
 
-def test_a_step_has_the_square_of_its_tokens_and_of_more_than_anybody_has_as_if_it_had_the_most() -> None:
+def test_a_step_has_the_square_of_its_tokens_up_to_a_largest_count() -> None:
     stats = NodeStats()
     for tokens, squared in ((3, 9), (4, 9 + 16), (1 << 40, 9 + 16 + (1 << 64))):
         stats.add(replace(records((1, 10, 20)), elements=np.array([tokens])), *STEP_AND_BRICK)
@@ -589,9 +589,7 @@ def test_what_ran_beside_its_like_is_counted_once_however_many_did(
 @pytest.mark.parametrize(
     ("flags", "found"), [(0, 60 + 10), (LANES - 1 << LANE_SHIFT, 0), (FLAG_CANCELLED, 0), (FLAG_LOOSE, 0)]
 )
-def test_what_ran_beside_its_like_is_known_wherever_a_batch_was_cut_but_in_steps_that_do_not_count(
-    cut: int, flags: int, found: int
-) -> None:
+def test_overlap_is_known_wherever_a_batch_is_cut_except_in_uncounted_steps(cut: int, flags: int, found: int) -> None:
     rows = [(3, 100, 200), (4, 140, 260), (3, 250, 300), (2, 100, 310), (1, 90, 320)]
     own = [flags if flags != FLAG_CANCELLED or node == 1 else 0 for node, _, _ in rows]
     stats, whole = NodeStats(), records(*rows, flags=own)
@@ -602,7 +600,7 @@ def test_what_ran_beside_its_like_is_known_wherever_a_batch_was_cut_but_in_steps
     assert not found or 2 in changed[1]
 
 
-def test_parts_of_a_step_that_ran_at_the_same_time_fit_into_it_and_others_do_not() -> None:
+def test_parts_that_ran_at_the_same_time_fit_into_a_step_and_others_do_not() -> None:
     """A step of 100 ns: two bricks of 80 beside each other fit, one behind the other they do not."""
     for second_ns, over_ns in ((1_010, 0), (1_080, 60)):
         for cut in range(3):
@@ -614,7 +612,7 @@ def test_parts_of_a_step_that_ran_at_the_same_time_fit_into_it_and_others_do_not
             assert stats.rare("overlap_ns", [1]) == (0 if over_ns else 70)
 
 
-def test_a_long_step_keeps_what_ran_beside_its_like_however_many_batches_it_takes() -> None:
+def test_a_long_step_keeps_its_overlap_however_many_batches_it_takes() -> None:
     stats = NodeStats()
     stats.grow(5)
     for at in range(3 * MAX_OPEN_PARTS):

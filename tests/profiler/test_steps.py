@@ -110,7 +110,7 @@ def test_a_step_that_never_got_a_name_is_called_step(profiler: BrickProfiler) ->
     assert [path for path, *_ in recorded(profiler)] == ["/step/a", "/step"]
 
 
-def test_what_is_recorded_by_other_means_in_a_step_without_a_name_is_held_too(profiler: BrickProfiler) -> None:
+def test_bricks_recorded_by_other_means_in_an_unnamed_step_are_held_too(profiler: BrickProfiler) -> None:
     with profiler.step() as step:
         profiler.record_elapsed("elapsed", 7)
         profiler.record_deferred("deferred", 0, end_ns=4)
@@ -180,7 +180,7 @@ def _counted(runtime: Path) -> tuple[NodeTable, NodeStats]:
     return source._nodes, source.stats
 
 
-def test_a_cancelled_step_does_not_count_and_its_bricks_stay_out_of_the_books(make: MAKE, runtime: Path) -> None:
+def test_a_cancelled_step_does_not_count_and_its_bricks_are_not_in_the_books(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     for number in range(6):
         with profiler.step("decode", tokens=10) as step, profiler.brick("a"):
@@ -457,7 +457,7 @@ def test_timings_deferred_until_their_step_has_ended_lie_in_it(make: MAKE, runti
     assert [totals.closed_ns[n.id] for n in totals.nodes] == [3]
 
 
-def test_in_the_lane_that_many_share_a_cancelled_step_takes_nobody_elses_time(make: MAKE, runtime: Path) -> None:
+def test_a_cancelled_step_in_a_shared_lane_takes_no_time_from_other_steps(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     held = [profiler.step("other") for _ in range(15)]
     begun, go_on = threading.Barrier(16), threading.Event()
@@ -510,7 +510,7 @@ def test_what_cannot_be_said_of_a_brick_costs_that_brick_and_no_other(
     assert len(caplog.messages) == 1
 
 
-def test_a_signal_handler_that_runs_a_step_of_its_own_while_one_begins_takes_that_one_from_nobody(make: MAKE) -> None:
+def test_a_signal_handlers_own_step_does_not_take_over_a_step_that_begins(make: MAKE) -> None:
     at, left, profiler = 0, -1, make(recorder=Memory())
 
     def handler(*_: object) -> None:
@@ -629,9 +629,7 @@ print("parent" if child else "child", p.report().steps, flush=True)
 
 
 @of_either
-def test_a_step_that_waits_as_its_process_forks_is_recorded_by_the_parent_alone(
-    implementation: str, runtime: Path
-) -> None:
+def test_a_step_that_waits_during_a_fork_is_recorded_by_the_parent_alone(implementation: str, runtime: Path) -> None:
     run = [sys.executable, "-c", TOLD_IN_A_FORK, str(runtime)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -664,7 +662,7 @@ def test_trouble_with_a_place_of_parts_that_are_alike_is_not_the_hosts(
     assert "nothing is recorded from here on" in caplog.text
 
 
-def test_a_process_that_is_in_its_first_step_runs_also_where_that_has_no_name_yet(make: MAKE, runtime: Path) -> None:
+def test_a_process_in_its_first_step_is_live_even_if_the_step_has_no_name(make: MAKE, runtime: Path) -> None:
     profiler = make(recorder=RingRecorder(runtime))
     with profiler.step(), profiler.brick("a"):
         source = source_of(runtime)
@@ -673,7 +671,7 @@ def test_a_process_that_is_in_its_first_step_runs_also_where_that_has_no_name_ye
     profiler.close()
 
 
-def test_parts_that_are_alike_are_recorded_as_if_each_were_told_and_looked_up_once() -> None:
+def test_alike_parts_are_recorded_as_if_told_one_by_one_and_looked_up_once() -> None:
     norm, product = BrickDefinition.of(BrickId.RMS_NORM), BrickDefinition.of(BrickId.LM_HEAD)
     alike = AlikeParts([((NodeKind.LAYER, 0), norm), ((NodeKind.LAYER, 0),), (product,)])
     found = []

@@ -230,7 +230,7 @@ def test_who_is_let_in_later_needs_no_restart_and_disturbs_nobody(hosts: Hosts) 
         assert good.trouble == ""
 
 
-def test_an_allow_list_that_cannot_be_read_lets_nobody_in_and_shuts_out_who_is(
+def test_an_unreadable_allow_list_lets_nobody_in_and_cuts_off_viewers(
     hosts: Hosts, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(hosts.daemon) as daemon, listening(daemon.endpoint, hosts.viewer()) as viewer:
@@ -346,7 +346,7 @@ def test_a_tunnel_with_nothing_behind_it_is_told_and_may_yet_lead_somewhere() ->
         assert not viewer.is_refused
 
 
-def test_a_port_where_nobody_listens_is_told_and_a_daemon_that_comes_is_heard(hosts: Hosts) -> None:
+def test_a_port_without_a_listener_is_reported_and_a_later_daemon_is_heard(hosts: Hosts) -> None:
     with serving(hosts.daemon) as first, listening(first.endpoint, hosts.viewer()) as viewer:
         until(lambda: viewer.received > 5, viewer)
         first.close()
@@ -421,6 +421,6 @@ def test_a_socket_file_is_for_its_owner_alone_whatever_the_umask(runtime: Path) 
     publisher.close()
 
 
-def test_an_address_that_cannot_be_connected_to_is_an_error_and_leaves_nothing_open(hosts: Hosts) -> None:
+def test_an_unconnectable_address_is_an_error_and_leaves_nothing_open(hosts: Hosts) -> None:
     with pytest.raises(EndpointError, match="tcp://"):
         Subscriber("tcp://*:5555", hosts.viewer())

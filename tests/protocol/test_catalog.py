@@ -34,7 +34,7 @@ def test_messages_come_back_in_order_and_once(path: Path) -> None:
     writer.close()
 
 
-def test_what_a_signal_handler_says_or_raises_as_a_message_is_written_leaves_each_there_once(
+def test_a_signal_handler_during_a_write_leaves_each_message_there_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, pwrite = CatalogWriter(path), os.pwrite
@@ -110,7 +110,7 @@ def test_a_message_that_no_reader_would_take_is_not_taken(path: Path) -> None:
     writer.close()
 
 
-def test_a_file_that_took_the_catalogs_name_is_left_alone_and_no_descriptor_is_lost(path: Path) -> None:
+def test_a_file_that_took_the_catalogs_name_is_untouched_and_no_fd_is_lost(path: Path) -> None:
     writer = CatalogWriter(path)
     os.close(writer._descriptor)
     path.rename(path.with_name("1-2-1.catalog"))
@@ -144,7 +144,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None
     assert not writer.is_behind
 
 
-def test_a_process_that_closes_every_descriptor_harms_neither_the_catalog_nor_its_own_files(path: Path) -> None:
+def test_closing_every_descriptor_harms_neither_the_catalog_nor_other_files(path: Path) -> None:
     writer = CatalogWriter(path)
     os.close(writer._descriptor)
     with (path.parent / "theirs").open("wb") as theirs:

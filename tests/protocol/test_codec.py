@@ -104,7 +104,7 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(kind: Any) -> None:
             codec.decode(msgpack.packb(fields))
 
 
-def test_a_nodes_attributes_lie_flat_in_its_map_as_they_did_before_they_had_classes() -> None:
+def test_a_nodes_attributes_are_flat_in_its_map_as_before_they_had_classes() -> None:
     node = messages.Node(
         1,
         None,
@@ -233,7 +233,7 @@ def test_what_no_font_draws_does_not_come_through(hidden: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
-def test_letters_digits_signs_and_the_spaces_between_them_of_every_script_come_through(text: str) -> None:
+def test_letters_digits_signs_and_inner_spaces_of_every_script_are_kept(text: str) -> None:
     text = f"a{text[:99]}b"
     assert codec.sanitise(text) == text
 

@@ -51,14 +51,14 @@ def test_what_is_kept_is_read_again_beside_the_roofs_and_is_its_owners_alone(fil
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_measured_again_a_machine_is_replaced_by_whatever_version_and_the_others_stay() -> None:
+def test_a_machine_measured_again_is_replaced_by_any_version_and_others_stay() -> None:
     other, older = replace(HERE, device="Another"), replace(HERE, version="0.0.1")
     for one in (older, other, HERE):
         keep_crossovers(one)
     assert known_crossovers() == (other, HERE)
 
 
-def test_of_many_machines_the_newest_are_kept_and_the_largest_file_can_be_read() -> None:
+def test_the_newest_of_many_machines_are_kept_and_the_largest_file_is_read() -> None:
     long = replace(STATIC, note="é" * 200)
     for number in range(1, MAX_MACHINES + 3):
         keep_crossovers(replace(HERE, threads=number, crossovers=(long,) * MAX_CROSSOVERS))
@@ -95,7 +95,7 @@ def test_what_another_version_measured_is_refused_in_one_line(file: Path) -> Non
     ],
     ids=["empty", "list", "version", "roofs", "nothing", "number", "many", "deep", "large", "bytes"],
 )
-def test_what_is_no_file_of_crossovers_is_refused_with_the_reason_and_replaced(
+def test_a_file_without_crossovers_is_refused_with_the_reason_and_replaced(
     text: bytes, reason: str, file: Path
 ) -> None:
     file.write_bytes(text)

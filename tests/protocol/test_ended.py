@@ -112,7 +112,7 @@ def test_a_process_runs_while_it_holds_the_lock_whatever_its_pid_is_here(runtime
     assert not runs(ring)
 
 
-def test_a_process_without_its_lock_runs_while_it_writes_the_ring_and_until_it_closes_it(runtime: Path) -> None:
+def test_a_process_without_its_lock_runs_until_it_closes_its_ring(runtime: Path) -> None:
     ring = runtime / f"{os.getpid()}-{process_start(os.getpid())}-0.ring"
     CatalogWriter(ring.with_suffix(".catalog")).close()
     writer = RingWriter(ring)
@@ -132,7 +132,7 @@ def test_a_catalog_that_is_new_is_not_asked_for_its_lock(runtime: Path, monkeypa
     assert not runs(ring)
 
 
-def test_a_profiler_that_is_closed_or_dropped_leaves_what_it_used_of_its_ring(runtime: Path) -> None:
+def test_a_closed_or_dropped_profiler_leaves_only_the_used_part_of_its_ring(runtime: Path) -> None:
     for drop in (False, True):
         recorder = RingRecorder(runtime)
         profiler = BrickProfiler(recorder=recorder)
@@ -153,7 +153,7 @@ def test_a_profiler_that_is_closed_or_dropped_leaves_what_it_used_of_its_ring(ru
         assert len(RingReader(ring).read(final=True).node) == 1
 
 
-def test_profilers_made_and_dropped_without_end_leave_no_more_than_the_bounds(
+def test_profilers_made_and_dropped_without_end_leave_bounded_files(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ended_module, "MAX_ENDED", 8)
@@ -254,7 +254,7 @@ def test_the_newest_stays_however_large_it_is(runtime: Path, monkeypatch: pytest
     assert [ring.exists() for ring in rings] == [True, False, False]
 
 
-def test_a_host_that_starts_looks_at_few_of_very_many_files_and_removes_fewer(
+def test_a_starting_host_looks_at_few_of_many_files_and_removes_fewer(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ended_module, "SWEPT_NAMES", 64)

@@ -152,13 +152,13 @@ def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publis
     viewer.close()
 
 
-def test_a_version_of_zeromq_whose_words_could_not_be_told_apart_is_not_let_in(publisher: Publisher) -> None:
+def test_a_zeromq_version_whose_messages_cannot_be_told_apart_is_cut_off(publisher: Publisher) -> None:
     with connect(publisher.endpoint) as peer:
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x02\x00\x00")  # ZMTP 2.0, a SUB without a name
         eventually(lambda: is_cut_off(publisher, peer))
 
 
-def test_of_silent_connections_the_oldest_makes_room_and_without_one_the_newcomer_goes(
+def test_the_oldest_silent_connection_makes_room_or_else_the_newcomer_goes(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MAX_CONNECTIONS", 3)

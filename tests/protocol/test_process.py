@@ -44,7 +44,7 @@ def test_a_process_that_a_signal_has_stopped_is_suspended_until_it_goes_on() -> 
         (None, "another", False),
     ],
 )
-def test_a_process_of_another_time_namespace_may_be_the_one_whatever_it_says_of_its_start(
+def test_start_times_identify_processes_except_in_another_time_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int | None, time_namespace: str, runs: bool
 ) -> None:
     monkeypatch.setattr(process, "_PROC", str(tmp_path))

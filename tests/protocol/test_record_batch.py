@@ -54,9 +54,7 @@ def test_records_of_a_step_take_no_more_than_24_bytes(runtime: Path) -> None:
 
 
 @given(st.integers(0, 1 << 40), st.binary(max_size=80))
-def test_columns_that_are_not_as_long_as_they_say_are_refused_before_anything_is_made(
-    count: int, columns: bytes
-) -> None:
+def test_columns_of_a_length_not_declared_are_refused_before_unpacking(count: int, columns: bytes) -> None:
     with contextlib.suppress(DecodeError):
         found = unpack(RecordBatch("s", 0, count, count, Packed(columns)))
         assert len(found.node) == count <= len(columns)

@@ -113,7 +113,7 @@ def test_a_damaged_frame_is_counted_and_the_others_are_read(tmp_path: Path) -> N
 
 
 @given(st.data())
-def test_a_closed_recording_from_which_any_bytes_are_cut_says_that_it_is_damaged(
+def test_a_closed_recording_with_any_bytes_cut_out_is_reported_as_damaged(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("hole") / "r.cbtop"
@@ -130,7 +130,7 @@ def test_a_closed_recording_from_which_any_bytes_are_cut_says_that_it_is_damaged
         assert all(one in written for one in found(reader))
 
 
-def test_one_that_was_not_closed_is_damaged_where_no_recorder_wrote_what_comes_next(tmp_path: Path) -> None:
+def test_an_unclosed_recording_is_damaged_if_no_recorder_wrote_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "r.cbtop"
     record(path, close=False)
     content = path.read_bytes()

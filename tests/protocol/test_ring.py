@@ -100,7 +100,7 @@ def test_what_was_written_is_read_once_in_order_or_counted_as_overwritten(bursts
     path.unlink()
 
 
-def test_a_ring_is_filling_from_an_eighth_of_it_that_was_not_read_on_also_in_later_laps(path: Path) -> None:
+def test_a_ring_is_filling_once_an_eighth_is_unread_also_in_later_laps(path: Path) -> None:
     writer = RingWriter(path, 64 * RECORD_BYTES)
     reader = RingReader(path)
     for _ in range(20):
@@ -231,7 +231,7 @@ def draw_between(draw: Callable[[st.SearchStrategy[int]], int], low: int, high: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_where_stores_and_loads_are_reordered_a_record_is_whole_or_does_not_count(
+def test_a_record_is_whole_or_not_counted_if_stores_and_loads_are_reordered(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / f"1-{time.time_ns()}-0.ring"
@@ -299,7 +299,7 @@ def test_the_ring_is_the_users_alone(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is told by Linux alone")
-def test_every_page_is_mapped_before_the_first_record_so_that_no_step_waits_for_one(path: Path) -> None:
+def test_every_page_is_mapped_before_the_first_record_so_no_step_waits(path: Path) -> None:
     ring = RingWriter(path, 1 << 20)
     try:
         ring._memory.madvise(MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
@@ -356,7 +356,7 @@ def test_where_a_file_system_cannot_allocate_a_file_it_is_written_whole(
     assert path.stat().st_blocks * 512 >= path.stat().st_size
 
 
-def test_a_full_disk_is_an_error_at_the_start_where_the_system_cannot_allocate_a_file(path: Path) -> None:
+def test_a_full_disk_is_an_error_at_the_start_even_without_posix_fallocate(path: Path) -> None:
     script = (
         "import os, resource, signal, sys; from pathlib import Path\n"
         "from cbtop.protocol.errors import RingError; from cbtop.protocol.ring import RingWriter\n"
@@ -413,7 +413,7 @@ def test_what_a_thread_is_in_is_read_from_its_slot(path: Path) -> None:
     assert reader.in_flight() == [InFlight(77, 5, 1000), InFlight(78, MAX_NODE, None)]
 
 
-def test_of_a_thread_it_is_told_apart_whether_it_is_in_nothing_or_in_a_step_without_a_name(path: Path) -> None:
+def test_a_thread_in_nothing_is_told_from_one_in_an_unnamed_step(path: Path) -> None:
     RingWriter(path)
     _write_slot(path, 0, 77, NO_NODE, 0)
     _write_slot(path, 1, 78, HELD, 1000)
@@ -450,7 +450,7 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_signal(path: Path, size_by
             reader.in_flight()
 
 
-def test_a_file_that_is_cut_short_between_two_copies_is_an_error_and_no_signal(
+def test_a_file_cut_short_between_two_copies_is_an_error_and_not_a_signal(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at in range(2):
@@ -477,7 +477,7 @@ def test_whose_descriptor_was_closed_and_given_to_another_file_is_an_error(path:
 
 
 @pytest.mark.parametrize("records", [0, 1, 1000, 5000, 8191])
-def test_a_closed_ring_keeps_its_records_and_gives_back_the_room_of_the_others(path: Path, records: int) -> None:
+def test_a_closed_ring_keeps_its_records_and_frees_the_unused_room(path: Path, records: int) -> None:
     writer = RingWriter(path, 8192 * RECORD_BYTES)
     for number in range(records):
         writer.record(1, number, number, 0)
@@ -513,7 +513,7 @@ def test_where_the_system_knows_no_holes_a_ring_is_closed_all_the_same(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.integers(0, 200), cursor=st.integers(0, 1), amounts=st.booleans())
-def test_the_newest_time_is_found_wherever_the_ring_is_and_whatever_its_cursor_says(
+def test_the_newest_time_is_found_at_any_ring_position_and_cursor(
     path: Path, records: int, cursor: int, amounts: bool
 ) -> None:
     path.unlink(missing_ok=True)
@@ -591,7 +591,7 @@ def test_a_file_has_the_layout_that_its_version_stands_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_record_that_is_not_complete_yet_is_waited_for_wherever_a_reader_begins(path: Path, number: int) -> None:
+def test_an_incomplete_record_is_awaited_wherever_a_reader_begins(path: Path, number: int) -> None:
     writer = RingWriter(path)
     for at in range(number + 1):
         writer.record(1, at, at, 0)

@@ -200,7 +200,7 @@ def test_with_anything_in_the_place_of_a_field_it_is_roofs_or_refused(data: st.D
 
 
 @pytest.mark.usefixtures("machine")
-def test_roofs_are_used_for_the_device_they_were_measured_of_and_for_no_other() -> None:
+def test_roofs_are_used_only_for_the_device_they_were_measured_on() -> None:
     known = (CPU, GPU)
     assert roofs_of_cpu(known, 4) == CPU
     assert roofs_of_cpu(known, 2) is None

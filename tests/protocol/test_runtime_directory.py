@@ -54,7 +54,7 @@ def nowhere_named(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runtime
 
 
-def test_where_files_are_copied_on_write_the_memory_that_processes_share_is_taken(
+def test_shared_memory_is_used_if_files_are_copied_on_write(
     nowhere_named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_module, "copies_on_write", lambda _descriptor: True)
@@ -69,7 +69,7 @@ def test_where_files_are_copied_on_write_the_memory_that_processes_share_is_take
     assert runtime_directory() == str(nowhere_named / "named")
 
 
-def test_where_no_temporary_directory_can_be_written_the_memory_that_processes_share_is_taken(
+def test_shared_memory_is_used_if_no_temporary_directory_is_writable(
     nowhere_named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_module, "TEMPORARY", ())

@@ -125,7 +125,7 @@ def test_a_quantisation_error_is_measured_by_its_definitions() -> None:
 @pytest.mark.parametrize(
     ("expected", "actual", "decibels"), [(1.0, 1.0, None), (1.0, math.inf, -math.inf), (math.inf, 1.0, math.nan)]
 )
-def test_a_signal_to_noise_ratio_that_no_number_states_is_none_that_would_be_read_as_one(
+def test_an_undefined_signal_to_noise_ratio_is_none_infinite_or_nan(
     expected: float, actual: float, decibels: float | None
 ) -> None:
     assert error_between([expected], [actual]).snr_db == pytest.approx(decibels, nan_ok=True)
