@@ -35,7 +35,7 @@ MUCH_BYTES = 200 << 20  # attacks took 2 GiB within a minute when nothing was bo
         for attack in ATTACKS
     ],
 )
-def test_whoever_floods_the_daemon_keeps_nobody_out_and_leaves_nothing_behind(attack: Callable[[], bytes]) -> None:
+def test_a_flood_of_the_daemon_keeps_nobody_out_and_leaves_nothing_behind(attack: Callable[[], bytes]) -> None:
     with host(), serving() as (process, endpoint):
         join(endpoint)
         before_bytes = resident_bytes(process.pid)

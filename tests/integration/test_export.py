@@ -26,7 +26,7 @@ def recording(runtime: Path, tmp_path: Path) -> Path:
     return tmp_path / "run.cbtop"
 
 
-def test_every_record_of_a_recording_is_in_the_trace_and_what_is_not_is_counted(recording: Path) -> None:
+def test_every_record_of_a_recording_is_exported_and_lost_ones_are_counted(recording: Path) -> None:
     reader = RecordingReader(recording)
     (recorded,) = processes_of_recording(reader).values()
     records = list(recorded.records)

@@ -363,7 +363,7 @@ def exhaust():
 """
 
 
-def test_a_host_without_descriptors_goes_on_and_says_once_that_it_records_nothing() -> None:
+def test_a_host_without_descriptors_goes_on_and_warns_once() -> None:
     done = run(EXHAUST + "exhaust(); steps(50); os.write(1, b'through')")
     assert (done.returncode, done.stdout) == (0, "through")
     assert done.stderr.count("cbtop records nothing") == 1
@@ -401,7 +401,7 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_on_a_full_disk_the_host_goes_on_unprofiled_and_leaves_no_half_made_file(small_disk: Path) -> None:
+def test_a_host_on_a_full_disk_goes_on_unprofiled_and_leaves_no_partial_file(small_disk: Path) -> None:
     fill(small_disk)
     done = run("steps(50); print('through')")
     assert (done.returncode, done.stdout) == (0, "through\n")
@@ -410,7 +410,7 @@ def test_on_a_full_disk_the_host_goes_on_unprofiled_and_leaves_no_half_made_file
     assert [path.name for path in small_disk.iterdir()] == ["filling"]
 
 
-def test_a_disk_that_fills_up_while_the_host_runs_costs_no_record_once_there_is_room(small_disk: Path) -> None:
+def test_a_disk_that_fills_during_a_run_costs_no_record_once_there_is_room(small_disk: Path) -> None:
     script = """
 steps(5)
 print("up", flush=True)
@@ -561,7 +561,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
 
 
 @pytest.mark.slow  # below as few files may be open, and test_output.py has other commands
-def test_with_sixteen_descriptors_a_host_is_profiled_and_viewers_say_what_they_lack(runtime: Path) -> None:
+def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
     done = run(few + "steps(50); print('through')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "through\n", "")

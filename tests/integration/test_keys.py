@@ -89,9 +89,7 @@ def ours(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "ours")
 
 
-def test_four_commands_let_a_viewer_in_and_nobody_else_hears_anything_or_a_secret(
-    theirs: Machine, ours: Machine
-) -> None:
+def test_four_commands_admit_a_viewer_and_nobody_else_hears_data_or_a_secret(theirs: Machine, ours: Machine) -> None:
     for machine, name in ((theirs, "daemon"), (ours, "viewer")):
         assert machine.keys("new", name).returncode == 0
     server, viewer = (
@@ -127,7 +125,7 @@ def test_four_commands_let_a_viewer_in_and_nobody_else_hears_anything_or_a_secre
     assert all(len(secret) == 40 and secret not in said for secret in secrets)
 
 
-def test_other_hosts_are_not_served_until_the_commands_that_are_named_were_run(theirs: Machine) -> None:
+def test_other_hosts_are_not_served_until_the_commands_named_were_run(theirs: Machine) -> None:
     bind = ("daemon", "--bind", "tcp://0.0.0.0:0")
     first = theirs.cbtop(*bind)
     assert (first.returncode, first.stderr.count("\n")) == (2, 1)

@@ -53,7 +53,7 @@ def test_what_the_daemon_remembers_ends_with_what_is_live_and_leaves_no_file(
         assert watched.at_s == watched.duration_s
 
 
-def test_a_daemon_that_keeps_no_history_or_does_not_know_the_question_gives_a_reason(
+def test_a_daemon_without_history_or_of_an_older_version_gives_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)

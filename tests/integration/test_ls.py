@@ -42,7 +42,7 @@ def test_it_lists_what_runs_and_text_and_json_agree() -> None:
         assert (source["clock_offset_us"], source["clock_uncertainty_us"]) == (0, 0)
 
 
-def test_rates_are_of_the_last_seconds_where_the_daemon_remembers_them_and_else_of_all_that_was_seen() -> None:
+def test_rates_are_of_the_last_seconds_or_of_all_if_there_is_no_history() -> None:
     def only(*arguments: str) -> dict[str, Any]:
         return next(iter(sources(*arguments)), {})
 

@@ -67,7 +67,7 @@ def test_the_daemon_takes_80_mib_for_two_hundred_tiny_processes(runtime: Path) -
 
 
 @pytest.mark.slow
-def test_64_processes_of_365_nodes_take_150_mib_in_the_daemon_and_250_in_a_viewer(runtime: Path) -> None:
+def test_64_processes_of_365_nodes_take_150_mib_in_a_daemon_250_in_a_viewer(runtime: Path) -> None:
     loads = [Load(runtime, RING_BYTES, SPREAD_NS) for _ in range(HOSTS)]
     with daemon() as serving, Feed() as feed:
         for _ in range(ROUNDS):

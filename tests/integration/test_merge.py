@@ -71,7 +71,7 @@ def test_side_by_side_and_slowest_name_the_rank_of_every_figure() -> None:
     assert head.split()[3:9] == ["rank", "0", "rank", "1", "rank", "2"]
 
 
-def test_what_ranks_left_that_ended_before_anybody_looked_is_read_before_it_is_merged(runtime: Path) -> None:
+def test_records_of_ranks_that_ended_earlier_are_read_before_the_merge(runtime: Path) -> None:
     script = HOST.replace("int(sys.argv[1])", "30 if int(__import__('os').environ['RANK']) else -1")
     with ranks(script.replace('"decode"', '"prefill" if steps > 0 else "decode"'), COUNT) as processes:
         for process in processes[1:]:
@@ -83,7 +83,7 @@ def test_what_ranks_left_that_ended_before_anybody_looked_is_read_before_it_is_m
 
 
 @pytest.mark.slow  # as test_stalls.py has it of a sum of two
-def test_a_merge_with_a_rank_that_was_killed_is_not_live_and_keeps_what_it_did() -> None:
+def test_a_merge_with_a_killed_rank_is_not_live_and_keeps_what_it_did() -> None:
     with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT) as processes:
         eventually(all_have_steps)
         assert merged("sum")["state"] == "live"

@@ -97,9 +97,7 @@ def test_two_processes_with_one_pid_each_keep_files_of_their_own(runtime: Path) 
 
 @needs_times
 @pytest.mark.parametrize("locked", [True, False], ids=["locked", "without its lock"])
-def test_a_process_of_another_time_namespace_is_live_until_it_is_killed_and_keeps_its_ring(
-    runtime: Path, locked: bool
-) -> None:
+def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path, locked: bool) -> None:
     without = "os.closerange(3, 100); " if not locked else ""
     script = (
         "import os, sys, time; from cbtop import BrickProfiler; profiler = BrickProfiler()\n"

@@ -140,9 +140,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_an_export_to_a_full_disk_is_one_line_with_its_name_and_leaves_what_was_there(
-    recording: Path, full_disk: Path
-) -> None:
+def test_an_export_to_a_full_disk_is_one_line_and_keeps_the_existing_file(recording: Path, full_disk: Path) -> None:
     (full_disk / "out").write_bytes(b"mine" * 15_000)
     for name in EXPORTERS:
         if name == "dot":
@@ -162,9 +160,7 @@ def test_a_recording_on_a_full_disk_is_one_line_and_leaves_no_file(recording: Pa
     assert [path.name for path in full_disk.iterdir()] == ["filling"]
 
 
-def test_a_disk_that_fills_up_ends_a_recording_in_one_line_and_what_is_there_opens(
-    recording: Path, full_disk: Path
-) -> None:
+def test_a_disk_that_fills_ends_a_recording_in_one_line_and_the_file_opens(recording: Path, full_disk: Path) -> None:
     with host():
         done = ran(("record", "-o", "disk/new.cbtop"), recording, 'exec "$@"')
     assert (done.returncode, done.stdout) == (1, b"")

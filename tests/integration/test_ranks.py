@@ -91,7 +91,7 @@ def both() -> list[dict[str, Any]]:
     return found if len(found) == 2 and all(one["straggler"] for one in found) else []
 
 
-def test_two_ranks_are_one_report_the_slow_one_is_named_and_one_that_is_killed_ends_the_other(
+def test_two_ranks_are_one_report_that_names_the_slow_one_and_end_together(
     demo: list[str],
 ) -> None:
     with daemon(), decoding([*demo, "--serve-only"]) as process:
@@ -126,7 +126,7 @@ def test_a_report_of_both_is_printed_once_their_steps_are_done(demo: list[str]) 
     ]
 
 
-def test_on_screen_the_straggler_is_named_and_a_rank_that_is_killed_leaves_a_clean_terminal_and_a_line(
+def test_the_straggler_is_named_and_a_killed_rank_leaves_a_clean_terminal(
     demo: list[str],
 ) -> None:
     screen = Terminal(demo)

@@ -42,7 +42,7 @@ def balanced(found: RecordTally) -> bool:
     return found.produced == found.before + found.taken + found.dropped + found.missed
 
 
-def test_a_recording_holds_every_record_of_a_process_from_its_first_to_its_last(tmp_path: Path) -> None:
+def test_a_recording_holds_every_record_of_a_process_from_first_to_last(tmp_path: Path) -> None:
     path = tmp_path / "run.cbtop"
     with daemon():
         recorder = StreamRecorder(path, None, 1 << 30)
@@ -81,7 +81,7 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     assert all(balanced(found) for found in tallies.values())
 
 
-def test_a_recorder_that_outlives_the_daemon_goes_on_and_counts_no_record_twice(tmp_path: Path) -> None:
+def test_a_recorder_outlives_the_daemon_and_counts_no_record_twice(tmp_path: Path) -> None:
     with host() as process:
         with daemon():
             recorder = StreamRecorder(tmp_path / "run.cbtop", None, 1 << 30)
@@ -105,9 +105,7 @@ def test_a_recorder_that_outlives_the_daemon_goes_on_and_counts_no_record_twice(
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_with_9_at_any_moment_it_leaves_a_file_that_opens_and_lacks_at_most_the_last_frame(
-    tmp_path: Path, kills: int
-) -> None:
+def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
     with daemon(), host():
         snapshot()  # there is something to record
@@ -129,7 +127,7 @@ def test_killed_with_9_at_any_moment_it_leaves_a_file_that_opens_and_lacks_at_mo
             assert "was not closed" in done.stdout
 
 
-def test_the_daemons_history_becomes_a_recording_of_what_happened_before_it_was_asked_for(
+def test_the_daemons_history_becomes_a_recording_of_what_happened_earlier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_recorder, "ANSWER_WITHIN_S", DEADLINE_S)

@@ -46,7 +46,7 @@ sys.exit(main())
 """
 
 
-def test_under_load_every_record_is_told_and_descriptors_and_threads_stay_as_they_are(runtime: Path) -> None:
+def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Path) -> None:
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
     with daemon("--history", "0") as process:
         watched = psutil.Process(process.pid)
@@ -88,7 +88,7 @@ def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
     load.close()
 
 
-def test_the_slope_of_a_leak_is_told_from_noise_and_from_a_hole_that_comes_once() -> None:
+def test_the_slope_of_a_leak_is_told_from_noise_and_from_a_single_jump() -> None:
     chance = np.random.default_rng(0)
     at = np.arange(1200.0)
     noise = chance.normal(0, 50, 1200)

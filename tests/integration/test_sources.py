@@ -17,7 +17,7 @@ def costs(feed: Feed) -> dict[str, ProcessCost]:
     return {cost.name: cost for cost in found} if known else {}
 
 
-def test_text_and_json_list_what_runs_with_its_devices_and_how_far_behind_it_we_are() -> None:
+def test_text_and_json_list_processes_with_their_devices_and_our_lag() -> None:
     arguments = ("--headless", "--once", "--window=1", *PATIENTLY, "--view", "sources")
     with daemon() as serving, host() as first, host() as second:
         text, printed = cbtop(*arguments), cbtop(*arguments, "--format", "json")

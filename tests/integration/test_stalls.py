@@ -58,7 +58,7 @@ def becomes(process: subprocess.Popen[bytes], *states: str) -> dict[str, Any]:
 
 
 @compiled
-def test_a_process_that_hangs_in_a_brick_is_stalled_with_its_layer_and_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_hangs_in_a_brick_is_stalled_there_and_recovers(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs) as process:
         becomes(process, "live")
@@ -78,7 +78,7 @@ def test_a_process_that_hangs_in_a_brick_is_stalled_with_its_layer_and_goes_on(t
 
 
 @compiled
-def test_who_comes_when_it_has_hung_for_long_is_told_at_once_also_without_a_daemon(tmp_path: Path) -> None:
+def test_a_late_viewer_sees_a_long_stall_at_once_even_without_a_daemon(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with hanging(hangs) as process:
         with daemon():
@@ -129,7 +129,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
 
 
 @pytest.mark.slow  # test_stall.py has it of a made process
-def test_of_a_process_that_samples_its_steps_it_is_not_known_whether_it_is_idle(tmp_path: Path) -> None:
+def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
         becomes(process, "live")
@@ -159,7 +159,7 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # test_merge.py of viewmodels has it of made processes
 @compiled
-def test_the_sum_of_one_that_hangs_and_one_that_goes_on_is_stalled_and_with_one_killed_gone(tmp_path: Path) -> None:
+def test_a_sum_is_stalled_if_one_process_hangs_and_gone_if_that_is_killed(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
 
     def merged() -> dict[str, Any]:

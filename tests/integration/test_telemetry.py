@@ -336,7 +336,7 @@ def test_at_its_end_the_daemon_sends_what_it_knows_once_more(collector: Collecto
     assert collector.value_of("cbtop.brick.duration", "RmsNorm") == 100
 
 
-def test_a_collector_that_refuses_is_named_once_and_once_when_it_takes_them_again(collector: CollectorStub) -> None:
+def test_a_collector_that_refuses_is_named_once_and_once_when_it_accepts(collector: CollectorStub) -> None:
     collector.status = 404
     with exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="50") as (process, _):
         eventually(lambda: len(collector.requests) > 5)
@@ -358,7 +358,7 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_dead_endpoint_and_a_slow_scraper_hold_up_neither_the_daemon_nor_its_end() -> None:
+def test_a_dead_endpoint_or_slow_scraper_delays_neither_daemon_nor_its_exit() -> None:
     with (
         black_hole() as address,
         exporting_daemon("--metrics", "0", "--otlp", address, OTEL_METRIC_EXPORT_INTERVAL="50") as (process, line),

@@ -166,7 +166,7 @@ def test_a_signal_ends_the_screen_also_where_python_ignores_exceptions() -> None
         screen.close()
 
 
-def test_every_view_opens_by_its_key_and_suspended_and_continued_it_draws_everything_anew_until_ctrl_c() -> None:
+def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None:
     with host(), terminal() as screen:
         screen.wait_for("costliest bricks", "LIVE")
         for key, words in (
@@ -211,7 +211,7 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
 
 
 @pytest.mark.slow  # test_app.py has the first source that comes, test_watching.py one that is gone
-def test_with_nothing_running_the_screen_says_how_to_start_something_until_ctrl_q() -> None:
+def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
         with host() as process:
@@ -233,7 +233,7 @@ print(profiler._recorder.asked)
 
 
 @pytest.mark.slow  # test_app.py has who leaves then, above is who leaves a clean terminal
-def test_who_quits_while_a_process_is_asked_for_its_kernels_leaves_a_clean_terminal() -> None:
+def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
         terminal("--window", "all") as screen,  # its only step may be long ago by the time that it is shown
@@ -291,7 +291,7 @@ def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
         assert screen.exit_code() == 128 + signal.SIGTERM
 
 
-def test_sigterm_ends_it_where_nobody_reads_the_terminal_and_leaves_that_clean_for_who_reads_again() -> None:
+def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> None:
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")
         deadline_s = time.monotonic() + DEADLINE_S

@@ -208,7 +208,7 @@ def _ends_well(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, said
 
 
-def test_two_ranks_compute_the_same_to_the_bit_and_their_collectives_are_bricks(tmp_path: Path) -> None:
+def test_two_ranks_compute_the_same_bits_and_their_collectives_are_bricks(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(COMPARED)
     with _running([*TORCHRUN, "main.py", "found"], tmp_path) as process:
         _ends_well(process)
@@ -245,7 +245,7 @@ def test_ranks_with_graphs_end_with_us_where_they_end_without(tmp_path: Path) ->
         assert codes[how, "attached"] == codes[how, "bare"], (how, said)
 
 
-def test_a_model_on_a_device_that_is_not_the_current_one_is_timed_there_and_computes_the_same(tmp_path: Path) -> None:
+def test_a_model_on_another_device_is_timed_there_and_computes_the_same(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(ELSEWHERE)
     with _running([sys.executable, "main.py", "found"], tmp_path) as process:
         _ends_well(process)
@@ -253,7 +253,7 @@ def test_a_model_on_a_device_that_is_not_the_current_one_is_timed_there_and_comp
     assert all(value is True for value in found.values()), found
 
 
-def test_the_rank_that_multiplies_more_is_named_and_nvlink_is_told_or_said_to_be_unknown(tmp_path: Path) -> None:
+def test_the_rank_that_multiplies_more_is_named_and_nvlink_shown_or_unknown(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(DECODES)
     stop = tmp_path / "stop"
     command = [*CBTOP, "run", "--overhead", "100%", "--", *TORCHRUN, "main.py", str(SLOW_RANK), str(stop)]

@@ -111,9 +111,7 @@ def _both(*look: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("launched", ["by a shell", pytest.param("by torchrun, as a sample", marks=pytest.mark.slow)])
-def test_two_ranks_are_one_report_with_collectives_by_layer_and_the_rank_that_sleeps(
-    launched: str, tmp_path: Path
-) -> None:
+def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(launched: str, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(PARALLEL)
     stop = tmp_path / "stop"
     main, look = ["main.py", str(SLOW_RANK), str(stop)], ("--once", "--window=all", *PATIENTLY)
@@ -160,7 +158,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: make torch")
-def test_a_model_that_transformers_spreads_over_two_ranks_computes_the_same_and_shows_its_collectives(
+def test_a_model_transformers_spreads_over_two_ranks_shows_its_collectives(
     tmp_path: Path,
 ) -> None:
     from tests.profiler.instrument.tiny import model_of

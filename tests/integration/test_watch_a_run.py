@@ -42,7 +42,7 @@ def watching(*command: str) -> Iterator[Terminal]:
         screen.close()
 
 
-def test_the_screen_shows_it_and_what_it_writes_and_ctrl_c_is_its_own_also_when_the_screen_is_left() -> None:
+def test_the_screen_shows_a_run_and_its_output_and_passes_ctrl_c_to_it() -> None:
     with watching(sys.executable, "-c", PROGRAM, str(FOR_EVER)) as screen:
         screen.wait_for("costliest bricks", "9 Output")
         screen.send("9")
@@ -78,7 +78,7 @@ def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
 
 
 @pytest.mark.slow  # test_run.py has it without a screen
-def test_what_cannot_be_run_is_said_and_without_a_terminal_there_is_no_screen() -> None:
+def test_a_failed_start_is_reported_and_a_screen_needs_a_terminal() -> None:
     with watching("gone-1") as screen:
         screen.wait_for("there is no command 'gone-1'", "has ended with exit code 127")
         screen.send("q")

@@ -154,7 +154,7 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
     assert done.stderr == f"cbtop: not shown, for no step has come yet: pid {idle.pid}\n"
 
 
-def test_all_that_a_daemon_has_said_is_read_before_it_is_printed_or_it_is_said(
+def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)  # a message a poll
@@ -245,7 +245,7 @@ def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> N
         assert process.poll() is None
 
 
-def test_when_the_viewer_that_held_the_daemon_quits_another_takes_over_at_once(
+def test_another_viewer_takes_over_at_once_if_the_serving_one_quits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "SILENT_AFTER_S", 60.0)  # so long that only the daemon's goodbye can be the reason
@@ -345,7 +345,7 @@ def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pyte
     assert f"pid {process.pid} is there, but no prefill step has come yet" in done.stderr
 
 
-def test_a_source_that_cannot_be_trusted_is_named_with_the_reason_and_exit_code_5(
+def test_an_untrustworthy_source_is_named_with_the_reason_and_exit_code_5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     once_answered(monkeypatch)
@@ -386,7 +386,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
         ),
     ],
 )
-def test_a_viewer_that_was_suspended_while_it_serves_the_others_is_named_with_the_way_out(
+def test_a_suspended_viewer_that_serves_others_is_named_with_the_way_out(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,9 +59,7 @@ def test_a_training_loop_is_a_forward_and_gains_nothing_between_its_steps(
     assert idle.gain_tokens_per_sec is None
 
 
-def test_a_loop_that_waits_between_its_steps_would_gain_though_it_forgets_no_grad(
-    tmp_path: Path, runtime: Path
-) -> None:
+def test_a_loop_that_waits_between_steps_would_gain_even_without_no_grad(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=WAITS), tmp_path, "3%")
     assert not view.trains
     (idle,) = [verdict for verdict in view.verdicts if verdict.id == "idle-between-steps"]
