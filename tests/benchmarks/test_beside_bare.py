@@ -64,7 +64,7 @@ def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world:
     assert told[-1] is False  # steps after it are plain again
 
 
-def test_the_median_of_blocks_stands_within_its_interval_and_of_several_what_is_made_of_them() -> None:
+def test_the_median_is_inside_its_interval_also_if_several_are_combined() -> None:
     one = Variant(lambda: lambda: None, ratios=[1.0, 1.01, 1.02, 1.5, 1.01])
     other = Variant(lambda: lambda: None, ratios=[2.0])
     found = median_of(one)

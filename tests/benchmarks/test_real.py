@@ -136,14 +136,14 @@ EAGER = [
 ]
 
 
-def test_kernels_of_a_trace_belong_to_the_innermost_module_that_launched_them() -> None:
+def test_a_traced_kernel_belongs_to_the_innermost_module_that_launched_it() -> None:
     oracle = pytest.importorskip("benchmarks.real.oracle")
     kinds, calls = oracle.of_trace(EAGER)
     assert kinds == {"GPT 1, 48 positions": {("LayerNorm", "Norm"): 5, ("LmHead", "Other"): 20, None: 2}}
     assert calls == {"GPT 1, 48 positions": 1}
 
 
-def test_kernels_of_a_replayed_graph_belong_to_the_modules_of_an_alike_eager_call() -> None:
+def test_kernels_of_a_replay_belong_to_the_modules_of_a_similar_eager_call() -> None:
     oracle = pytest.importorskip("benchmarks.real.oracle")
     replays = [
         launch(5, 400, "cudaGraphLaunch"),
@@ -217,7 +217,7 @@ SLOW = Row(
 FAILED = Row("vit", "overhead not measured: x", "not recorded: x", "not recorded: x", ["odd-layer"])
 
 
-def test_the_table_has_a_line_for_each_program_and_marks_what_is_beyond_a_limit() -> None:
+def test_the_table_has_a_line_per_program_and_marks_values_beyond_a_limit() -> None:
     assert [HEADER, line(HEALTHY), line(SLOW), line(FAILED)] == [
         "program            bare ms  with cbtop              bare again              processor time          "
         "worst category    worst brick               verdicts",

@@ -51,7 +51,7 @@ def _halves(values: Any) -> Any:
     cap=st.sampled_from([0.0, 0.5, 50.0]),
     seed=st.integers(0, 999),
 )
-def test_sizes_of_every_kind_agree_with_the_reference_and_what_is_not_seen_may_be_anything(
+def test_any_size_agrees_with_the_reference_if_unseen_positions_are_nan(
     kernel: Kernel,
     tokens: int,
     start: int,
@@ -106,7 +106,7 @@ def test_a_score_far_above_the_others_takes_all_and_nothing_overflows(kernel: Ke
     np.testing.assert_allclose(out[0, 0], np.delete(np.arange(121), 83).mean(), rtol=tolerance)
 
 
-def test_what_is_nothing_beside_a_score_far_above_adds_nothing_however_large_it_is() -> None:
+def test_a_large_value_with_a_negligible_score_adds_nothing() -> None:
     k_cache, v_cache = empty_caches(1, 128, 16, np.float32)
     k_cache[0, 4:, 0], v_cache[0, :64], v_cache[0, 64:] = 200, 1e30, 1
     q, out = np.zeros((1, 16), np.float32), np.zeros((1, 16), np.float32)
@@ -117,7 +117,7 @@ def test_what_is_nothing_beside_a_score_far_above_adds_nothing_however_large_it_
 
 @IN_BOTH
 @given(rises=st.lists(st.floats(-60, 60), min_size=1, max_size=6), seed=st.integers(0, 99))
-def test_scores_that_rise_from_block_to_block_are_weighed_as_if_all_were_known_before(
+def test_rising_scores_are_weighed_as_if_all_were_known_in_advance(
     kernel: Kernel, rises: list[float], seed: int
 ) -> None:
     rng, positions = np.random.default_rng(seed), 64 * len(rises)
@@ -144,7 +144,7 @@ def test_scores_that_rise_from_block_to_block_are_weighed_as_if_all_were_known_b
     cap=st.sampled_from([0.0, 50.0]),
     seed=st.integers(0, 999),
 )
-def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
+def test_a_non_finite_key_or_value_that_is_seen_makes_the_output_non_finite(
     kernel: Kernel, value: float, position: int, group: int, is_in_value: bool, cap: float, seed: int
 ) -> None:
     rng, start, head_dim = np.random.default_rng(seed), 130, 32
@@ -171,7 +171,7 @@ def test_what_is_no_number_in_a_key_or_value_that_is_seen_is_none_in_the_output(
     group=st.integers(1, 6),
     window=st.integers(1, 30),
 )
-def test_a_value_that_a_token_does_not_see_adds_nothing_to_its_output_however_large_it_is(
+def test_a_large_value_that_a_token_does_not_see_leaves_its_output_unchanged(
     kernel: Kernel, position: int, tokens: int, group: int, window: int
 ) -> None:
     rng, head_dim, start = np.random.default_rng(position), 16, max(position - tokens // 2, 0)
@@ -237,7 +237,7 @@ def test_what_the_blocks_of_a_gpu_leave_for_the_last_one_fits_its_scratch(
         assert pieces == 1 or pieces * heads * others <= 132
 
 
-def test_a_context_is_taken_apart_for_all_of_a_gpu_where_one_token_alone_attends_to_it() -> None:
+def test_a_context_is_split_across_the_gpu_if_a_single_token_attends_to_it() -> None:
     assert launch_of(1, 28, 4, 128).grid == (33, 4, 1)
     assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)  # twice as many: of two halves of the output
     assert launch_of(512, 28, 4, 128).grid == (4, 56, 1)

@@ -41,7 +41,7 @@ def test_what_is_cut_off_numbers_of_every_size_is_put_back_on_average() -> None:
         (False, "f16", False, "attention"),
     ],
 )
-def test_a_decoder_takes_it_where_its_products_take_int8_its_cache_is_of_float16_and_it_pays(
+def test_a_decoder_uses_it_if_products_are_int8_the_cache_f16_and_it_pays(
     is_exact: bool,
     cache_type: str,
     pays: bool,

@@ -87,7 +87,7 @@ assert several.prefill([3, 1, 4]) == expected
 """
 
 
-def test_a_fork_of_a_process_that_decodes_is_told_so_where_openmp_would_end_it(model_files: dict[str, Path]) -> None:
+def test_a_fork_of_a_decoding_process_gets_an_error_if_openmp_would_end_it(model_files: dict[str, Path]) -> None:
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
     command = [sys.executable, "-c", _IN_A_FORK, str(model_files["qwen2"])]
     subprocess.run(command, check=True, timeout=300, env=environment)
@@ -127,7 +127,7 @@ print(cpu_backend(2).threading_layer, len(wrong), sum(wrong))
 """
 
 
-def test_decoders_on_threads_take_turns_where_numba_has_threads_for_one_of_them(model_files: dict[str, Path]) -> None:
+def test_decoders_on_threads_take_turns_if_numba_has_threads_for_only_one(model_files: dict[str, Path]) -> None:
     environment = os.environ | {"NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": "workqueue"}
     command = [sys.executable, "-c", _ON_THREADS, str(model_files["qwen2"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

@@ -15,7 +15,7 @@ from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
 
 
-def test_a_roof_is_the_best_round_of_so_many_beside_the_median_and_the_lowest() -> None:
+def test_a_ceiling_is_the_best_round_and_stores_the_median_and_the_lowest() -> None:
     before_s = int(time.time())
     found = ceilings.ceiling("read", "bandwidth", 6e9, [3.0, 2.0, 1.0])
     measured = Ceiling("read", "bandwidth", 6.0, "GB/s", Provenance.MEASURED, 3.0, 2.0, rounds=3)
@@ -24,7 +24,7 @@ def test_a_roof_is_the_best_round_of_so_many_beside_the_median_and_the_lowest() 
     assert before_s <= found.measured_s <= time.time()
 
 
-def test_a_roof_of_the_processors_says_how_much_of_them_others_used_meanwhile(
+def test_a_processor_ceiling_reports_the_load_of_other_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used_s = iter([10.0, 10.0])
@@ -39,7 +39,7 @@ def test_matrices_are_as_large_as_there_is_time_for(longest_s: float, size: int)
     assert ceilings.largest_size((4096, 2048, 1024), 1.0, longest_s) == size
 
 
-def test_a_product_of_torch_is_measured_with_as_many_threads_as_were_asked_for(
+def test_a_torch_product_is_measured_with_the_requested_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
@@ -55,7 +55,7 @@ def test_a_product_of_torch_is_measured_with_as_many_threads_as_were_asked_for(
 
 
 @pytest.mark.parametrize(("available_mib", "buffer_mib"), [(64 << 10, 128), (400, 100), (40, 10), (0, 1), (None, 64)])
-def test_reading_takes_a_quarter_of_the_memory_that_is_left_also_in_a_control_group(
+def test_reading_uses_a_quarter_of_the_free_memory_also_in_a_control_group(
     available_mib: int | None, buffer_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = None if available_mib is None else available_mib << 20
@@ -94,7 +94,7 @@ print(next(iter(function.inspect_asm().values())))
         ),
     ],
 )
-def test_what_is_timed_of_a_roof_is_the_instruction_of_the_kernels_and_little_else(
+def test_the_timed_loop_of_a_ceiling_is_mostly_the_kernels_instruction(
     tier: str, function: str, instruction: str, at_once: int
 ) -> None:
     processor, features = tier.split()

@@ -38,7 +38,7 @@ def test_a_nan_in_one_place_is_not_said_to_be_the_error_of_another(order: int) -
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_brick_that_was_not_evaluated_everywhere_has_neither_passed_nor_failed_unless_it_failed_somewhere(
+def test_a_brick_skipped_in_one_place_is_skipped_unless_it_failed_elsewhere(
     order: int,
 ) -> None:
     passed, skipped, failed = Finding(True, 1e-7), Finding(True, skipped="a reason"), Finding(False, 0.5)

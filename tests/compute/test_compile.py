@@ -26,7 +26,7 @@ def calling(x: Any) -> Any:
     return 2 * inlined(x)
 
 
-def test_python_that_calls_what_is_inlined_is_told_before_and_after_compiled_code_has() -> None:
+def test_python_cannot_call_inlined_code_before_or_after_compiled_code_does() -> None:
     for _ in range(2):
         with pytest.raises(TypeError, match=r"^inlined is for compiled code alone"):
             inlined(3)

@@ -40,7 +40,7 @@ def decoded(model: Model, profiler: BrickProfiler, sampling: Sampling, *, check:
 
 @of_each_kind
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_every_condition_of_every_brick_is_announced_once_and_holds_and_changes_nothing(
+def test_every_brick_condition_is_reported_once_holds_and_changes_nothing(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, sampling: Sampling
 ) -> None:
     unchecked, tokens = decoded(model, profiler, sampling, check=False)
@@ -90,7 +90,7 @@ def test_a_condition_that_comes_not_to_hold_is_announced_once(
     assert calls > 7
 
 
-def test_a_precondition_that_does_not_hold_is_announced_before_the_kernel_runs(
+def test_a_failed_precondition_is_reported_before_the_kernel_runs(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends(*_: Any) -> None:

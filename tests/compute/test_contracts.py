@@ -201,7 +201,7 @@ def test_the_contract_on_the_page_can_be_read() -> None:
         ((RIGHT, "7"), "the file: is 7; texts with what they are to (`a: b`) are wanted"),
     ],
 )
-def test_what_is_wrong_in_a_contract_is_a_line_that_names_the_file_and_the_key(
+def test_an_error_in_a_contract_is_one_line_that_names_the_file_and_the_key(
     change: tuple[str, str], message: str
 ) -> None:
     assert change[0] in RIGHT

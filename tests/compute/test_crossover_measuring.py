@@ -73,7 +73,7 @@ def is_unsure(found: Crossover, said: str = "unsure") -> bool:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_more_noise_than_can_be_won_it_stays_unsure_and_the_default_stays(seed: int) -> None:
+def test_a_crossover_is_unsure_and_the_default_stays_if_noise_exceeds_gain(seed: int) -> None:
     draw = random.Random(seed)
     found = crossover("product_bytes", ladder(lambda: draw.randrange(10 * SIZES[-1] * NS_A_UNIT)))
     assert is_unsure(found)
@@ -84,7 +84,7 @@ def test_threads_that_never_win_leave_the_default() -> None:
     assert is_unsure(crossover("attention_products", ladder(waking_ns=10**6)), "slower")
 
 
-def test_a_layout_that_is_slower_at_every_size_was_measured_to_be_never_the_better_one() -> None:
+def test_a_layout_that_is_slower_at_every_size_is_measured_as_never_better() -> None:
     found = crossover("exact_bytes", ladder(waking_ns=10**6))
     assert (found.value, found.provenance, found.note) == (NEVER, Provenance.MEASURED, f"slower at {SIZES[-1]:,}")
     draw = random.Random(2)

@@ -76,9 +76,7 @@ def work_of(kernel: Kernel, arguments: tuple[Any, ...]) -> int:
 
 
 @pytest.mark.parametrize("name", BY_BYTES)
-def test_a_product_goes_to_threads_from_so_many_bytes_on_and_is_right_on_both_sides(
-    name: str, threaded: list[str]
-) -> None:
+def test_a_product_uses_threads_from_its_crossover_on_and_is_right_before_it(name: str, threaded: list[str]) -> None:
     kernel, loop = BY_BYTES[name]
     arguments = kernel.examples(np.random.default_rng(3), SIZE)
     work = work_of(kernel, arguments)
@@ -91,7 +89,7 @@ def test_a_product_goes_to_threads_from_so_many_bytes_on_and_is_right_on_both_si
 
 
 @pytest.mark.parametrize(("cap", "loop"), [(0.0, "_attend_parallel"), (2.0, "_attend_held_parallel")])
-def test_attention_goes_to_threads_from_so_many_products_on_and_is_right_on_both_sides(
+def test_attention_uses_threads_from_its_crossover_on_and_is_right_before_it(
     cap: float, loop: str, threaded: list[str]
 ) -> None:
     kernel = attention.kernel_for(2, 2, cap=cap)
@@ -119,7 +117,7 @@ def test_with_one_thread_nothing_goes_to_threads_whatever_was_measured(threaded:
     assert threaded == []
 
 
-def test_tokens_are_taken_in_bfloat16_from_so_many_on_and_are_right_on_both_sides(
+def test_tokens_use_bfloat16_from_their_crossover_on_and_are_right_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)  # computed plainly where there are none
@@ -140,7 +138,7 @@ def test_tokens_are_taken_in_bfloat16_from_so_many_on_and_are_right_on_both_side
         assert rounded == expected
 
 
-def test_a_scratch_with_tiles_serves_int8_once_more_tokens_are_wanted_for_bfloat16(
+def test_a_scratch_with_tiles_serves_int8_after_the_bfloat16_crossover_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
@@ -153,7 +151,7 @@ def test_a_scratch_with_tiles_serves_int8_once_more_tokens_are_wanted_for_bfloat
     assert is_right(kernel, arguments)
 
 
-def test_verify_runs_what_has_threads_on_threads_at_every_size_whatever_was_measured(threaded: list[str]) -> None:
+def test_verify_uses_threads_at_every_size_whatever_crossover_was_measured(threaded: list[str]) -> None:
     never = replace(STATIC_CROSSOVERS, product_bytes=1 << 60, attention_products=1 << 60)
     use_crossovers(never)
     found = verified(Variant(linear_int8.kernel_for(Q4_K, 1, 2)))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("variant", variants_on_gpu(), ids=lambda one: f"{one.kernel.name} {one.how}")
-def test_a_cuda_version_agrees_with_what_it_is_beside_and_no_planted_fault_passes(variant: Variant, gpu: Gpu) -> None:
+def test_a_cuda_version_agrees_with_its_counterpart_and_no_fault_passes(variant: Variant, gpu: Gpu) -> None:
     found = verified(variant, SIZES, partial(run_on, gpu))
     assert (found.failed, found.missed) == ((), ())
 
@@ -90,7 +90,7 @@ def product_of(
     ],
     ids=lambda one: "_".join(each.name for each in one) if isinstance(one, tuple) else str(one),
 )
-def test_products_of_rows_as_long_as_those_of_models_agree_with_their_reference(
+def test_products_of_rows_as_long_as_in_models_agree_with_their_reference(
     name: str, formats: Sequence[BlockFormat], is_int8: bool, tokens: int, columns: int, gpu: Gpu
 ) -> None:
     assert error_of_product(name, formats, columns, tokens, is_int8, gpu) <= 1

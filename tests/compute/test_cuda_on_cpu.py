@@ -89,7 +89,7 @@ def test_a_cuda_version_on_the_host_agrees_with_its_reference(variant: Variant, 
     ("top_k", "top_p", "weird"),
     each_value_once([(0, 1.0, np.nan), (0, 1.0, np.inf), (5, 0.9, np.nan), (5, 0.9, np.inf), (5, 0.9, -np.inf)]),
 )
-def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right(
+def test_a_non_finite_logit_draws_no_token_and_the_next_draw_is_right(
     weird: float, top_k: int, top_p: float, gpu: CpuAsGpu
 ) -> None:
     logits, out, expected = floats(np.random.default_rng(1), 1, 700), np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -104,9 +104,7 @@ def test_where_a_logit_is_no_number_no_token_is_drawn_and_the_next_draw_is_right
 
 
 @pytest.mark.parametrize("weird", [np.nan, -np.nan, np.inf, -np.inf], ids=["nan", "-nan", "inf", "-inf"])
-def test_where_a_logit_is_no_number_none_is_the_largest_and_the_next_choice_is_right(
-    weird: float, gpu: CpuAsGpu
-) -> None:
+def test_a_non_finite_logit_chooses_no_token_and_the_next_choice_is_right(weird: float, gpu: CpuAsGpu) -> None:
     logits, out = floats(np.random.default_rng(1), 1, 700), np.zeros(1, np.int64)
     right = logits[0, 77]
     logits[0, 77] = weird
@@ -140,7 +138,7 @@ def long_products() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "formats", "columns", "tokens", "is_int8"), [*long_products()])
-def test_products_of_rows_that_several_warps_share_agree_with_their_reference(
+def test_products_of_rows_shared_by_several_warps_agree_with_their_reference(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: CpuAsGpu
 ) -> None:
     assert error_of_product(name, formats, columns, tokens, is_int8, gpu) <= 1
@@ -210,7 +208,7 @@ def test_codes_that_a_norm_makes_are_to_the_bit_those_of_its_output(
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("hidden", [64, 3584, 8256])
-def test_a_norm_and_the_sum_before_it_are_in_one_launch_to_the_bit_what_they_are_in_two(
+def test_a_sum_and_its_norm_in_one_launch_equal_two_launches_bit_for_bit(
     hidden: int, rows: int, gpu: CpuAsGpu
 ) -> None:
     fused, apart = sums_and_norms(gpu, rows, hidden)
@@ -274,7 +272,7 @@ def test_what_a_cache_cannot_hold_is_nan_there(dtype: Any, gpu: CpuAsGpu) -> Non
 
 @pytest.mark.parametrize("hidden", [64, 3584, 8256])
 @pytest.mark.parametrize("kernel", [RMS_NORM, LAYER_NORM, SWIGLU, GEGLU], ids=lambda kernel: kernel.name)
-def test_what_is_rounded_with_what_it_is_made_of_is_to_the_bit_its_output_rounded(
+def test_rounding_inside_a_kernel_equals_rounding_its_output_bit_for_bit(
     kernel: Kernel, hidden: int, gpu: CpuAsGpu
 ) -> None:
     rng = np.random.default_rng(hidden)
@@ -376,7 +374,7 @@ def kernel_by_kernel(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> 
     "family",
     [one if one == "qwen2" else pytest.param(one, marks=pytest.mark.slow) for one in (*FAMILIES, "mixtral")],
 )
-def test_logits_of_a_pass_are_those_of_a_float64_pass_and_of_kernels_one_by_one(
+def test_logits_of_a_pass_agree_with_a_float64_pass_and_kernels_one_by_one(
     family: str, is_exact: bool, model_files: dict[str, Path], gpu: CpuAsGpu
 ) -> None:
     model = of_family(family, model_files)
@@ -562,7 +560,7 @@ def test_experts_that_are_mixed_up_are_found(name: str, old: str, new: str, faul
     assert any(not np.allclose(arguments[at], expected[at], atol=1e-3) for at in kernel.outputs)
 
 
-def test_a_context_of_one_token_has_room_for_the_activations_of_all_its_experts(
+def test_a_context_of_one_token_has_room_for_activations_of_all_its_experts(
     model_files: dict[str, Path], gpu: CpuAsGpu
 ) -> None:
     model = model_on(gpu, of_family("qwen3moe", model_files), is_exact=False)
@@ -631,7 +629,7 @@ def test_what_no_barrier_keeps_in_order_differs_by_the_order_of_threads(is_rever
     assert raced.tolist() != expected
 
 
-def test_arguments_of_other_sizes_or_another_count_and_loads_between_words_are_refused(gpu: CpuAsGpu) -> None:
+def test_wrong_argument_sizes_or_counts_and_misaligned_loads_are_refused(gpu: CpuAsGpu) -> None:
     source = "KERNEL first(const float4* x, int at STAMP) { ENTER __ldg(x + at); LEAVE }"
     x = gpu.zeros(128, np.float32)
     launched(gpu, "first", source, x, np.int32(1))

@@ -78,7 +78,7 @@ def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: Bric
     assert sizes[0] == sizes[1]
 
 
-def test_a_cache_of_float16_is_half_of_one_of_float32_and_as_near_as_its_rounding(
+def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
     model: Model, profiler: BrickProfiler
 ) -> None:
     size_bytes, errors = {}, {}
@@ -177,7 +177,7 @@ def test_a_fork_made_while_a_thread_uses_a_decoder_can_use_it(model: Model, deco
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-def test_wherever_an_interrupt_comes_other_threads_can_use_the_decoder_after_it(
+def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
     """Python looks for interrupts as a function begins and as a call returns, so also as the decoder was taken."""
@@ -249,7 +249,7 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-def test_a_step_says_on_how_many_sequences_it_works_and_how_many_positions_are_cached(
+def test_a_step_reports_its_number_of_sequences_and_of_cached_positions(
     model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
 ) -> None:
     decoder = decoder_for(model, 1)
@@ -311,7 +311,7 @@ def not_a_number(out: Any) -> None:
 
 @pytest.mark.parametrize(("threads", "alone"), each_value_once([(1, True), (2, False), (2, True), (1, False)]))
 @in_every_family("fault", {fault.__name__: fault for fault in (scaled, swapped, not_a_number)})
-def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check(
+def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
     model: Model,
     decoder_for: MakeDecoder,
     monkeypatch: pytest.MonkeyPatch,
@@ -349,7 +349,7 @@ def test_a_product_that_is_wrong_for_one_token_or_for_many_alone_fails_its_check
 
 
 @of_each_kind
-def test_where_weights_make_a_nan_the_brick_that_has_them_fails_and_those_behind_it_are_skipped(
+def test_if_weights_make_a_nan_their_brick_fails_and_later_ones_are_skipped(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
     weight = model.layers[1].ffn_norm.weight
@@ -391,7 +391,7 @@ def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, 
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-def test_where_a_kernel_makes_a_nan_its_brick_fails_and_those_behind_it_are_checked_with_sound_numbers(
+def test_if_a_kernel_makes_a_nan_its_brick_fails_and_later_ones_are_checked(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
     decoder = decoder_for(model, 1)
@@ -436,7 +436,7 @@ def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> No
 
 
 @pytest.mark.parametrize("token", [512, -1, 1.0, 2.5, float("nan"), np.float32(3), "7", None, [1], True])
-def test_a_token_that_is_none_of_the_vocabulary_is_refused_before_a_step_begins(
+def test_a_token_outside_the_vocabulary_is_refused_before_a_step_begins(
     model: Model, decoder_for: MakeDecoder, recorder: ListRecorder, token: Any
 ) -> None:
     decoder = decoder_for(model, 1)

@@ -125,7 +125,7 @@ def test_a_router_that_is_wrong_gives_other_logits_and_fails_its_check(
     assert failed == {"MoeRouter"}
 
 
-def test_a_logit_that_is_no_number_makes_weights_that_are_none_and_places_that_exist() -> None:
+def test_a_non_finite_logit_gives_nan_weights_and_valid_places() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         call = route_module.ROUTE.examples(np.random.default_rng(1), 5)
         call[0][1] = bad

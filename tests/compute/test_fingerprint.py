@@ -179,7 +179,7 @@ def test_what_is_not_known_is_made_of_all_our_files() -> None:
     assert found.files > fingerprint._STAMPS.keys()
 
 
-def test_what_is_loaded_is_in_use_and_what_was_not_for_long_goes_once_something_is_compiled(
+def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
     imported: Callable[[str, str], ModuleType], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"

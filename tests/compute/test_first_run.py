@@ -103,7 +103,7 @@ def test_where_no_process_can_be_had_nothing_happens(monkeypatch: pytest.MonkeyP
     [((True,), 1), ((False, True), 2), ((False, False), 1)],
     ids=["not the first", "the first", "nothing can be kept"],
 )
-def test_a_run_forks_where_nothing_is_in_the_cache_and_reads_the_model_there_where_something_can_be(
+def test_a_first_run_forks_and_reads_the_model_there_if_the_cache_is_kept(
     model_files: dict[str, Path],
     profiler: BrickProfiler,
     recorder: ListRecorder,

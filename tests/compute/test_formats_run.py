@@ -68,7 +68,7 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
         for code in UNITS
     ],
 )
-def test_a_model_of_any_interleaved_format_is_as_far_from_float64_as_its_activations_rounding(
+def test_any_interleaved_format_differs_from_float64_by_activation_rounding(
     block_format: BlockFormat, model_of: Callable[[BlockFormat], Model], decoder_for: Callable[[Model, int], Decoder]
 ) -> None:
     expected = forward_reference(model_of(block_format), PROMPT)[-1]

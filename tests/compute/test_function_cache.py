@@ -118,7 +118,7 @@ print(new(Path(sys.argv[1]))(1))
 """
 
 
-def test_where_the_disk_takes_no_more_the_function_runs_and_nothing_half_is_left(tmp_path: Path) -> None:
+def test_a_function_runs_if_the_disk_is_full_and_leaves_no_partial_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -129,7 +129,7 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
         for name, case in CASES.items()
     ],
 )
-def test_logits_are_llama_cpps_beyond_the_window_and_nothing_of_it_may_be_left_out(
+def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
     write: Write, shape: Shape, keys: Keys, faults: list[Callable[[Model], Model]]
 ) -> None:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
@@ -149,7 +149,7 @@ def test_logits_are_llama_cpps_beyond_the_window_and_nothing_of_it_may_be_left_o
 
 @pytest.mark.parametrize(("shape", "keys"), [(GEMMA2, CAPS), (WHOLE_GEMMA3, LINEAR)], ids=["gemma2", "gemma3"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_decoder_agrees_with_a_float64_pass_in_prompts_of_several_passes_and_beyond_the_window(
+def test_a_decoder_agrees_with_float64_in_several_passes_beyond_the_window(
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, shape: Shape, keys: Keys, threads: int
 ) -> None:
     model = read_model(write(shape, keys), FAMILIES)
@@ -179,7 +179,7 @@ SIZES = st.fixed_dictionaries(
 )
 
 
-def test_a_model_of_any_shape_and_window_decodes_to_what_a_float64_pass_finds(
+def test_a_model_of_any_shape_and_window_decodes_like_a_float64_pass(
     write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Host, "most_together", 4)

@@ -165,7 +165,7 @@ def test_empty_strings_by_the_million_are_passed_over_and_none_is_kept(tmp_path:
 
 
 @pytest.mark.parametrize("kind", [0, 8, 12])
-def test_a_count_is_held_against_the_bytes_that_are_there_before_anything_is_read(tmp_path: Path, kind: int) -> None:
+def test_a_count_is_compared_with_the_file_size_before_anything_is_read(tmp_path: Path, kind: int) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(with_array(kind, 1_900_000, bytes(1000)))
     real = gguf_header._Reader._read
@@ -232,7 +232,7 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
         assert "twice" in message_of(path)
 
 
-def test_a_file_that_is_cut_short_while_its_header_is_read_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_file_truncated_while_its_header_is_read_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(with_array(8, 500_000, bytes(4_000_000)))
     real = gguf_header._Reader._array
@@ -272,7 +272,7 @@ def overwrite(path: Path) -> None:
         stream.write(b"\xff" * size)
 
 
-def test_a_file_that_is_cut_short_before_its_weights_are_read_is_refused_in_a_line(copied: Path) -> None:
+def test_a_file_truncated_before_its_weights_are_read_is_refused_in_one_line(copied: Path) -> None:
     assert "was cut short while it was read" in read_after(copied, lambda: os.truncate(copied, 90_000))
 
 
@@ -306,7 +306,7 @@ def test_what_the_system_gives_at_a_time_is_put_together(copied: Path) -> None:
     assert (model.embedding.data == read_model(copied, FAMILIES).embedding.data).all()
 
 
-def test_a_model_larger_than_the_memory_there_is_is_refused_before_it_is_read(copied: Path) -> None:
+def test_a_model_larger_than_the_free_memory_is_refused_before_it_is_read(copied: Path) -> None:
     with (
         mock.patch.object(gguf, "available_bytes", return_value=500_000),
         mock.patch.object(GgufFile, "load", side_effect=AssertionError),

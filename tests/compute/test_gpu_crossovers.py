@@ -53,7 +53,7 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
     assert prompts == Crossover(PROMPTS, NEVER, Provenance.STATIC, slower, 0.1, 0.2, 0.0)
 
 
-def test_the_work_of_a_token_is_a_layers_weights_and_of_experts_those_that_it_takes(
+def test_the_work_of_a_token_is_a_layers_weights_with_only_the_used_experts(
     model_files: dict[str, Path],
 ) -> None:
     for name in ("qwen2", "mixtral"):

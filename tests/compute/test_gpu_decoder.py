@@ -55,7 +55,7 @@ def kinds(recorder: ListRecorder) -> list[NodeKind | None]:
 
 
 @pytest.mark.parametrize("count", [5, 37, 69, 101])  # as the first pass runs, is captured, and so for the other graph
-def test_an_interrupt_as_a_graph_is_made_leaves_no_token_and_no_stream_that_captures(
+def test_an_interrupt_while_a_graph_is_made_leaves_no_token_and_no_capture(
     count: int, gpu: FakeGpu, model_files: dict[str, Path]
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
@@ -90,7 +90,7 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_no_stream_that_captures(
     assert decoder.position == 1
 
 
-def test_an_interrupt_while_a_step_is_told_of_waits_for_what_was_launched_and_appends_nothing(
+def test_an_interrupt_while_a_step_is_recorded_waits_and_appends_nothing(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
@@ -122,7 +122,7 @@ def test_a_pass_runs_in_its_turn(is_eager: bool, gpu: FakeGpu, model_files: dict
     assert 0 not in turns
 
 
-def test_a_decoder_waits_for_the_gpu_in_its_turn_so_that_no_graph_is_captured_meanwhile(
+def test_a_decoder_waits_for_the_gpu_in_its_turn_while_no_graph_is_captured(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[int] = []
@@ -131,7 +131,7 @@ def test_a_decoder_waits_for_the_gpu_in_its_turn_so_that_no_graph_is_captured_me
     assert turns == [1]
 
 
-def test_a_pass_with_more_launches_than_can_be_stamped_runs_and_what_it_told_is_counted_as_lost(
+def test_a_pass_with_too_many_launches_to_stamp_runs_and_its_parts_are_lost(
     gpu: FakeGpu,
     model_files: dict[str, Path],
     recorder: ListRecorder,
@@ -144,7 +144,7 @@ def test_a_pass_with_more_launches_than_can_be_stamped_runs_and_what_it_told_is_
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
-def test_of_a_step_in_which_a_kernel_did_not_run_nothing_is_told_and_of_the_next_one_all(
+def test_a_step_with_a_skipped_kernel_has_no_parts_and_the_next_one_has_all(
     is_eager: bool, gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder), is_eager=is_eager)
@@ -177,7 +177,7 @@ def test_a_step_says_how_many_positions_were_cached_before_it(
     assert recorder.amounts == [(1, 0), (1, 3), (1, 4), (1, 0)]
 
 
-def test_after_the_clock_of_a_gpu_was_set_back_one_step_is_lost_and_the_next_one_told(
+def test_one_step_is_lost_and_the_next_recorded_if_a_gpu_clock_is_set_back(
     gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(recorder=recorder))
@@ -192,7 +192,7 @@ def test_after_the_clock_of_a_gpu_was_set_back_one_step_is_lost_and_the_next_one
         assert kinds(recorder) == expected
 
 
-def test_where_the_clock_of_a_gpu_cannot_be_read_the_step_is_recorded_and_what_ran_in_it_lost(
+def test_a_step_is_recorded_without_its_parts_if_the_gpu_clock_is_unreadable(
     gpu: FakeGpu, model_files: dict[str, Path], recorder: ListRecorder
 ) -> None:
     gpu.offset = None
@@ -255,7 +255,7 @@ def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict
     assert launched == expected
 
 
-def test_a_token_of_a_mixture_asks_the_host_for_nothing_and_a_graph_launches_the_same_again(
+def test_a_mixture_token_needs_no_copy_to_the_host_and_repeats_its_graph(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen3moe"], BrickProfiler(enabled=False))
@@ -292,7 +292,7 @@ def test_what_a_decoder_has_on_a_gpu_goes_with_it(
     assert caches() is None
 
 
-def test_stamps_count_where_each_launch_ended_behind_its_begin_and_began_behind_the_one_before() -> None:
+def test_stamps_are_valid_only_if_all_launches_begin_and_end_in_order() -> None:
     whole = np.array([(5_000, 6_000), (6_416, 9_000), (9_416, 9_416)], np.uint64)
     assert have_run(whole, 4_000)
     assert not have_run(whole, 9_416)  # the first one's are of an earlier pass
@@ -315,7 +315,7 @@ def given_to(gpu: FakeGpu, entry: str, kind: Any) -> list[list[int]]:
     return found
 
 
-def test_parts_of_a_prompt_have_its_tokens_and_stand_where_they_are_also_when_they_are_launched_again(
+def test_parts_of_a_prompt_have_their_tokens_and_positions_also_if_repeated(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuMachine, "most_together", 4)
@@ -334,7 +334,7 @@ def test_parts_of_a_prompt_have_its_tokens_and_stand_where_they_are_also_when_th
     assert tokens[-1] == [7]
 
 
-def test_a_prompt_is_made_once_where_as_many_tokens_come_at_the_same_position_and_few_are_kept(
+def test_a_prompt_pass_is_made_once_per_length_and_position_and_few_are_kept(
     gpu: FakeGpu, model_files: dict[str, Path]
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))

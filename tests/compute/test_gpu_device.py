@@ -126,7 +126,7 @@ def test_only_kernels_that_wait_for_the_launch_before_are_launched_early(
     assert [is_early for is_early, _ in driver.launched] == [waits, False]
 
 
-def test_what_is_prepared_gives_the_driver_the_same_arguments_each_time_in_words_of_their_own(
+def test_a_prepared_launch_gives_the_driver_the_same_arguments_each_time(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = driver_of(gpu, monkeypatch, FakeDriver())
@@ -165,7 +165,7 @@ def test_a_matrix_is_put_into_planes_part_by_part(gpu: Gpu, monkeypatch: pytest.
     assert copied == [4, 4, 4, 3]
 
 
-def test_a_matrix_whose_planes_are_made_without_room_for_them_is_refused_in_one_line(
+def test_a_matrix_whose_planes_do_not_fit_in_memory_is_refused_in_one_line(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(part: object) -> None:

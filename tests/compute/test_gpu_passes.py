@@ -38,7 +38,7 @@ def kernel(name: str) -> KernelDefinition:
     return KernelDefinition(name, "cuda")
 
 
-def test_a_brick_runs_from_its_first_launch_to_its_last_and_a_layer_from_its_first_brick_to_its_last() -> None:
+def test_a_brick_spans_its_launches_and_a_layer_spans_its_bricks() -> None:
     norm, product, head = brick(brick_specs.RMS_NORM), brick(brick_specs.QKV_PROJECTION), brick(brick_specs.LM_HEAD)
     copy = Transfer("host", "device", 16, TransferDirection.H2D)
     launched = [
@@ -65,14 +65,14 @@ def test_a_brick_runs_from_its_first_launch_to_its_last_and_a_layer_from_its_fir
     ]
 
 
-def test_elements_that_are_given_count_and_not_those_noted_when_a_graph_was_captured() -> None:
+def test_given_element_counts_replace_those_noted_at_graph_capture() -> None:
     one = brick(brick_specs.ATTENTION)
     parts = PassParts([Launched(one, 3, 7, kernel("attention"))])
     assert parts.elements({one: 99}) == [1, 99, 1]
     assert parts.elements({}) == [1, 7, 1]
 
 
-def test_a_brick_that_runs_for_one_expert_after_the_other_is_a_brick_each_with_elements_of_its_own() -> None:
+def test_a_brick_run_once_per_expert_is_recorded_each_time_with_its_elements() -> None:
     gpu: Any = FakeGpu()
     taking = Launch(TAKE_ROWS, take_rows.work())
     experts = ComputeBrick(brick_specs.MOE_EXPERTS, (taking,), "cuda", PROFILER, names_launches=True)
@@ -97,7 +97,7 @@ def launches_of_norm_and_product(rows: int, *, is_other: bool) -> list[str]:
     return [one.entry for _, one in [*norm, *launches.of([LINEAR_INT8[Q4_K.code]], (given,))]]
 
 
-def test_what_a_norm_has_made_codes_of_is_not_rounded_again_and_other_activations_are() -> None:
+def test_activations_are_rounded_unless_a_norm_has_already_made_their_codes() -> None:
     assert launches_of_norm_and_product(1, is_other=False) == ["rms_norm_int8", "linear_in_turn"]
     assert launches_of_norm_and_product(1, is_other=True) == ["rms_norm_int8", "quantize_rows", "linear_in_turn"]
     assert launches_of_norm_and_product(3, is_other=False) == ["rms_norm", "quantize_rows", "linear_4"]
@@ -119,7 +119,7 @@ def test_codes_that_another_product_has_written_over_are_made_again() -> None:
 
 
 @pytest.mark.parametrize("hidden", [256, 8448])  # of which one launch makes codes, and one that is too long for it
-def test_codes_of_what_was_in_an_array_before_it_was_written_again_are_not_taken(hidden: int) -> None:
+def test_codes_of_an_array_are_not_used_after_it_was_written_again(hidden: int) -> None:
     x, normed = (np.zeros((1, hidden), np.float32) for _ in range(2))
     space = Int8Scratch(np.zeros((8, hidden), np.uint8), np.zeros((8, hidden // 8), np.float32), 4, None)
     launches = BrickLaunches(space)
@@ -136,7 +136,7 @@ def test_codes_of_what_was_in_an_array_before_it_was_written_again_are_not_taken
     assert next(launches.of([LINEAR_INT8[Q4_K.code]], (given,)))[1].entry == "quantize_rows"
 
 
-def test_a_norm_makes_codes_where_products_of_as_many_tokens_take_these_and_bfloat16_where_they_take_that() -> None:
+def test_a_norm_makes_the_codes_or_bfloat16_that_the_products_after_it_use() -> None:
     x, normed = (np.zeros((1, 256), np.float32) for _ in range(2))
     tiles = CudaScratch(np.zeros(256, np.uint16), np.zeros(64 * 256, np.uint16), np.zeros(64, np.float32))
     space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, tiles)
@@ -145,7 +145,7 @@ def test_a_norm_makes_codes_where_products_of_as_many_tokens_take_these_and_bflo
     assert one.entry == "rms_norm_bf16"
 
 
-def test_queries_and_keys_rotate_in_one_launch_that_has_a_thread_for_each_of_their_pairs() -> None:
+def test_queries_and_keys_rotate_in_one_launch_with_a_thread_for_each_pair() -> None:
     q, k, table = np.zeros((1, 512), np.float32), np.zeros((1, 128), np.float32), np.zeros((2, 9, 32), np.float32)
     start = np.zeros(1, np.int32)
     calls = tuple((one, 64, start, table, True) for one in (q, k))

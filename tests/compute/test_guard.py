@@ -126,7 +126,7 @@ def test_fallback_computes_the_brick_in_float64_from_then_on_and_says_so(
     ],
     ids=["out", "codes", "factors", "factors, as the pass runs again"],
 )
-def test_what_a_norm_leaves_to_int8_products_is_found_and_mended_with_its_output(
+def test_a_fault_in_the_output_or_int8_codes_of_a_norm_is_found_and_repaired(
     model: Model,
     profiler: BrickProfiler,
     recorder: ListRecorder,
@@ -182,9 +182,7 @@ def test_what_float64_does_not_mend_is_said_once_and_counted_at_the_end(
 
 
 @pytest.mark.parametrize("model", ["qwen2", "stablelm"], indirect=True)
-def test_a_number_too_large_for_the_norms_behind_it_is_found_where_it_came_up(
-    model: Model, profiler: BrickProfiler
-) -> None:
+def test_a_number_too_large_for_later_norms_is_found_where_it_arose(model: Model, profiler: BrickProfiler) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     brick = decoder.bricks.layers[LAYER].output_projection
     right = brick._implementations[0]
@@ -323,7 +321,7 @@ def test_a_nan_in_a_row_that_is_not_compared_is_found_and_mended(
 
 
 @pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
-def test_what_is_wrong_in_one_row_alone_is_found_by_a_later_sample_for_each_compares_other_rows(
+def test_a_fault_in_one_row_is_found_because_each_sample_compares_other_rows(
     model: Model, profiler: BrickProfiler
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
@@ -409,7 +407,7 @@ def test_of_a_brick_that_was_wrong_once_the_logits_are_said_and_no_brick(
     assert len(failed(recorder)) == 2
 
 
-def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(
+def test_samples_of_every_brick_evaluate_every_assertion_during_the_run(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
@@ -431,7 +429,7 @@ def test_a_sample_of_every_brick_evaluates_every_assertion_while_the_model_runs(
     assert GUARD_BRICK in {message.name for message in recorder.messages if isinstance(message, Node)}
 
 
-def test_samples_rest_once_they_have_taken_their_share_and_what_they_left_out_is_skipped(
+def test_samples_rest_after_their_share_of_time_and_the_others_are_skipped(
     model: Model, profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
     now_s = 0.0

@@ -42,7 +42,7 @@ def test_between_two_the_nearest_is_taken_and_in_the_middle_the_even_one() -> No
 
 
 @given(st.floats(width=32))
-def test_any_float32_is_what_numpy_makes_of_it_and_nan_what_would_be_infinite(value: float) -> None:
+def test_any_float32_is_rounded_as_by_numpy_except_that_infinity_is_nan(value: float) -> None:
     one = np.array([value], np.float32)
     (bits,) = rounded(one)
     found = np.array([bits], np.uint16).view(np.float16)

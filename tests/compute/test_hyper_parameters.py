@@ -117,7 +117,7 @@ FACTORS = {
 }
 
 
-def test_in_floats_every_family_is_llama_cpps_and_gate_and_up_are_not_swapped(saying: Rewrite) -> None:
+def test_every_family_in_floats_is_llama_cpps_unless_gate_and_up_are_swapped(saying: Rewrite) -> None:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
     keys: dict[str, Any] = {"vocab_size": 512}
     path = saying(keys, {"tokenizer.ggml.model": "none"}, {})
@@ -275,7 +275,7 @@ def test_what_stands_once_for_each_layer_and_is_the_same_runs(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
-def test_a_token_sees_as_many_positions_as_its_window_is_wide_and_neither_one_less_nor_more(
+def test_a_token_sees_exactly_as_many_positions_as_its_window_is_wide(
     saying: Rewrite, profiler: BrickProfiler
 ) -> None:
     model = read_model(saying({"attention.sliding_window": 16}), FAMILIES)

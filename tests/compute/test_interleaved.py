@@ -87,7 +87,7 @@ def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[
     np.testing.assert_allclose(found[1][0, 1:4], sums, rtol=1e-6, atol=1e-37)
 
 
-def test_what_lies_halfway_between_two_codes_is_rounded_as_the_reference_rounds_it() -> None:
+def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> None:
     rng = np.random.default_rng(1)
     largest = rng.uniform(0.1, 10, (3, 64, 1)).astype(np.float32)
     halfway = (rng.integers(-126, 126, (3, 64, 32)) + 0.5) * largest / 127
@@ -129,7 +129,7 @@ def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value
         assert np.isfinite(np.delete(out, 2, axis=0)).all()
 
 
-def test_a_model_with_int8_products_is_as_far_from_float64_as_its_activations_rounding(
+def test_int8_products_differ_from_float64_by_activation_rounding(
     model_files: dict[str, Path], profiler: BrickProfiler
 ) -> None:
     for path in (model_files[family] for family in FAMILIES):  # of `mixtral`, rounding chooses other experts
@@ -143,7 +143,7 @@ def test_a_model_with_int8_products_is_as_far_from_float64_as_its_activations_ro
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_checks_of_int8_bricks_pass_and_the_next_token_is_the_same_for_all_threads(
+def test_int8_bricks_pass_their_checks_and_repeat_the_next_token_and_logits(
     model: Model, decoder_for: Callable[[Model, int], Decoder], threads: int
 ) -> None:
     decoder = decoder_for(interleaved(model), threads)
@@ -178,7 +178,7 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
 
 @pytest.mark.parametrize("model", ["llama", "gemma2"], indirect=True)
 @pytest.mark.parametrize("what", ["codes", "factors"])
-def test_a_norm_that_leaves_products_other_numbers_than_its_output_fails_its_check(
+def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
     model: Model, decoder_for: Callable[[Model, int], Decoder], what: str
 ) -> None:
     decoder = decoder_for(interleaved(model), 1)
@@ -280,7 +280,7 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 
 
 @pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
-def test_a_product_is_compiled_without_what_numba_is_told_that_this_processor_lacks(told: dict[str, str]) -> None:
+def test_a_product_is_compiled_without_the_features_that_numba_disables(told: dict[str, str]) -> None:
     """LLVM ended the process."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
     command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # of all formats the one that compiles soonest
@@ -331,9 +331,7 @@ def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
     ids=["Q4_K", "Q8_0", "Q5_K", "Q6_K"],
 )
-def test_machine_code_for_avx2_multiplies_pairs_line_by_line_and_has_nothing_of_avx_512(
-    code: int, four_tokens: int
-) -> None:
+def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code: int, four_tokens: int) -> None:
     text = machine_code_of(code, AVX2)
     assert "vpmaddubsw" in text
     assert "vpmaddwd" in text
@@ -363,7 +361,7 @@ def test_a_model_is_interleaved_where_the_processor_multiplies_integers_fast(
 
 @pytest.mark.parametrize(("wanted", "least"), [(1, 1), (20_000, 20_000), (NEVER, NEVER)])
 @pytest.mark.parametrize("tier", ["generic", "AVX2"])
-def test_matrices_of_as_many_bytes_as_were_measured_stay_as_they_lie_and_a_plan_says_so(
+def test_matrices_from_the_measured_size_on_stay_plain_and_the_plan_agrees(
     tier: str,
     wanted: int,
     least: int,

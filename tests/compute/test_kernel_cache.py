@@ -91,7 +91,7 @@ print(*(path.relative_to(root.parent) for path in sorted(root.parent.glob("cbtop
 """
 
 
-def test_one_that_is_full_and_read_only_is_used_by_a_copy_that_ends_with_the_process(tmp_path: Path) -> None:
+def test_a_full_read_only_cache_is_used_in_a_copy_that_ends_with_the_process(tmp_path: Path) -> None:
     kernels = tmp_path / "cache" / f"numba-{OURS}" / "kernels_1"
     kernels.mkdir(parents=True)
     (kernels / "kernel.nbc").write_bytes(b"code")

@@ -86,7 +86,7 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         for one in FORMATS.values()
     ],
 )
-def test_columns_that_lie_one_after_the_other_are_multiplied_rightly_or_refused(block_format: BlockFormat) -> None:
+def test_column_major_arrays_are_multiplied_correctly_or_refused(block_format: BlockFormat) -> None:
     kernel = kernel_for(block_format)
     code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
     two = np.asfortranarray(np.concatenate([x, x]))[:1]  # its numbers are as far apart as there are rows
@@ -99,7 +99,7 @@ def test_columns_that_lie_one_after_the_other_are_multiplied_rightly_or_refused(
         np.testing.assert_allclose(out, expected, atol=1e-4)
 
 
-def test_over_two_threads_activations_of_another_type_are_not_read_as_those_before_them() -> None:
+def test_activations_of_another_type_are_read_correctly_on_two_threads() -> None:
     kernel = kernel_for(FORMATS[0], tokens=2, threads=2)
     arguments = list(kernel.examples(np.random.default_rng(1), max(SIZES)))
     for dtype in (np.float32, np.float64):
@@ -125,7 +125,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 
 
 @pytest.mark.slow  # test_function_cache.py has the cache, test_kernel_cache.py that of kernels
-def test_of_all_formats_only_those_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
+def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 
     def printed() -> list[str]:

@@ -63,7 +63,7 @@ def test_the_five_kinds_of_tests_are_listed_for_each_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", all_names())
-def test_a_kernel_is_compared_with_its_reference_and_held_to_conditions_and_faults(name: str) -> None:
+def test_every_kernel_has_tests_of_its_reference_its_conditions_and_faults(name: str) -> None:
     found = contract(name)
     assert name in NOT_HERE or KINDS["equals its reference"][name]
     assert KINDS["conditions that can fail"][name] == len(found.preconditions) + len(found.postconditions)
@@ -81,7 +81,7 @@ def test_every_kernel_that_has_parts_and_no_other_is_compared_with_them() -> Non
 
 
 @pytest.mark.parametrize("name", sorted({kernel.contract.name for kernel in all_kernels() if kernel.parallel}))
-def test_a_kernel_that_spreads_over_threads_is_tested_on_one_and_on_two_and_beside_single_tokens(name: str) -> None:
+def test_a_threaded_kernel_is_tested_on_1_and_2_threads_and_by_single_tokens(name: str) -> None:
     if name in NOT_HERE:
         pytest.skip("this processor multiplies no tiles, or no pairs of bfloat16")
     hows = [variant.how for variant in variants_beside(REFERENCE) if variant.kernel.contract.name == name]

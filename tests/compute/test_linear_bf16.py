@@ -95,7 +95,7 @@ def test_what_is_no_number_makes_none_of_its_own_token_alone(value: float) -> No
     assert np.isfinite(np.delete(out, 17, axis=0)).all()
 
 
-def test_a_product_takes_bfloat16_from_so_many_tokens_on_where_there_are_tiles() -> None:
+def test_a_product_uses_bfloat16_from_a_number_of_tokens_on_if_it_has_tiles() -> None:
     for tokens in (FROM_TOKENS - 1, FROM_TOKENS):
         *arguments, out, tiles = product(Q4_K.code, tokens, 48, 1280)
         scratch = linear_int8.Int8Scratch.of(tokens, arguments[3].shape[1], 1)
@@ -111,7 +111,7 @@ def test_a_product_takes_bfloat16_from_so_many_tokens_on_where_there_are_tiles()
 
 
 @pytest.mark.slow
-def test_a_decoder_with_tiles_passes_its_checks_and_a_fault_in_what_many_tokens_take_fails_them(
+def test_a_decoder_with_tiles_passes_checks_that_fail_if_rounding_is_coarse(
     model: Model, decoder_for: Callable[[Model, int], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
@@ -146,7 +146,7 @@ print(next(iter(function.inspect_asm().values())))
 
 
 @pytest.mark.slow  # seconds to compile
-def test_machine_code_for_a_processor_with_tiles_uses_them_between_configuration_and_release() -> None:
+def test_machine_code_uses_tiles_only_between_configuration_and_release() -> None:
     environment = os.environ | {
         "NUMBA_CPU_NAME": "sapphirerapids",
         "NUMBA_CPU_FEATURES": FEATURES_WITH_TILES,

@@ -104,7 +104,7 @@ def test_a_file_of_llama_cpp_decodes_to_what_its_weights_mean(
 
 
 @pytest.mark.parametrize(("shape", "file_type"), REFUSED)
-def test_a_file_that_does_not_run_is_refused_for_ones_of_the_same_model_that_do(
+def test_the_refusal_of_a_file_advises_files_of_the_same_model_that_run(
     shape: str, file_type: str, write: Write
 ) -> None:
     with pytest.raises(ModelError) as refused:

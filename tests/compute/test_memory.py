@@ -79,7 +79,7 @@ class WithoutHugePages(mmap.mmap):
 
 
 @pytest.mark.parametrize("kind", [mmap.mmap, WithoutHugePages])
-def test_memory_is_zeros_of_this_process_alone_also_where_there_are_no_huge_pages(kind: type[mmap.mmap]) -> None:
+def test_memory_is_zero_and_private_also_if_there_are_no_huge_pages(kind: type[mmap.mmap]) -> None:
     with mock.patch.object(mmap, "mmap", kind):
         memory = np.frombuffer(on_huge_pages(5 << 20), np.uint8)
     assert (len(memory), int(memory.sum())) == (5 << 20, 0)
@@ -93,7 +93,7 @@ def test_memory_is_zeros_of_this_process_alone_also_where_there_are_no_huge_page
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
-def test_arrays_on_huge_pages_lie_in_one_piece_of_memory_each_on_lines_of_its_own(dtype: type) -> None:
+def test_arrays_on_huge_pages_share_one_block_each_on_its_own_cache_lines(dtype: type) -> None:
     shapes = [(3, 5), (2, 7, 9), (1,), (64, 32), ()]
     arrays = zeros_on_huge_pages(shapes, dtype)
     assert [(one.shape, one.dtype, int(one.sum())) for one in arrays] == [(shape, dtype, 0) for shape in shapes]
@@ -134,7 +134,7 @@ def test_of_a_library_that_is_not_there_nothing_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("looks_ahead", [True, False])
-def test_activations_are_zeros_that_begin_where_products_of_floats_read_them_soonest(
+def test_activations_are_zeros_that_begin_where_float_products_read_fastest(
     looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "LOOKS_AHEAD", looks_ahead)

@@ -102,7 +102,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 @pytest.mark.parametrize("family", ["qwen2", *MIXTURES])
-def test_a_recorded_token_has_each_launch_of_the_plan_under_its_brick_and_layer(
+def test_a_recorded_token_has_each_planned_launch_under_its_brick_and_layer(
     family: str,
     is_eager: bool,
     model_files: dict[str, Path],
@@ -152,7 +152,7 @@ def test_a_graph_that_runs_again_reads_the_experts_of_its_own_token(
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_a_prompt_whose_experts_are_multiplied_in_bfloat16_has_the_logits_of_its_tokens_one_by_one(
+def test_a_prompt_with_bfloat16_experts_has_the_logits_of_single_tokens(
     family: str, model_files: dict[str, Path], gpu: Gpu
 ) -> None:
     model = of_family(family, model_files)
@@ -181,7 +181,7 @@ def test_where_a_key_is_more_than_its_cache_can_hold_no_token_is_chosen(
             append()
 
 
-def test_a_cache_that_has_no_room_is_refused_with_what_is_wanted_and_what_is_there(model: Model, gpu: Gpu) -> None:
+def test_a_cache_that_does_not_fit_is_refused_with_needed_and_free_memory(model: Model, gpu: Gpu) -> None:
     on = model_on(gpu, model, is_exact=False)
     pool = gpu.cupy.get_default_memory_pool()
     before = pool.used_bytes()
@@ -233,8 +233,6 @@ def sums_and_norms(gpu: Any, rows: int, hidden: int) -> tuple[list[Any], list[An
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("hidden", [64, 3584, 8256])
-def test_a_norm_and_the_sum_before_it_are_in_one_launch_to_the_bit_what_they_are_in_two(
-    hidden: int, rows: int, gpu: Gpu
-) -> None:
+def test_a_sum_and_its_norm_in_one_launch_equal_two_launches_bit_for_bit(hidden: int, rows: int, gpu: Gpu) -> None:
     for one, other in zip(*sums_and_norms(gpu, rows, hidden), strict=True):
         np.testing.assert_array_equal(one, other)

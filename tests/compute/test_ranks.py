@@ -71,7 +71,7 @@ def ran(decoder: Decoder) -> tuple[list[int], list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(("layers", "shares"), [(28, (14, 14)), (5, (3, 2)), (7, (3, 2, 2)), (3, (1, 1, 1))])
-def test_shares_are_even_in_their_order_and_the_last_one_which_has_the_head_is_none_of_the_larger(
+def test_shares_are_even_and_in_order_and_the_last_is_never_a_larger_one(
     layers: int, shares: tuple[int, ...]
 ) -> None:
     found = [Rank(number, len(shares), None).layers_of(layers) for number in range(len(shares))]
@@ -85,7 +85,7 @@ def test_more_ranks_than_layers_are_one_line(tiny: Model) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])  # with biases, norms of heads, a router
-def test_parts_hold_each_layer_once_and_what_they_weigh_is_what_the_file_does(
+def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
     family: str, model_files: dict[str, Path]
 ) -> None:
     model = read_model(model_files[family], FAMILIES)
@@ -98,7 +98,7 @@ def test_parts_hold_each_layer_once_and_what_they_weigh_is_what_the_file_does(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_on_its_gpu_a_rank_has_the_weights_and_the_cache_of_its_own_layers_alone(number: int, tiny: Model) -> None:
+def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(number: int, tiny: Model) -> None:
     gpu: Any = FakeGpu()
     rank = Rank(number, 3, None)
     on = model_on(gpu, part_of(tiny, rank), is_exact=False, rank=rank)
@@ -142,7 +142,7 @@ def in_small_blocks(model: Model) -> Model:
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["qwen2", "mixtral", pytest.param("phi3", marks=pytest.mark.slow)])
-def test_ranks_that_share_every_layer_choose_the_tokens_of_one_decoder_and_all_have_its_logits(
+def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
     model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # with biases; a mixture
@@ -172,7 +172,7 @@ def with_heads_of_their_own(model: Model) -> Model:
     return replace(model, layers=tuple(layers), kv_heads=model.heads)
 
 
-def test_shares_of_every_layer_hold_each_weight_once_and_weigh_what_they_hold(tiny: Model) -> None:
+def test_shares_of_every_layer_hold_each_weight_once_and_report_their_size(tiny: Model) -> None:
     model = in_small_blocks(tiny)
     shares = [part_of(model, Rank(number, 2, None, "heads")) for number in range(2)]
     for one in shares:
@@ -306,7 +306,7 @@ class CountingLink:
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
-def test_each_exchange_is_a_brick_with_bytes_and_a_time_of_its_own_in_every_token(
+def test_each_exchange_is_a_brick_with_its_own_bytes_and_time_in_every_token(
     is_eager: bool, tiny: Model, recorder: ListRecorder
 ) -> None:
     gpu: Any = FakeGpu()
@@ -338,7 +338,7 @@ def test_each_exchange_is_a_brick_with_bytes_and_a_time_of_its_own_in_every_toke
     assert layers == {str(layer) for layer in rank.layers_of(LAYERS)} == {"2", "3"}
 
 
-def test_each_sum_of_a_shared_layer_is_a_brick_there_with_its_bus_bytes_and_a_time(
+def test_each_sum_of_a_shared_layer_is_a_brick_with_its_bus_bytes_and_time(
     tiny: Model, recorder: ListRecorder
 ) -> None:
     gpu: Any = FakeGpu()
@@ -364,7 +364,7 @@ def test_each_sum_of_a_shared_layer_is_a_brick_there_with_its_bus_bytes_and_a_ti
         assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [tiny.hidden] * 4
 
 
-def test_graphs_go_before_the_link_which_nccl_would_not_let_go_while_there_is_one(
+def test_graphs_are_released_before_the_nccl_link_that_they_keep_alive(
     tiny: Model, recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu: Any = FakeGpu()
@@ -467,7 +467,7 @@ def gpu_with_nccl(monkeypatch: pytest.MonkeyPatch) -> Any:
     return gpu
 
 
-def test_a_link_begins_with_the_id_that_the_first_rank_made_and_calls_nccl_on_the_stream_that_is_current(
+def test_a_link_uses_the_id_of_the_first_rank_and_the_current_stream(
     gpu_with_nccl: Any,
 ) -> None:
     link = NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
@@ -495,7 +495,7 @@ def test_what_nccl_says_is_an_error_of_compute(gpu_with_nccl: Any, monkeypatch: 
         NcclLink(gpu_with_nccl, 1, 2, new_id(gpu_with_nccl))
 
 
-def test_a_rank_runs_its_part_on_the_gpu_of_its_number_with_a_link_by_the_id_of_the_first(
+def test_a_rank_runs_its_part_on_its_own_gpu_with_the_link_id_of_the_first(
     model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus: dict[int, Any] = {}

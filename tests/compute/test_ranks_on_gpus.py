@@ -111,7 +111,7 @@ def test_a_rank_that_is_alone_tells_itself_its_token_by_nccl(
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
-def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_time(
+def test_two_gpus_have_the_tokens_and_logits_of_one_and_time_each_exchange(
     family: str, is_eager: bool, model_files: dict[str, Path], two_gpus: Gpu
 ) -> None:
     path = model_files[family]
@@ -127,7 +127,7 @@ def test_two_gpus_have_the_tokens_and_logits_of_one_and_each_exchange_has_its_ti
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
-def test_two_gpus_that_share_every_layer_have_the_tokens_and_logits_of_one_and_each_sum_has_its_time(
+def test_two_gpus_that_share_layers_have_the_logits_of_one_and_time_each_sum(
     is_eager: bool, wide_model: Path, two_gpus: Gpu
 ) -> None:
     tokens, logits, _ = ran(two_gpus, wide_model, ALONE, is_eager=is_eager)

@@ -46,7 +46,7 @@ def test_philox_gives_the_known_answers(
     assert tuple(map(int, philox(*map(np.uint64, (*counter, *key))))) == expected
 
 
-def test_uniform_numbers_are_spread_evenly_and_none_follows_from_the_seed_before() -> None:
+def test_uniform_numbers_are_spread_evenly_and_seeds_are_uncorrelated() -> None:
     numbers = np.array(
         [[uniform(np.uint64(position), np.uint64(0), np.uint64(seed)) for position in range(2000)] for seed in (0, 1)]
     )

@@ -105,7 +105,7 @@ def test_logits_are_llama_cpps_and_nothing_of_the_family_may_be_left_out(write: 
     }
 
 
-def test_halves_that_follow_each_other_run_whatever_a_converter_says_of_parallel_ones(write: Write) -> None:
+def test_sequential_halves_run_even_if_a_converter_says_they_are_parallel(write: Write) -> None:
     plain, said = (read_model(write(keys), FAMILIES) for keys in ({}, {"use_parallel_residual": True}))
     np.testing.assert_array_equal(forward_reference(said, TOKENS[:5]), forward_reference(plain, TOKENS[:5]))
 
@@ -133,7 +133,7 @@ def test_a_model_whose_norms_are_not_there_is_refused_by_what_it_lacks(
     assert "\n" not in str(refused.value)
 
 
-def test_norms_of_heads_and_an_epsilon_of_rms_norms_are_refused_by_their_names(
+def test_norms_of_heads_and_an_epsilon_of_rms_norms_are_refused_by_name(
     write: Write, model_files: dict[str, Path], tmp_path: Path
 ) -> None:
     norms = {

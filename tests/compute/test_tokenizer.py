@@ -82,7 +82,7 @@ def test_any_text_becomes_tokens_and_the_same_text_again(tokenizer: Tokenizer, p
     check()
 
 
-def test_a_character_whose_bytes_come_with_several_tokens_is_shown_with_the_last(
+def test_a_character_split_over_several_tokens_is_shown_with_the_last(
     model_files: dict[str, Path], tmp_path: Path
 ) -> None:
     tokenizer = tokenizer_of(rewritten(model_files["qwen2"], tmp_path / "model.gguf", byte_level()))

@@ -114,7 +114,7 @@ def test_attention_is_that_of_the_last_query_over_all_positions(model: Model, ru
 
 
 @of_each_kind
-def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
+def test_the_error_of_a_kernel_is_rounding_and_int8_activations_have_more(
     model: Model, run: Callable[..., Traced]
 ) -> None:
     errors = run(model).forward.quant_errors
@@ -130,7 +130,7 @@ def test_the_error_of_a_kernel_is_rounding_and_that_of_int8_activations_is_more(
         assert (error.snr_db > 100) == (error.source.value == "kernel as it ran")
 
 
-def test_the_error_of_an_int8_kernel_is_that_of_its_activations_and_is_not_told_twice(
+def test_the_error_of_an_int8_kernel_is_its_activations_and_reported_once(
     model: Model, run: Callable[..., Traced]
 ) -> None:
     errors = run(interleaved(model)).forward.quant_errors
@@ -421,7 +421,7 @@ def test_one_wrong_byte_of_a_quantised_matrix_is_found_in_its_brick(model: Model
 
 
 @of_each_kind
-def test_other_threads_and_other_kernels_of_the_same_meaning_are_no_divergence(
+def test_other_threads_and_equivalent_kernels_are_not_a_divergence(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = fingerprints_of(decoder_for(model, 1))

@@ -28,7 +28,7 @@ def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
     assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
 
 
-def test_what_is_verified_on_a_gpu_is_the_same_beside_a_processor_with_tiles_and_one_without(
+def test_a_gpu_verifies_the_same_with_and_without_tiles_in_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = []
@@ -38,7 +38,7 @@ def test_what_is_verified_on_a_gpu_is_the_same_beside_a_processor_with_tiles_and
     assert found[0] == found[1]
 
 
-def test_where_a_processor_has_tiles_their_products_are_verified_on_one_thread_and_on_two(
+def test_tile_products_are_verified_on_1_and_2_threads_if_there_are_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(verification, "HAS_TILES", True)
@@ -52,7 +52,7 @@ def nothing(*_: Any) -> None:
     pass
 
 
-def test_a_way_over_several_threads_that_does_nothing_is_found_where_it_is_taken(
+def test_a_threaded_path_that_does_nothing_is_found_if_it_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention, "_attend_parallel", nothing)

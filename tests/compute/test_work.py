@@ -56,7 +56,7 @@ def test_a_quantised_product_reads_its_weights_once_a_call() -> None:
     assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # a Q4_K block: 256 weights in 144 bytes
 
 
-def test_fused_products_do_what_they_are_made_of_and_read_the_activations_once() -> None:
+def test_fused_products_do_the_work_of_their_parts_and_read_activations_once() -> None:
     first = QuantizedMatrix.of(Q4_K, np.ones((128, 512), np.float32))
     second = QuantizedMatrix.of(Q4_K, np.ones((64, 512), np.float32))
     tokens, once, bias = 3, 3 * 512 * 4, 64
@@ -70,7 +70,7 @@ def test_fused_products_do_what_they_are_made_of_and_read_the_activations_once()
     assert moved == pytest.approx(2 * apart[1][1] + after[1] - once)
 
 
-def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them() -> None:
+def test_attention_reads_a_key_and_value_once_for_the_heads_that_share_them() -> None:
     positions, heads, kv_heads, head_dim, float16_bytes = 100, 12, 2, 64, 2
     elements = heads * positions
     flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
@@ -80,9 +80,7 @@ def test_attention_reads_a_key_and_its_value_once_for_the_heads_that_share_them(
 
 
 @pytest.mark.parametrize(("hidden", "is_held"), [(64, True), (8192, True), (8448, False), (70, False)])
-def test_a_norm_reads_a_row_once_where_the_registers_of_a_gpu_hold_it_and_else_in_each_pass(
-    hidden: int, is_held: bool
-) -> None:
+def test_a_norm_reads_a_row_once_if_gpu_registers_hold_it_else_in_each_pass(hidden: int, is_held: bool) -> None:
     kernels: list[tuple[Any, int]] = [(rms_norm.work, 2), (partial(layer_norm.work, has_bias=True), 3)]
     for work, passes in kernels:
         assert work(hidden, is_on_gpu=True).bytes_per_element == 4 * ((1 if is_held else passes) + 1)
@@ -121,7 +119,7 @@ def test_a_product_says_what_it_multiplies() -> None:
     assert rms_norm.work(64).dtype == attention.work(64, 1, 2).dtype == "float32"
 
 
-def test_a_brick_of_several_types_stands_under_the_highest_roof_and_on_a_gpu_under_any_of_floats() -> None:
+def test_a_brick_of_several_types_has_the_highest_ceiling_or_any_on_a_gpu() -> None:
     routed = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(QuantizedMatrix), has_bias=False))
     rounded = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(InterleavedMatrix), has_bias=False))
     assert combined_work((routed, rounded)).dtype == "int8"
@@ -135,7 +133,7 @@ def test_a_brick_of_several_types_stands_under_the_highest_roof_and_on_a_gpu_und
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3moe", "phi3"])
-def test_no_brick_of_one_token_is_recorded_as_bfloat16_and_all_products_of_a_long_prompt_are(
+def test_one_token_is_never_recorded_as_bfloat16_but_long_prompts_are(
     model_files: dict[str, Path],
     profiler: BrickProfiler,
     recorder: ListRecorder,
@@ -162,7 +160,7 @@ def test_no_brick_of_one_token_is_recorded_as_bfloat16_and_all_products_of_a_lon
     assert of_many["LmHead"] == "int8"  # of the last token alone
 
 
-def test_products_of_many_tokens_are_recorded_as_bfloat16_where_they_are_made_of_tiles(
+def test_products_of_many_tokens_are_recorded_as_bfloat16_if_they_use_tiles(
     profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
     matrix = matrix_of(InterleavedMatrix)

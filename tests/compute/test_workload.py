@@ -105,7 +105,7 @@ def budgets_in(phase: str, recorder: ListRecorder) -> dict[str, float | None]:
 @of_better_processors
 @pytest.mark.usefixtures("shortest")
 @pytest.mark.parametrize("family", ["qwen2", "qwen3moe"])
-def test_what_reads_weights_for_a_token_has_a_budget_of_twice_the_time_that_its_contract_says(
+def test_bricks_that_read_weights_have_a_budget_of_twice_the_contract_time(
     model_files: dict[str, Path],
     profiler: BrickProfiler,
     recorder: ListRecorder,
@@ -262,7 +262,7 @@ def test_a_prompt_is_gone_on_from_until_the_end_of_the_text(
     ],
     ids=["longer than the context", "longer than the model's", "empty"],
 )
-def test_a_prompt_that_cannot_be_gone_on_from_is_refused_with_a_way_out_that_is_there(
+def test_a_prompt_that_cannot_be_continued_is_refused_with_a_usable_way_out(
     model_files: dict[str, Path],
     tmp_path: Path,
     profiler: BrickProfiler,
@@ -292,7 +292,7 @@ def overflowing(model_files: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("guard", "met"), [(None, NoTokenError), ("stop", GuardError)])
-def test_a_model_that_computes_no_numbers_is_run_until_its_checks_have_named_the_brick(
+def test_a_model_with_non_finite_results_runs_until_checks_name_the_brick(
     overflowing: Path, profiler: BrickProfiler, recorder: ListRecorder, guard: str | None, met: type[Exception]
 ) -> None:
     options = WorkloadOptions(model=overflowing, steps=1, threads=1, guard=guard)
@@ -376,7 +376,7 @@ def test_a_cache_is_as_large_as_what_each_thread_has_of_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("has_tiles", "together"), [(False, [5, 1]), (True, [5, 1, 13, 1])])
-def test_where_products_of_many_tokens_are_of_tiles_bricks_are_checked_with_as_many_too(
+def test_bricks_are_also_checked_with_many_tokens_if_products_use_tiles(
     has_tiles: bool,
     together: list[int],
     model_files: dict[str, Path],
@@ -404,9 +404,7 @@ def test_the_options_do_not_load_numba() -> None:
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_a_whole_pass_agrees_with_float64_and_says_which_window_it_does_not_reach(
-    tmp_path: Path, is_exact: bool
-) -> None:
+def test_a_pass_agrees_with_float64_and_reports_the_window_it_does_not_reach(tmp_path: Path, is_exact: bool) -> None:
     for name, shape, unseen in (("narrow", TINY_GEMMA2, ""), ("wide", replace(TINY_GEMMA2, window=4096), "4,096")):
         path = tmp_path / f"{name}.gguf"
         write_model(path, shape, lambda *_: None)
@@ -427,7 +425,7 @@ def test_a_whole_pass_agrees_with_float64_and_says_which_window_it_does_not_reac
         pytest.param(lambda model: replace(model, embedding_scale=1.0), id="the embedding's scale"),
     ],
 )
-def test_a_decoder_that_puts_sound_bricks_together_wrongly_fails_as_a_whole_though_no_brick_does(
+def test_a_decoder_that_combines_sound_bricks_wrongly_fails_only_as_a_whole(
     fault: Callable[[Model], Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = workload.bare_decoder
@@ -440,7 +438,7 @@ def test_a_decoder_that_puts_sound_bricks_together_wrongly_fails_as_a_whole_thou
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3moe"])
-def test_two_swapped_logits_fail_by_themselves_though_all_together_are_near_enough(
+def test_two_swapped_logits_fail_alone_though_all_together_are_close_enough(
     architecture: str, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = workload.bare_decoder
