@@ -197,7 +197,7 @@ def test_what_runs_in_a_brick_that_cannot_be_recorded_does_not_lie_elsewhere() -
     assert (view.outside, view.bricks, view.loss.rejected) == (None, (), 2)
 
 
-def test_a_call_stopped_twice_out_of_order_or_late_is_in_no_books_and_told() -> None:
+def test_a_call_stopped_twice_out_of_order_or_late_is_listed_as_in_no_books() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):
             twice = profiler.start_brick("a")
