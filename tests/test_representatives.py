@@ -11,7 +11,7 @@ def is_default(row: object) -> bool:
     return not getattr(row, "marks", ())
 
 
-def test_every_value_of_every_column_is_in_a_row_by_default_and_every_row_is_there() -> None:
+def test_every_column_value_is_in_a_default_row_and_every_row_is_there() -> None:
     table = [*product("abc", range(5), (None, {"a": 1}))]
     rows = each_value_once(table)
     assert [row.values for row in rows] == table

@@ -33,7 +33,7 @@ hops = st.one_of(
 
 
 @given(story=st.lists(hops, max_size=30), ends=st.sampled_from(["goodbye", "none"]))
-def test_produced_is_received_plus_dropped_at_every_moment_and_for_every_viewer(
+def test_produced_is_received_plus_dropped_at_every_moment_for_every_viewer(
     story: list[tuple[str, int | None]], ends: str
 ) -> None:
     directory = Path(os.environ["CBTOP_RUNTIME_DIR"])

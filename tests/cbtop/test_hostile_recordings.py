@@ -303,7 +303,7 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
     assert peak() < 4 * len(bomb) + 2 * MIB
 
 
-def test_twenty_frames_that_inflate_a_thousandfold_are_refused_before_they_are_inflated(path: Path) -> None:
+def test_twenty_frames_that_inflate_a_thousandfold_are_refused_uninflated(path: Path) -> None:
     ignored = bytes(msgpack.packb({"k": "SourceGone", "source": "a", "more": bytes(16 * MIB)}))
     bomb = zlib.compress(msgpack.packb([ignored]))
     written(path, *(frame_bytes(FrameKind.LIVE, at, bomb) for at in range(20)), live(20, SourceGone("a")))
@@ -343,7 +343,7 @@ def crowd(path: Path) -> Path:
     return written(path, *(live(at, SourceCatalog(f"s{at}", True, (HELLO, *nodes))) for at in range(20)))
 
 
-def test_sources_that_announce_too_much_together_end_the_reading_and_are_named(
+def test_sources_that_together_announce_too_much_end_reading_and_are_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcements, "MAX_KEPT", 1000)

@@ -46,7 +46,7 @@ def test_every_launch_stands_under_its_brick_with_how_it_was_launched(source: di
     assert len(kernels) == KERNELS
 
 
-def test_launches_take_no_longer_than_their_brick_and_bricks_than_their_layer(source: dict[str, Any]) -> None:
+def test_launches_are_no_longer_than_their_brick_and_bricks_than_their_layer(source: dict[str, Any]) -> None:
     for node in source["graph"]:
         if node["kind"] in ("layer", "brick"):
             parts = sum(one["total_inclusive_us"] for one in inside(source, node))

@@ -118,7 +118,7 @@ def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
     return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}
 
 
-def test_a_process_that_sleeps_between_steps_shows_its_tokens_of_wall_clock_time_everywhere(paced: Paced) -> None:
+def test_a_process_with_sleeps_between_steps_shows_wall_clock_tokens_always(paced: Paced) -> None:
     paced.run(30)
     for window in (True, False):
         view = paced.view(window=window)
@@ -167,7 +167,7 @@ def test_between_steps_is_a_line_that_closes_on_screen_in_text_and_in_json(paced
         assert f"between steps {said['between_steps_percent']:.1f} %" in rule
 
 
-def test_a_prefill_is_not_time_between_decode_steps_and_each_phase_has_its_share_of_the_wall_clock(
+def test_prefill_is_not_between_decode_steps_and_phases_share_the_wall_clock(
     paced: Paced,
 ) -> None:
     paced.sleep(100)
@@ -195,7 +195,7 @@ def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(pace
     assert (stretch.in_steps_us, stretch.between_us, stretch.since_last_us) == (4e6, 5e6, 5e6)
 
 
-def test_where_the_daemon_does_not_say_in_how_much_time_any_step_ran_that_is_known_of_one_phase_alone(
+def test_time_in_any_step_is_known_for_one_phase_if_the_daemon_omits_it(
     paced: Paced,
 ) -> None:
     paced.step(1000)
@@ -242,7 +242,7 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert "no step has ended in these 10." in rule
 
 
-def test_the_mean_step_of_each_second_stands_beside_its_rate_and_is_none_where_no_step_ended(paced: Paced) -> None:
+def test_each_second_has_its_mean_step_next_to_its_rate_or_none_if_none_end(paced: Paced) -> None:
     paced.run(3)
     paced.sleep(3_000)
     view = paced.view(window=True)
@@ -269,7 +269,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
     assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
 
 
-def test_since_is_when_the_first_record_that_was_seen_began_and_not_when_the_process_did(tmp_path: Path) -> None:
+def test_since_is_the_begin_of_the_first_seen_record_and_not_of_the_process(tmp_path: Path) -> None:
     late = Paced(tmp_path, ring_bytes=1 << 16)
     for _ in range(5000):  # the ring holds 2,048 records
         late.step()
@@ -289,7 +289,7 @@ def test_since_is_when_the_first_record_that_was_seen_began_and_not_when_the_pro
     late.profiler.close()
 
 
-def test_where_the_clock_of_the_records_is_another_no_time_of_day_is_made_of_it(paced: Paced) -> None:
+def test_no_time_of_day_is_made_if_the_records_have_another_clock(paced: Paced) -> None:
     paced.run(3)
     record = paced.record
     assert record.hello is not None
@@ -359,9 +359,7 @@ def test_the_last_seconds_of_a_sum_are_those_of_members_that_run_and_say_so(tmp_
 
 
 @pytest.mark.parametrize("ended_s", [-1, 4])
-def test_a_range_of_a_sum_holds_what_a_member_did_that_ended_in_it_and_nothing_of_one_that_ended_before(
-    tmp_path: Path, ended_s: int
-) -> None:
+def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_path: Path, ended_s: int) -> None:
     members = [Paced(tmp_path / str(at)) for at in range(2)]
     for member, until_s in zip(members, (15, 15 + ended_s), strict=True):
         member.run(min(15, until_s))
@@ -389,7 +387,7 @@ def test_a_range_of_a_sum_holds_what_a_member_did_that_ended_in_it_and_nothing_o
         member.profiler.close()
 
 
-def test_of_a_clock_that_is_ahead_of_the_hosts_it_is_known_neither_since_when_nor_how_long_nothing_ended(
+def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     tmp_path: Path,
 ) -> None:
     ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)  # it took time.time_ns

@@ -46,7 +46,7 @@ async def test_by_every_column_a_text_has_its_bricks_in_the_order_of_the_screen(
         assert names_in(REPORTS["text"]([samples.LIVE], ["bricks"], None, choice)) == shown
 
 
-async def test_a_filter_narrows_text_and_screen_to_the_same_bricks_and_both_say_how_many() -> None:
+async def test_a_filter_leaves_the_same_bricks_in_text_and_screen_and_both_count() -> None:
     choice = RowChoice(filter="norm|ffn")
     wanted = {row.name for row in samples.LIVE.bricks if row.category.display_name in ("Norm", "FFN")}
     text = REPORTS["text"]([samples.LIVE], ["bricks", "roofline"], None, choice)
@@ -110,7 +110,7 @@ def test_what_is_left_out_is_left_out_of_no_sum() -> None:
         assert line in filtered
 
 
-def test_a_filter_that_matches_nothing_says_so_and_not_that_nothing_was_recorded() -> None:
+def test_a_filter_without_a_match_says_so_and_not_that_nothing_was_recorded() -> None:
     text = REPORTS["text"]([samples.LIVE], ["bricks", "layers"], None, RowChoice(filter="(zzz"))
     assert f"bricks shown: 0 of {len(samples.LIVE.bricks)}, with '(zzz' in name or category" in text
     assert "no brick of this phase" not in text
@@ -124,7 +124,7 @@ def test_of_several_ranks_a_filter_keeps_the_bricks_that_match() -> None:
 
 
 @pytest.mark.parametrize("spelled", ["p95", "P95 µs", "p95_us", "p95 us"])
-def test_a_column_is_known_by_its_title_its_key_in_the_json_and_what_lies_between(spelled: str) -> None:
+def test_a_column_is_known_by_its_title_its_json_key_and_anything_between(spelled: str) -> None:
     assert SORT_NAMES[bare(spelled)] == "p95 µs"
 
 

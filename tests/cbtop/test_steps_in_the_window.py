@@ -141,7 +141,7 @@ def a_host(*, has_begun: bool = True) -> Iterator[Host]:
             made.profiler.close()
 
 
-def test_of_a_prefill_that_ended_after_the_attach_only_the_part_in_the_window_counts() -> None:
+def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -> None:
     with a_host() as host:
         viewer = Viewer(host, Store(10.0))
         viewer.hears(host.said(4 * SECOND, whole=True))  # attached one second before it ends
@@ -192,7 +192,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert viewer.stretch.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
 
 
-def test_a_prompt_that_leaves_the_window_decodes_as_fast_as_while_it_lay_in_it() -> None:
+def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() -> None:
     with a_host() as host:
         viewer = Viewer(host, Store(10.0))
         viewer.hears(host.said(SECOND, whole=True))
@@ -222,7 +222,7 @@ SPEAKS = st.tuples(st.integers(0, 300 * MS), WORDS, st.just(0), st.just(0))
 
 
 @given(st.lists(HAPPENS | SPEAKS, max_size=60), st.integers(0, 30))
-def test_in_steps_is_the_exact_overlap_of_the_steps_with_the_window_whenever_it_attached(
+def test_in_steps_is_the_exact_overlap_of_steps_and_window_at_any_attach(
     events: list[tuple[int, int | str, int, int]], attach: int
 ) -> None:
     with a_host() as host:
@@ -246,7 +246,7 @@ def test_in_steps_is_the_exact_overlap_of_the_steps_with_the_window_whenever_it_
             viewer.shows_what_ran()
 
 
-def test_a_step_that_spans_many_slices_is_in_each_window_with_the_part_that_lies_there() -> None:
+def test_a_step_over_many_slices_is_in_each_window_with_the_part_inside_it() -> None:
     with a_host() as host:
         viewer = Viewer(host)
         viewer.hears(host.said(SECOND, whole=True))
@@ -280,7 +280,7 @@ def without_ran(messages: Sequence[Message]) -> list[Message]:
     return [replace(m, ran=Packed(b"")) if isinstance(m, StatsUpdate) else m for m in messages]
 
 
-def test_where_an_older_daemon_does_not_say_when_steps_ran_they_count_whole_and_it_is_said() -> None:
+def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> None:
     with a_host() as host:
         viewer = Viewer(host)
         viewer.hears(without_ran(host.said(4 * SECOND, whole=True)))

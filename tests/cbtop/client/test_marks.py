@@ -31,7 +31,7 @@ def record(key: str = "a", state: SourceStatus = SourceStatus.LIVE, began_s: flo
     return made
 
 
-def test_who_starts_and_ends_between_two_looks_is_marked_and_who_was_there_before_is_not() -> None:
+def test_a_start_or_end_between_two_looks_is_marked_and_earlier_ones_are_not() -> None:
     marks = Marks(BEGIN_NS)
     marks.look(BEGIN_NS, [record(), record("gone", SourceStatus.ENDED)])
     marks.look(BEGIN_NS + S, [record(), record("gone", SourceStatus.ENDED)])
@@ -46,7 +46,7 @@ def test_who_starts_and_ends_between_two_looks_is_marked_and_who_was_there_befor
     assert len(marks.found) == 2
 
 
-def test_another_phase_is_marked_in_the_second_in_which_it_took_the_most_time() -> None:
+def test_another_phase_is_marked_in_the_second_when_it_took_the_most_time() -> None:
     marks, one = Marks(BEGIN_NS), record()
     took = [(0, 9), (0, 8), (5, 2), (6, 1), (0, 0), (7, 0), (0, 4)]  # ms of decode and of prefill in each second
     total = [0, 0]
@@ -64,7 +64,7 @@ def judged(*ids: str, severity: Severity = Severity.WARNING) -> SourceView:
     )
 
 
-def test_a_verdict_is_marked_where_it_begins_and_not_while_it_lasts_or_flickers() -> None:
+def test_a_verdict_is_marked_when_it_begins_and_not_if_it_lasts_or_flickers() -> None:
     marks = Marks(BEGIN_NS)
     shown = ["", "stuck", "stuck", "", "", "stuck", "", *[""] * 5, "stuck"]
     for at, one in enumerate(shown):
@@ -72,7 +72,7 @@ def test_a_verdict_is_marked_where_it_begins_and_not_while_it_lasts_or_flickers(
     assert marks.found == {2: Mark.VERDICT, 2 * (len(shown) - 1): Mark.VERDICT}
 
 
-def test_no_verdict_begins_where_nobody_looked_just_before_nor_a_note_nor_by_showing_something_else() -> None:
+def test_no_verdict_is_marked_after_a_gap_or_for_a_note_or_for_another_phase() -> None:
     marks = Marks(BEGIN_NS)
     marks.judge(BEGIN_NS, judged())
     marks.judge(BEGIN_NS + 30 * S, judged("stuck"))

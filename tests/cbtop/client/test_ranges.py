@@ -239,7 +239,7 @@ def figures(view: SourceView) -> list[tuple[str, object]]:
     return [*leaves(replace(view, graph=tuple(view.graph), listed=None))]
 
 
-def test_a_saved_range_is_what_a_report_on_it_is_of_and_all_of_it_can_be_seen(made: Path, tmp_path: Path) -> None:
+def test_a_report_on_a_saved_range_covers_it_and_all_of_it_can_be_replayed(made: Path, tmp_path: Path) -> None:
     with ReplayFeed(made, clock_s=Hand()) as feed:
         select(feed, 12.2, 20.1)
         path = saved(feed, tmp_path)
@@ -255,7 +255,7 @@ def test_a_saved_range_is_what_a_report_on_it_is_of_and_all_of_it_can_be_seen(ma
         assert again.range_s is None
 
 
-def test_a_saved_range_that_names_no_moment_of_its_own_is_a_recording_like_any_other(tmp_path: Path) -> None:
+def test_a_range_that_names_no_moment_of_its_recording_is_a_plain_recording(tmp_path: Path) -> None:
     for at_ns in (-5, 0, 1 << 62):
         path = tmp_path / f"{at_ns}.cbtop"
         reader = RecordingReader(IMPERFECT)

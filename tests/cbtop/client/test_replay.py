@@ -209,9 +209,7 @@ def test_a_recording_that_was_not_closed_shows_the_same(runtime: Path, tmp_path:
         assert not feed.replay().is_complete
 
 
-def test_of_what_ended_before_the_last_steps_are_there_whichever_came_first_the_moment_or_the_timeline(
-    runtime: Path, tmp_path: Path
-) -> None:
+def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=60)
     found = []
     for is_open_first in (False, True):
@@ -314,7 +312,7 @@ async def test_it_is_labelled_with_its_date_and_space_holds_it(feed: ReplayFeed)
         assert feed.is_playing
 
 
-async def test_the_keys_are_in_the_footer_and_the_help_and_the_key_that_saves_is_not(feed: ReplayFeed) -> None:
+async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(feed: ReplayFeed) -> None:
     async with ReplayApp(feed, interval_s=60).run_test(size=(120, 120)) as pilot:
         assert "← back 5 s" in (await press(pilot)).splitlines()[-1]
         text = await press(pilot, "question_mark")
@@ -368,9 +366,7 @@ def test_the_time_bar_marks_where_a_process_ended_that_was_seen_to_run(runtime: 
         assert feed.marks == {20: Mark.ENDED}
 
 
-async def test_after_a_jump_what_had_ended_before_all_that_was_read_has_its_figures_and_says_why_no_more(
-    runtime: Path, tmp_path: Path
-) -> None:
+async def test_after_a_jump_a_long_ended_process_has_its_figures_and_a_reason(runtime: Path, tmp_path: Path) -> None:
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     for way in (range(200), ()):
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
@@ -395,7 +391,7 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
         assert feed.at_s == 55
 
 
-async def test_a_step_goes_to_where_one_more_or_less_had_ended_and_a_replay_stays_there() -> None:
+async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         feed.seek(12.0)  # it stands still there, from before 8 s to after 13 s
 

@@ -42,7 +42,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
         write_runs(tmp_path / "runs.json", runs)
 
 
-def test_a_file_that_says_neither_how_many_steps_failed_nor_the_machines_pace_is_read(
+def test_a_file_without_failed_steps_and_without_the_machines_pace_is_read(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     (run,) = document["runs"]

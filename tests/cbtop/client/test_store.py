@@ -257,7 +257,7 @@ def test_windows_become_shorter_before_a_source_is_left_out(runtime: Path, monke
     assert store.complaint() == ""
 
 
-def test_a_source_for_which_there_is_no_memory_is_left_out_and_the_others_stay(
+def test_a_source_is_left_out_if_there_is_no_memory_and_the_others_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store()
@@ -283,7 +283,7 @@ def test_the_tokens_of_endless_phases_are_not_remembered() -> None:
     assert len(store.sources["h:1:1:0"].history) == store_module.MAX_PHASES
 
 
-def test_of_records_as_much_is_kept_as_there_is_room_for_and_the_most_of_one_goes_first(
+def test_records_fill_the_available_room_and_the_largest_source_drops_first(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_RECENT_BYTES", 4_000)

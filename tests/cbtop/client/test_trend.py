@@ -85,7 +85,7 @@ def test_a_brick_that_begins_to_run_later_has_nothing_in_the_seconds_before(runt
     assert rows["Down"].trend_us == (10, 5)
 
 
-def test_a_brick_inside_another_of_its_name_counts_once_as_in_the_time_a_token(runtime: Path) -> None:
+def test_a_brick_inside_one_of_its_name_counts_once_as_in_the_time_per_token(runtime: Path) -> None:
     run = Run(runtime)
     for second in (1, 2):
         with run.profiler.step("decode", tokens=1), run.profiler.brick("Outer"), run.profiler.brick("Outer"):
@@ -195,7 +195,7 @@ def held(positions: Sequence[int], us: float) -> tuple[float, float]:
     return pytest.approx(flops / moved, rel=1e-6), pytest.approx(flops / (len(positions) * us * 1e3), rel=1e-6)
 
 
-def test_of_each_second_it_is_the_work_of_the_calls_that_ended_in_it_in_their_phase(runtime: Path) -> None:
+def test_each_trail_second_has_the_work_of_calls_of_its_phase_that_end_there(runtime: Path) -> None:
     run, positions = Run(runtime), 100
     attend(run, "decode", 7, us=3)
     run.hear(1)
@@ -213,7 +213,7 @@ def test_of_each_second_it_is_the_work_of_the_calls_that_ended_in_it_in_their_ph
     assert len(row.trail) == len(row.trend_us)
 
 
-def test_the_last_second_of_the_trail_is_where_the_mark_of_that_second_would_be(runtime: Path) -> None:
+def test_the_last_trail_second_is_where_the_mark_of_that_second_would_be(runtime: Path) -> None:
     run = Run(runtime)
     for second in range(1, 5):
         attend(run, "decode", 300 * second, us=second)
@@ -232,7 +232,7 @@ def test_the_last_second_of_the_trail_is_where_the_mark_of_that_second_would_be(
     assert row.trail[-1] == (pytest.approx(flops / moved, rel=1e-6), pytest.approx(flops / took_us / 1e3, rel=1e-6))
 
 
-def test_a_second_in_which_a_call_did_not_declare_its_work_has_no_point_and_the_others_keep_theirs(
+def test_a_second_with_an_undeclared_call_has_no_point_and_the_others_have(
     runtime: Path,
 ) -> None:
     run = Run(runtime)
@@ -266,7 +266,7 @@ some_calls = st.lists(
 
 
 @given(st.lists(some_calls, min_size=1, max_size=6))
-def test_whatever_runs_the_trail_is_what_the_statistics_of_each_second_alone_give(
+def test_the_trail_equals_the_statistics_of_each_second_alone_for_any_calls(
     seconds: list[list[tuple[str, int | None]]],
 ) -> None:
     definitions = {

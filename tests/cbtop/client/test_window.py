@@ -146,7 +146,7 @@ def test_the_command_line_watches_on_until_there_is_a_window_to_print(
     assert view.window.covers_s == 1.0
 
 
-def test_the_command_line_prints_all_that_was_seen_at_once_where_it_is_asked_for() -> None:
+def test_the_command_line_prints_all_that_was_seen_at_once_if_asked_for_it() -> None:
     with host():
         done = run("--once", "--window", "all", "--format", "json", *PATIENTLY)
     (source,) = json.loads(done.stdout)["sources"]
@@ -173,7 +173,7 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
     assert sum(row.total_exclusive_us for row in view.bricks) == view.books.bricks_us
 
 
-def test_in_a_window_a_call_counts_where_it_ended_and_exclusive_time_where_its_step_did(runtime: Path) -> None:
+def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime: Path) -> None:
     watched = Watched(runtime)
     for second in range(20):
         with watched.profiler.step("decode", 1):
@@ -187,7 +187,7 @@ def test_in_a_window_a_call_counts_where_it_ended_and_exclusive_time_where_its_s
     assert "so it may be above incl µs" in statistic("total_exclusive_us").help
 
 
-def test_of_steps_nearly_as_long_as_the_window_the_mean_of_a_call_is_that_of_a_call(runtime: Path) -> None:
+def test_the_mean_of_a_call_is_right_if_steps_fill_nearly_the_whole_window(runtime: Path) -> None:
     watched = Watched(runtime, window_s=3)
     for second in range(20):
         if second % 4 == 0:
@@ -241,7 +241,7 @@ def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(
     assert view.window.covers_s <= 2
 
 
-def test_a_heartbeat_from_before_the_last_look_does_not_turn_a_windows_clock_back(runtime: Path) -> None:
+def test_a_heartbeat_from_before_the_last_look_turns_no_window_clock_back(runtime: Path) -> None:
     watched = Watched(runtime)
     watched.step(100)
     watched.look(0.0)
@@ -307,7 +307,7 @@ def growth(count: int) -> Growth:
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 
 
-def test_its_blocks_are_the_slices_that_are_over_and_hold_all_that_grew_in_them() -> None:
+def test_its_blocks_are_the_finished_slices_and_hold_all_growth_in_them() -> None:
     kept = window.Window(10.0)
     for half in range(41):
         kept.tick(half * 500_000_000, growth(half))
@@ -355,7 +355,7 @@ UNION = window._UNION
         max_size=40,
     )
 )
-def test_what_is_added_and_taken_off_is_what_adding_up_all_of_it_gives_to_the_nanosecond(
+def test_adding_and_removing_slices_equals_the_full_sum_to_the_nanosecond(
     said: list[tuple[float, int, int, int, str]],
 ) -> None:
     counted = Counted()
@@ -402,7 +402,7 @@ def test_a_window_that_nobody_looks_at_keeps_no_sum() -> None:
     assert counted.window.sum_bytes == 0
 
 
-def test_of_a_process_that_was_there_before_a_range_the_steps_since_are_of_it(runtime: Path) -> None:
+def test_steps_since_a_range_began_count_for_a_process_that_was_there_before(runtime: Path) -> None:
     watched = Watched(runtime)
     watched.step(100)
     watched.look(1)
@@ -414,7 +414,7 @@ def test_of_a_process_that_was_there_before_a_range_the_steps_since_are_of_it(ru
 
 
 @pytest.mark.parametrize(("began_s", "counted"), [(3, 2), (0.5, 0)])
-def test_of_a_process_first_seen_in_a_range_all_steps_are_of_it_where_it_began_there(
+def test_all_steps_count_for_a_process_that_began_and_was_seen_in_a_range(
     began_s: float, counted: int, runtime: Path
 ) -> None:
     late = Watched(runtime)

@@ -66,7 +66,7 @@ def test_settings_take_turns_in_one_process_after_each_was_warmed_up(
         assert one["a_avg_ts"] == pytest.approx(sum(1e9 * one["n_tokens"] / each for each in one["a_samples_ns"]) / 2)
 
 
-def test_the_table_names_both_sides_the_ratio_its_interval_and_whether_that_is_noise(
+def test_the_table_has_both_sides_the_ratio_its_interval_and_whether_noise(
     tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["bench", tiny, "-p", "8", "-n", "2", "-r", "5", "--paired", "set:-t 1", "set:--exact -t 2"]
@@ -89,7 +89,7 @@ def test_the_table_names_both_sides_the_ratio_its_interval_and_whether_that_is_n
     ]  # fmt: skip
 
 
-def test_commands_that_print_the_json_of_bench_are_compared_by_their_own_times(
+def test_commands_that_print_bench_json_are_compared_by_their_own_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prints.py").write_text(PRINTS)

@@ -62,7 +62,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_a_gpu_is_held_against_a_processor_that_goes_by_what_was_just_found_of_it(
+def test_a_gpu_is_compared_with_a_processor_at_its_newly_found_crossovers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     met: list[Crossovers] = []
@@ -247,7 +247,7 @@ def test_the_processor_of_this_machine_is_really_measured(
     assert "matmul_bfloat16 n/a: torch is not installed" in capsys.readouterr().out
 
 
-def test_a_processor_measured_by_an_older_cbtop_says_that_its_int8_roof_is_not_known(
+def test_a_processor_measured_by_an_older_cbtop_reports_an_unknown_int8_roof(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = Ceiling("fma_float32", "compute", 80.0, "GFLOP/s", Provenance.MEASURED, dtype="float32")

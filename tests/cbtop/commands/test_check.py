@@ -105,7 +105,7 @@ def test_the_exit_code_is_that_of_the_worst_and_stderr_names_it(
     assert said in capsys.readouterr().err
 
 
-def test_every_format_holds_the_guilty_brick_and_layer_and_its_reader_takes_it(
+def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     said = said_in_every_format(tmp_path, *three(runs), "--new", runs["slower"], code=4)
@@ -347,7 +347,7 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
         assert said in capfd.readouterr().err
 
 
-def test_a_machine_that_became_slower_between_two_runs_is_not_judged_unless_that_is_wanted(
+def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], steady_pace: list[Pace]
 ) -> None:
     baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)
@@ -360,7 +360,7 @@ def test_a_machine_that_became_slower_between_two_runs_is_not_judged_unless_that
 
 
 @pytest.mark.slow  # seven processes, for a sentence whose figure test_gate_power.py has
-def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(
+def test_the_smallest_detectable_change_is_shown_if_enough_runs_are_learned(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for runs, is_said in ((3, False), (4, True)):
@@ -370,7 +370,7 @@ def test_how_small_a_change_would_be_found_is_said_once_enough_runs_are_learned(
         assert (said in capfd.readouterr().err) is is_said
 
 
-def test_a_process_that_was_killed_within_the_command_is_said_beside_what_holds(
+def test_a_process_killed_within_the_command_is_reported_next_to_what_holds(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)

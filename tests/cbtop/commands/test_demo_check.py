@@ -56,7 +56,7 @@ profiler.close("done")
         pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # as test_check.py has exit code 5
     ],
 )
-def test_six_runs_tell_how_runs_scatter_the_seventh_is_judged_and_another_confirms_that_it_is_slower(
+def test_six_runs_give_scatter_the_seventh_is_judged_and_another_confirms(
     runtime: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -140,7 +140,7 @@ def test_markdown_holds_tables_and_no_markup_of_names(
     assert lines.count("</details>") == 2
 
 
-def test_a_tree_has_what_each_layer_and_each_brick_in_it_costs_more_and_adds_up(
+def test_a_tree_has_the_extra_cost_of_each_layer_and_brick_and_adds_up(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(runs["base"], runs["slower"], "--format", "tree") == 0
@@ -171,7 +171,7 @@ def test_folded_stacks_add_up_to_the_recorded_part_of_a_step(
     assert sum(int(before) for _, before, _ in rows) == pytest.approx(4 * 130_000 + 4 * 500, rel=0.01)
 
 
-def test_speedscope_has_both_runs_what_was_added_and_what_was_saved_of_the_same_frames(
+def test_speedscope_has_both_runs_and_what_the_same_frames_added_and_saved(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(runs["base"], runs["slower"], "--format", "speedscope") == 0

@@ -58,7 +58,7 @@ def test_every_fact_is_one_line_and_what_is_missing_has_a_way_out(
     assert str(runtime) in said["runtime directory"]["value"]
 
 
-def test_an_unsafe_runtime_directory_is_the_end_of_profiling_and_says_how_to_mend_it(
+def test_an_unsafe_runtime_directory_ends_profiling_and_says_how_to_fix_it(
     runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime.chmod(0o755)
@@ -128,7 +128,7 @@ def test_what_cannot_be_imported_is_missing_and_no_more(
 
 
 @pytest.mark.parametrize("told", ["NUMBA_DISABLE_JIT=1", "NUMBA_NUM_THREADS=0", "NUMBA_THREADING_LAYER=none"])
-def test_a_numba_that_is_told_what_kernels_cannot_do_with_is_missing_and_no_more(told: str, runtime: Path) -> None:
+def test_numba_with_settings_that_kernels_cannot_use_is_missing_and_no_more(told: str, runtime: Path) -> None:
     command = ["env", told, sys.executable, "-m", "cbtop", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_the_workflow_has_the_whole_history_and_a_supported_python() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_slower", "code"), [(False, 0), (True, 4)])
-def test_the_action_passes_what_is_as_fast_and_fails_with_the_brick_and_layer_what_is_slower(
+def test_the_action_passes_equal_speed_and_fails_a_slower_brick_by_its_layer(
     runtime: Path, tmp_path: Path, is_slower: bool, code: int
 ) -> None:
     checkout, home, temp, tools = (tmp_path / name for name in ("repository", "home", "temp", "bin"))

@@ -127,7 +127,7 @@ def test_steps_are_bounded(steps: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "number from 1 to 1000" in capsys.readouterr().err
 
 
-def test_the_graph_shows_the_kernels_of_the_last_burst_and_their_times_are_named(
+def test_the_graph_shows_the_kernels_of_the_last_burst_and_names_their_times(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Host(directory, answers):

@@ -33,7 +33,7 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 OFF = [100.0 + at for at in range(15)]
 
 
-def test_a_ratio_whose_interval_includes_1_is_below_noise_and_one_that_does_not_is_not(
+def test_a_ratio_is_below_noise_only_if_its_interval_includes_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = {

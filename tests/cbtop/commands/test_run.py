@@ -38,7 +38,7 @@ def run(*command: str, stdin: bytes = b"", **variables: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-def test_input_output_descriptors_arguments_and_exit_code_are_the_commands_own() -> None:
+def test_input_output_descriptors_arguments_and_exit_code_are_of_the_command() -> None:
     read, write = os.pipe()
     os.write(write, b"more\n")
     os.close(write)
@@ -171,7 +171,7 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     assert len(list(runtime.glob("run-*"))) == 2  # this one's, and what is none of ours
 
 
-def test_a_run_is_recorded_from_its_first_step_to_its_last_by_no_child_of_its(tmp_path: Path, runtime: Path) -> None:
+def test_a_run_is_recorded_from_first_to_last_step_by_no_child_of_its_own(tmp_path: Path, runtime: Path) -> None:
     program = """
 import os, torch
 for _ in range(3): torch.forward()
@@ -264,7 +264,7 @@ def test_before_the_command_begins_little_is_loaded(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize(("has_gpu", "of_a_recording"), [(False, 100), (True, 3)])
-def test_a_recording_has_every_step_unless_a_gpu_is_there_or_a_share_is_given(
+def test_a_recording_has_every_step_unless_there_is_a_gpu_or_a_given_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, of_a_recording: int
 ) -> None:
     driver = tmp_path if has_gpu else tmp_path / "none"

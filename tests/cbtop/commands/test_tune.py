@@ -89,7 +89,7 @@ def test_json_has_every_try_with_its_samples(
     assert {"what", "why"} == set(found["not_tried"][0])
 
 
-def test_a_budget_that_is_too_small_keeps_nothing_and_says_how_much_is_wanted(
+def test_a_too_small_budget_keeps_nothing_and_says_how_much_is_needed(
     tiny: str, made: list[Setting], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bench, "request_ns", lambda *_: (10**9, 10**9))

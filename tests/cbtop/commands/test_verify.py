@@ -163,7 +163,7 @@ def run_of(log: dict[str, Any]) -> dict[str, Any]:
     return dict(run)
 
 
-def test_sarif_has_a_rule_for_all_that_is_checked_and_no_result_where_all_holds(
+def test_sarif_has_a_rule_for_every_check_and_no_result_if_all_holds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["verify", "Sampling", "--format", "sarif"]) == 0

@@ -101,7 +101,7 @@ def test_who_looks_at_what_ended_long_ago_leaves_it_there(daemon: Daemon, runtim
     assert all(ring.exists() and ring.with_suffix(".catalog").exists() for ring in rings)
 
 
-def test_what_is_known_to_have_ended_for_ten_minutes_goes_whatever_its_records_say(
+def test_a_process_that_ended_ten_minutes_ago_goes_whatever_its_records_say(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, running: Callable[[], Path]
 ) -> None:
     rings = [leave(runtime, 0), leave(runtime, 1, age_s=-1e9), leave(runtime, 2, age_s=1e6)]
@@ -117,7 +117,7 @@ def test_what_is_known_to_have_ended_for_ten_minutes_goes_whatever_its_records_s
     assert [path.stem for path in runtime.glob("*.catalog")] == [lives.stem]
 
 
-def test_ended_processes_make_room_for_those_that_run_the_oldest_first_and_it_is_said(
+def test_ended_processes_make_room_for_running_ones_and_this_is_logged(
     daemon: Daemon,
     runtime: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -210,7 +210,7 @@ def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, r
         assert len(read) == known
 
 
-def test_what_was_lost_on_the_way_of_one_that_ended_is_said_again_when_it_is_asked_for(
+def test_a_lost_update_of_an_ended_process_is_sent_again_if_it_is_asked_for(
     runtime: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector_module, "ASK_AGAIN_S", 0.05)
@@ -268,7 +268,7 @@ def ended(directory: Path, steps: int) -> str:
     return recorder._path.stem
 
 
-def test_among_thousands_that_ended_one_that_runs_is_found_in_the_first_round(
+def test_one_running_process_among_thousands_ended_is_found_in_one_round(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch, running: Callable[[], Path]
 ) -> None:
     for number in range(3000):
@@ -355,7 +355,7 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
     good.close()
 
 
-def test_a_long_catalog_that_is_still_being_read_is_told_piece_by_piece_and_then_as_a_whole(
+def test_a_long_catalog_is_sent_in_pieces_while_it_is_read_and_then_whole(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog_module, "PIECE_BYTES", 200)
@@ -399,7 +399,7 @@ def test_who_joins_is_told_what_ran_until_then_and_not_until_the_last_look(
     profiler.close()
 
 
-def test_a_heartbeat_claims_no_later_moment_than_that_at_which_the_first_source_was_read(
+def test_a_heartbeat_claims_no_later_moment_than_the_first_read_of_a_source(
     daemon: Daemon, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profilers = [BrickProfiler(recorder=RingRecorder(runtime)) for _ in range(2)]
@@ -511,7 +511,7 @@ def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
     assert 240 < time.monotonic() - begun[0] < 400
 
 
-def test_jobs_that_are_due_about_together_are_done_together_and_none_less_often_than_asked(
+def test_jobs_due_at_about_the_same_time_run_together_and_none_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, woken = 1000.0, 0

@@ -216,7 +216,7 @@ def test_of_several_threads_the_one_that_began_last_is_named(
 
 
 @compiled
-def test_a_step_that_hangs_is_named_though_a_thread_waits_outside_of_all_steps_since(
+def test_a_hanging_step_is_named_even_if_a_thread_waits_outside_of_all_steps(
     runtime: Path, clock: Clock, profiler: BrickProfiler
 ) -> None:
     decode(profiler, clock)
@@ -238,7 +238,7 @@ def test_a_step_that_hangs_is_named_though_a_thread_waits_outside_of_all_steps_s
 
 
 @compiled
-def test_a_server_whose_threads_end_with_their_requests_is_known_to_be_in_no_step(
+def test_a_server_whose_threads_end_with_requests_is_known_to_be_in_no_step(
     runtime: Path, clock: Clock, profiler: BrickProfiler
 ) -> None:
     source: Source | None = None
@@ -322,7 +322,7 @@ def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path)
 
 
 @given(waits_s=st.lists(st.floats(0, 30), min_size=1, max_size=10))
-def test_the_age_never_exceeds_the_time_since_the_last_record_and_grows_with_it(waits_s: list[float]) -> None:
+def test_the_age_grows_with_the_time_since_the_last_record_and_not_beyond_it(waits_s: list[float]) -> None:
     directory = Path(os.environ["CBTOP_RUNTIME_DIR"])
     writer = RingWriter(directory / "1-2-0.ring")
     reader = RingReader(writer.path)

@@ -59,7 +59,7 @@ def balanced(source: Source) -> bool:
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
-def test_what_is_left_unread_is_a_hello_and_a_count_until_it_is_wanted_and_then_all(
+def test_an_unread_source_is_a_hello_and_a_count_until_all_of_it_is_wanted(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, says_goodbye: bool
 ) -> None:
     profiler = profiler_in(runtime, Clock())
@@ -92,7 +92,7 @@ def test_what_is_left_unread_is_a_hello_and_a_count_until_it_is_wanted_and_then_
     profiler.close()
 
 
-def test_records_that_nobody_wants_are_passed_over_and_those_after_them_are_numbered_on(runtime: Path) -> None:
+def test_unwanted_records_are_skipped_and_those_after_them_are_numbered_on(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     with profiler.brick("a", 1):
         pass
@@ -109,7 +109,7 @@ def test_records_that_nobody_wants_are_passed_over_and_those_after_them_are_numb
     profiler.close()
 
 
-def test_statistics_are_of_when_the_ring_was_read_however_long_they_take_to_add_up_and_to_say(
+def test_statistics_have_the_time_of_the_ring_read_however_long_adding_takes(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 5_000_000_000
@@ -133,7 +133,7 @@ def test_statistics_are_of_when_the_ring_was_read_however_long_they_take_to_add_
     profiler.close()
 
 
-def test_a_process_that_says_goodbye_has_ended_and_is_read_to_its_last_record(runtime: Path) -> None:
+def test_a_process_that_says_goodbye_is_ended_and_read_to_its_last_record(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     source = None
     for number in range(5):
@@ -302,7 +302,7 @@ def test_what_is_quiet_is_told_again_twice_and_then_seldom(runtime: Path) -> Non
     assert [bool(source.keyframe()) for _ in range(4)] == [True, True, False, False]
 
 
-def test_a_catalog_that_stays_the_same_is_told_again_twice_and_then_seldom_however_much_runs(runtime: Path) -> None:
+def test_an_unchanged_catalog_is_sent_again_twice_and_then_seldom(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     with profiler.brick("a"):
         pass
@@ -395,7 +395,7 @@ def test_failed_checks_stand_in_the_order_in_which_they_came_to_fail(runtime: Pa
     recorder.close("done")
 
 
-def test_announcements_beyond_the_bounds_are_counted_and_shown_and_make_no_source_faulty(
+def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 10)
@@ -440,7 +440,7 @@ def test_a_writer_without_bounds_makes_its_source_neither_grow_nor_faulty(
     assert source.state == "live"
 
 
-def test_records_read_together_with_what_makes_their_source_faulty_are_not_half_counted(
+def test_records_read_together_with_a_source_fault_are_not_half_counted(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiler = profiler_in(runtime, Clock())

@@ -252,7 +252,7 @@ def test_no_cell_of_csv_begins_a_formula(recorded: RecordedProcess) -> None:
         assert not any(cell.startswith(tuple("=+-@\t\r＝＋－＠")) for cell in row)
 
 
-def test_a_name_that_would_begin_a_formula_stands_behind_a_quote_and_no_other_is_changed() -> None:
+def test_only_a_name_that_would_begin_a_formula_is_put_after_a_quote() -> None:
     text = exported("csv", named("=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "＝1", "\t=1", "\r=1", "a=b", "x-1", "'"))
     found = [row["name"] for row in csv.DictReader(io.StringIO(text, newline=""))]
     assert found == [

@@ -193,7 +193,7 @@ def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
     st.booleans(),
     st.sampled_from(["life", "window", *MergeMode]),
 )
-def test_in_every_row_incl_avg_times_count_is_the_total_and_the_shares_close_or_it_is_said(
+def test_incl_avg_times_count_is_the_total_and_shares_close_or_a_line_tells(
     steps: list[tuple[Bricks, int]], beside_us: int, has_steps: bool, shown: str
 ) -> None:
     records = []
@@ -245,7 +245,7 @@ def test_in_every_row_incl_avg_times_count_is_the_total_and_the_shares_close_or_
         assert (said["shares_close"] is False) == ("the shares are no parts of one whole" in text)
 
 
-def test_where_bricks_run_at_the_same_time_the_report_says_that_the_shares_do_not_close(tmp_path: Path) -> None:
+def test_the_report_says_shares_do_not_close_if_bricks_run_at_the_same_time(tmp_path: Path) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
     run_at_once(profiler, clock, 100)
@@ -257,7 +257,7 @@ def test_where_bricks_run_at_the_same_time_the_report_says_that_the_shares_do_no
         assert "the shares are no parts of one whole" in REPORTS["text"]([view], [section])
 
 
-def test_bricks_of_launch_bound_steps_are_rows_of_their_own_without_a_rate_and_a_line_says_what_they_are(
+def test_launch_bound_bricks_are_own_rows_without_a_rate_and_a_line_says_why(
     tmp_path: Path,
 ) -> None:
     clock = Clock()
@@ -395,7 +395,7 @@ def test_text_and_json_hold_what_has_changed_of_each_place_of_the_graph() -> Non
     assert "Δ" not in REPORTS["text"]([samples.LIVE], ["tree"])
 
 
-def test_text_and_json_hold_where_bricks_stood_under_the_roofs_at_the_baseline() -> None:
+def test_text_and_json_have_the_bricks_under_the_roofs_at_the_baseline() -> None:
     roofline = json.loads(REPORTS["json"]([samples.COMPARED], []))["sources"][0]["roofline"]
     lines = REPORTS["text"]([samples.COMPARED], ["roofline"]).splitlines()
     (down,) = [point for point in roofline["points"] if point["brick"] == "DownProjection"]
@@ -421,7 +421,7 @@ def test_text_and_json_hold_how_the_rate_of_each_source_has_changed() -> None:
     assert "Δ" not in REPORTS["text"]([samples.LIVE], [SOURCES])
 
 
-def test_text_and_json_hold_the_newest_step_beside_the_median_one_of_the_baseline() -> None:
+def test_text_and_json_have_the_newest_step_and_the_baselines_median_step() -> None:
     view = replace(seen_timelines.at(20.0), baseline=samples.COMPARED.baseline)
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     median_us = source["timeline"]["since_baseline"]["median_step_us"]
@@ -434,7 +434,7 @@ def test_text_and_json_hold_the_newest_step_beside_the_median_one_of_the_baselin
 
 
 @pytest.mark.parametrize("lost", [0, 3])
-def test_a_rate_of_a_time_of_which_records_were_lost_is_a_lower_bound_in_the_text_and_in_the_json(lost: int) -> None:
+def test_a_rate_is_a_lower_bound_in_text_and_json_if_records_were_lost(lost: int) -> None:
     steps = samples.LIVE.steps
     assert steps is not None
     view = replace(samples.LIVE, window=WindowView(10.0, 10.0, lost, 500))
@@ -446,7 +446,7 @@ def test_a_rate_of_a_time_of_which_records_were_lost_is_a_lower_bound_in_the_tex
     assert rate in text
 
 
-def test_where_too_few_steps_are_recorded_to_show_a_brick_that_is_said_with_what_recording_costs() -> None:
+def test_too_few_recorded_steps_to_show_a_brick_are_reported_with_their_cost() -> None:
     steps = samples.LIVE.steps
     assert steps is not None
     costly = Sampling(10_000, 3.1, 2.3, 4.7, 1.0)

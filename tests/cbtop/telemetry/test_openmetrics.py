@@ -97,7 +97,7 @@ def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None
         assert set(re.findall(r"cbtop_\w+", query)) <= known
 
 
-def test_devices_are_exported_by_their_uuid_and_what_is_not_known_or_old_is_not() -> None:
+def test_devices_are_exported_by_uuid_and_unknown_or_old_values_are_not() -> None:
     def of(*said: Message) -> dict[str, dict[tuple[str, ...], float]]:
         found = snapshot(made_machines.store_of(*said), NOW_NS)
         return {

@@ -58,7 +58,7 @@ def series(found: Snapshot) -> int:
     )
 
 
-def test_a_stalled_process_is_in_no_other_state_and_its_age_has_phase_layer_and_brick(tmp_path: Path) -> None:
+def test_a_stalled_process_has_one_state_and_its_age_names_phase_and_brick(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     live = snapshot(store_of(record), NOW_NS)
     assert (values(live, metrics.STATE, state="live"), live[metrics.QUIET]) == ([1], [])
@@ -214,7 +214,7 @@ def many_bricks(key: str, bricks: int, phases: int = 1, checks: int = 0) -> Sour
     return record
 
 
-def test_however_much_there_is_the_export_stays_bounded_and_says_what_it_left_out() -> None:
+def test_the_export_stays_bounded_for_any_input_and_says_what_it_left_out() -> None:
     records = [many_bricks(f"h:{n}", bricks=300, phases=20, checks=100) for n in range(20)]
     found = snapshot(store_of(*records), NOW_NS)
     assert metrics.MAX_SERIES - 100 < series(found) <= metrics.MAX_SERIES

@@ -154,7 +154,7 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
     assert second[0].context != first[0].context
 
 
-def test_every_span_of_a_new_run_links_to_its_place_in_the_run_of_that_program_before_it(
+def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     run: tuple[SourceRecord, Batch],
 ) -> None:
     record, batch = run

@@ -693,7 +693,7 @@ def seen_as(host: Host) -> ScriptedFeed:
     return ScriptedFeed(replace(samples.LIVE, key=f"{socket.gethostname()}:{stem}", pid=os.getpid()))
 
 
-async def test_shift_k_asks_the_process_shown_for_its_kernels_and_the_graph_shows_them(runtime: Path) -> None:
+async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_them(runtime: Path) -> None:
     may_go_on = threading.Event()
 
     def answers_late(host: Host, request: Request) -> None:
@@ -740,7 +740,7 @@ async def test_shift_k_says_why_a_process_refuses(runtime: Path, state: State) -
             assert [note.severity for note in app._notifications] == ["error"]
 
 
-async def test_shift_k_waits_for_an_idle_process_so_long_and_takes_back_what_it_asked(
+async def test_shift_k_waits_a_set_time_for_an_idle_process_and_then_withdraws(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbtop.tui.kernels.KernelRequest", partial(KernelRequest, wait_s=0.1))
@@ -789,7 +789,7 @@ async def test_shift_k_says_why_what_is_shown_cannot_be_asked(source: SourceView
     ("source", "why"),
     [(None, "there is no process yet"), (samples.LIVE, "pid 4242 alone runs this model in this program")],
 )
-async def test_a_merge_of_fewer_than_two_is_refused_with_the_reason_and_changes_nothing(
+async def test_a_merge_of_fewer_than_two_is_refused_with_why_and_changes_nothing(
     source: SourceView | None, why: str
 ) -> None:
     app = CbtopApp(ScriptedFeed(*([source] if source else [])), section="bricks", interval_s=60)
@@ -862,7 +862,7 @@ def calibrations(monkeypatch: pytest.MonkeyPatch) -> list[MadeCalibration]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_shift_c_measures_the_roofs_in_a_thread_says_how_far_it_is_and_what_was_found(
+async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result(
     fails: bool, calibrations: list[MadeCalibration]
 ) -> None:
     app = CbtopApp(ScriptedFeed(HERE), section="bricks", interval_s=60)
@@ -1059,7 +1059,7 @@ async def test_a_source_that_nobody_tells_of_any_more_gives_way_to_the_newest(fe
         assert "second program" not in screen_text(app)
 
 
-async def test_the_cursor_stays_on_its_row_and_a_sort_takes_it_to_the_top_unless_somebody_placed_it(
+async def test_the_cursor_keeps_its_row_and_a_sort_tops_it_unless_a_user_placed_it(
     feed: ScriptedFeed,
 ) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
@@ -1112,7 +1112,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         assert not any("copy_text" in action for action in offered)
 
 
-async def test_a_click_on_a_head_sorts_on_a_key_presses_it_and_two_on_a_row_are_enter(feed: ScriptedFeed) -> None:
+async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_enter(feed: ScriptedFeed) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         lines = (await press(pilot)).splitlines()
@@ -1239,7 +1239,7 @@ def test_the_refresh_rates_span_the_allowed_band() -> None:
     assert (min(INTERVALS_S), max(INTERVALS_S)) == (0.25, 5.0)
 
 
-def test_a_lost_terminal_ends_the_app_even_when_the_hang_up_signal_is_ignored() -> None:
+def test_a_lost_terminal_ends_the_app_even_if_the_hang_up_signal_is_ignored() -> None:
     script = """
         import signal, sys
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -1306,7 +1306,7 @@ async def test_of_many_nodes_only_those_in_sight_are_made_into_rows(
         assert 10 < len(set(made)) <= 2 * SIZE[1]
 
 
-async def test_what_a_paused_screen_scrolls_into_sight_is_of_the_moment_it_was_paused(tmp_path: Path) -> None:
+async def test_rows_scrolled_into_a_paused_screen_are_of_the_moment_it_was_paused(tmp_path: Path) -> None:
     profiler = profiler_in(tmp_path, clock := Clock())
 
     def decode(us: int) -> None:

@@ -109,7 +109,7 @@ def test_the_theme_is_that_of_the_background_and_the_answer_presses_no_key(
     assert screen.end() == f"0 {theme.name} 0"  # type: ignore[attr-defined]
 
 
-def test_an_answer_in_pieces_with_keys_around_it_is_one_answer_and_the_keys_are_pressed(
+def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     screens: list[Screen],
 ) -> None:
     screens.append(screen := Screen())
@@ -121,7 +121,7 @@ def test_an_answer_in_pieces_with_keys_around_it_is_one_answer_and_the_keys_are_
     assert screen.end() == f"0 {LIGHT.name} 2"
 
 
-def test_who_leaves_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
+def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
     screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))  # however busy this machine is
     screen.wait_for(ASK.encode())
     os.write(screen.ours, b"q")

@@ -119,7 +119,7 @@ def used_cells(lines: list[str]) -> int:
     return len(used)
 
 
-def test_what_is_blank_behind_the_last_mark_or_between_panes_is_not_used_and_a_chart_is() -> None:
+def test_trailing_blanks_and_gaps_of_panes_are_not_used_and_a_chart_is() -> None:
     assert used_cells(["brick" + " " * 40 + "1.5" + " " * 9]) == 48
     assert used_cells(["brick" + " " * 41 + "pane"]) == 9
     assert used_cells(["2┤   ", "0┤ ▂ ", "  -9 s 0 s"]) == 2 * 10 + 10

@@ -14,7 +14,7 @@ from cbtop.tui.patience import PATIENT_S, TYPING_LOOKS, PatientSelector
 ASKED_S = 0.1  # by Textual
 
 
-def test_it_waits_longer_once_nothing_has_come_for_a_second_and_as_it_is_told_from_the_next_key_on(
+def test_it_waits_longer_after_a_silent_second_and_as_told_from_the_next_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited_s: list[float | None] = []

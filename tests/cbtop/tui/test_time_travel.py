@@ -115,7 +115,7 @@ def ended(feed: ReplayFeed) -> int:
 # --- looking back while live --------------------------------------------------------------------------------
 
 
-async def test_brackets_look_back_from_the_moment_that_is_held_and_space_goes_back_to_now(
+async def test_brackets_look_back_from_the_held_moment_and_space_returns_to_now(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
@@ -185,7 +185,7 @@ async def test_keys_while_the_daemon_is_asked_add_up_and_space_asks_no_more(
 @pytest.mark.parametrize(
     "why", ["the daemon at ipc:///x keeps no history", "… did not answer: it is gone, or older than this cbtop"]
 )
-async def test_where_there_is_no_memory_one_line_says_why_and_the_screen_stays_held(
+async def test_a_missing_memory_is_explained_in_one_line_and_the_screen_stays_held(
     why: str, feed: ScriptedFeed
 ) -> None:
     async with live_app(feed, Memory(why)).run_test(size=SIZE) as pilot:
@@ -215,7 +215,7 @@ async def test_a_timeline_that_was_held_of_then_is_not_shown_of_now(feed: Script
         assert HELD not in await press(pilot, "space")
 
 
-async def test_what_is_held_has_a_bar_with_the_last_minutes_and_their_marks_each_with_a_sign_of_its_own(
+async def test_a_held_screen_has_a_bar_of_the_last_minutes_with_a_sign_per_mark(
     feed: ScriptedFeed, memory: Memory
 ) -> None:
     feed.time = TimeView(200.0, 200.0, {40 * at: mark for at, mark in enumerate(Mark)}, is_now=True)
@@ -321,7 +321,7 @@ async def test_w_writes_the_range_and_the_file_opens_as_it(
             assert again.range_s is None
 
 
-async def test_in_a_replay_w_without_a_range_says_how_one_is_chosen_and_space_plays_on_from_its_end() -> None:
+async def test_w_in_a_replay_says_how_to_choose_a_range_and_space_plays_on_from_it() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
         async with ReplayApp(replay, interval_s=60).run_test(size=SIZE) as pilot:
             await press(pilot, "w")

@@ -80,7 +80,7 @@ async def test_nothing_is_sent_while_nothing_changes(sent: list[str], source: So
             assert sent == [], view.title
 
 
-async def test_of_a_timeline_nothing_is_sent_while_no_record_comes_and_nothing_while_it_is_held(
+async def test_a_timeline_sends_nothing_without_new_records_or_while_it_is_held(
     sent: list[str],
 ) -> None:
     key = str(1 + VIEWS.index(Timeline))
@@ -110,7 +110,7 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
     assert "2,111" not in written  # p99, to the right of it
 
 
-async def test_of_a_sample_of_the_devices_what_moved_is_sent_and_no_line_that_did_not(sent: list[str]) -> None:
+async def test_a_sample_of_the_devices_sends_the_lines_that_moved_and_no_others(sent: list[str]) -> None:
     key = str(1 + VIEWS.index(Devices))
     turns = []
     for memory_bytes in (4_000_000_000, 5_123_456_789):

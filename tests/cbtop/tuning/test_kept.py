@@ -34,7 +34,7 @@ def found(best: Setting, *pairs: Pair) -> Tuned:
     return Tuned(Request(8, 2), Setting(1), best, (), tries, (), None, 0.0, False)
 
 
-def test_what_was_found_is_given_back_for_the_same_model_and_processors_alone(model: Path) -> None:
+def test_a_result_is_given_back_only_for_the_same_model_and_processors(model: Path) -> None:
     assert kept_for(model, 2) is None
     keep(model, found(Setting(2, True, "f32"), FASTER), 2)
     one = kept_for(model, 2)

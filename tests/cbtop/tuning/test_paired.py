@@ -23,7 +23,7 @@ def made(rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0
     return Pair("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
 
 
-def test_every_other_round_begins_with_b_and_each_pair_of_turns_stays_together() -> None:
+def test_every_second_round_begins_with_b_and_pairs_of_turns_stay_together() -> None:
     seen: list[str] = []
 
     def turn(name: str) -> Mapping[str, int]:
@@ -63,7 +63,7 @@ def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
     assert back.ratio == pytest.approx(1 / pair.ratio)
 
 
-def test_an_interval_is_around_the_ratio_as_wide_as_students_quantile_says_and_never_below_nothing() -> None:
+def test_an_interval_is_as_wide_as_students_quantile_and_never_below_zero() -> None:
     """Five rounds, B always 1: the ratio is A's mean, its error that of a mean, times 4.604 (99 %, four degrees)."""
     pair = Pair("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
     half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
@@ -75,7 +75,7 @@ def test_an_interval_is_around_the_ratio_as_wide_as_students_quantile_says_and_n
     assert wild.interval[0] == 0.0
 
 
-def test_what_counts_no_tokens_has_runs_a_second_and_all_tests_of_a_job_are_compared_together() -> None:
+def test_tests_without_tokens_have_runs_a_second_and_are_compared_together() -> None:
     rounds = [({"whole": 2 * 10**9, "x": 4}, {"whole": 10**9, "x": 4})] * 2
     whole, other = pairs_of(rounds, {"whole": None, "x": 4})
     assert (whole.rates(0), whole.rates(1), whole.compared, other.compared) == ([0.5, 0.5], [1.0, 1.0], 2, 2)
@@ -111,7 +111,7 @@ def test_too_few_rounds_have_no_interval_and_no_verdict() -> None:
         pytest.param({"own": 0.02, "spikes": 0.1}, id="a noisy neighbour"),
     ],
 )
-def test_of_a_thousand_comparisons_of_one_and_the_same_about_one_in_a_hundred_finds_a_difference(
+def test_about_one_in_a_hundred_comparisons_of_the_same_finds_a_difference(
     noise: Mapping[str, float],
 ) -> None:
     rng = np.random.default_rng(15)

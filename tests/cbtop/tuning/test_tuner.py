@@ -69,7 +69,7 @@ def speed(setting: Setting) -> float:
     return (1.6 if setting.threads == 2 else 1.0) * (0.5 if setting.is_exact else 1.0)
 
 
-def test_settings_are_named_by_the_bricks_that_they_change_and_limited_by_amdahls_law() -> None:
+def test_settings_are_named_by_bricks_they_change_and_bound_by_amdahls_law() -> None:
     candidates, untried = named(IN_USE, SHARES, 2, has_int8=True)
     assert [one.setting for one in candidates] == [
         Setting(2), Setting(1, is_exact=True), Setting(1, cache_type="f32"),
@@ -84,7 +84,7 @@ def test_settings_are_named_by_the_bricks_that_they_change_and_limited_by_amdahl
     assert "interleaved: --exact is both" in {one.what: one.why for one in untried}["layout"]  # see model_to_run
 
 
-def test_what_could_gain_less_than_three_percent_is_not_tried_and_the_bound_is_said() -> None:
+def test_a_gain_below_three_percent_is_not_tried_and_its_bound_is_reported() -> None:
     few = (PRODUCTS, replace(ATTENTION, part=0.02))
     candidates, untried = named(IN_USE, few, 2, has_int8=True)
     assert all(one.setting.cache_type == "f16" for one in candidates)
@@ -97,7 +97,7 @@ def test_what_could_gain_less_than_three_percent_is_not_tried_and_the_bound_is_s
     assert "0.0 % of a request is in bricks that spread" in {one.what: one.why for one in untried}["--threads 2"]
 
 
-def test_fewer_threads_are_tried_without_a_limit_and_no_more_than_there_are_processors() -> None:
+def test_fewer_threads_are_tried_without_limit_and_not_above_processors() -> None:
     candidates, untried = named(Setting(4), SHARES, 4, has_int8=True)
     fewer = [one for one in candidates if one.setting.threads < 4]
     assert [(one.setting.threads, one.limit) for one in fewer] == [(2, None), (1, None)]
@@ -138,7 +138,7 @@ def test_attention_counts_with_products_where_it_is_rounded_with_them(
     assert share.contracts & tuner_module.CACHES
 
 
-def test_what_was_measured_better_is_kept_with_its_interval_and_the_rest_is_not() -> None:
+def test_a_setting_measured_better_is_kept_with_its_interval_and_no_other() -> None:
     bench = MadeBench(speed)
     found = tuned(bench)
     assert found.best == Setting(2)
@@ -168,7 +168,7 @@ def test_of_two_that_were_kept_both_together_are_measured_beside_the_first() -> 
     assert found.gain.ratio == pytest.approx(1.6 * 1.3, rel=0.03)
 
 
-def test_where_chance_explains_it_nothing_is_kept_and_it_is_said_how_many_rounds_would_tell() -> None:
+def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> None:
     found = tuned(MadeBench(lambda setting: 1.0, noise=0.1))
     assert (found.best, found.gain, found.has_told) == (IN_USE, None, False)
     for one in found.tries:

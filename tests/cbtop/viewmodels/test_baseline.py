@@ -124,7 +124,7 @@ def test_it_has_every_phase_and_what_its_steps_were(tmp_path: Path) -> None:
     assert found.of("encode") is None
 
 
-def test_of_a_sample_the_recorded_steps_make_the_bricks_and_all_steps_the_rate(tmp_path: Path) -> None:
+def test_recorded_steps_of_a_sample_make_the_bricks_and_all_steps_the_rate(tmp_path: Path) -> None:
     whole = one(run(tmp_path, Decoding(noise=0, sample_every=8))).of("decode")
     assert whole is not None
     assert whole.times is not None

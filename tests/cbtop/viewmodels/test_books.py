@@ -60,7 +60,7 @@ def books_in(view: SourceView) -> BooksView:
     return view.books
 
 
-def test_every_time_of_the_books_is_shown_in_microseconds_and_every_count_as_it_is() -> None:
+def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -> None:
     books = Books(
         wall_ns=100_000, bricks_ns=60_000, gaps_ns={"inside layers": 8_000, "between layers": 2_000},
         overlap_ns=1_000, open_ns=3_000,
@@ -197,7 +197,7 @@ def test_what_runs_in_a_brick_that_cannot_be_recorded_does_not_lie_elsewhere() -
     assert (view.outside, view.bricks, view.loss.rejected) == (None, (), 2)
 
 
-def test_a_call_stopped_twice_out_of_order_or_after_its_step_is_in_no_books_and_said() -> None:
+def test_a_call_stopped_twice_out_of_order_or_late_is_listed_as_in_no_books() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):
             twice = profiler.start_brick("a")
@@ -240,7 +240,7 @@ def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
     assert (books_in(view).wall_us, books_in(view).bricks_us) == (100, 100)
 
 
-def test_steps_inside_a_function_or_a_brick_outside_of_steps_are_not_counted_there_again() -> None:
+def test_steps_inside_a_function_are_not_counted_again_outside_of_steps() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         profiler.graph_push_scope(Function("generate"))
         with profiler.step("decode", 1):
@@ -359,7 +359,7 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
     assert view.outside is None
 
 
-def test_figures_of_a_sample_say_so_with_the_factor_and_nothing_is_multiplied(runtime: Path) -> None:
+def test_figures_of_a_sample_name_the_factor_and_nothing_is_multiplied(runtime: Path) -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         for _ in range(30):
             with profiler.step("decode", 2), profiler.brick("a"):
@@ -375,7 +375,7 @@ def test_figures_of_a_sample_say_so_with_the_factor_and_nothing_is_multiplied(ru
     assert str(profiler.report()).startswith("a sample, one step in 10: 0 steps")
 
 
-def test_a_sum_of_processes_with_different_samples_says_that_some_leave_steps_out(tmp_path: Path) -> None:
+def test_a_sum_of_processes_with_other_samples_says_some_leave_steps_out(tmp_path: Path) -> None:
     records = []
     for name, sample_every in (("one", 1), ("two", 7)):
         (tmp_path / name).mkdir()
@@ -389,7 +389,7 @@ def test_a_sum_of_processes_with_different_samples_says_that_some_leave_steps_ou
     assert "a sample: some processes leave steps out" in REPORTS["text"]([view], ["bricks"], None)
 
 
-def test_where_each_brick_is_that_of_the_slowest_rank_no_share_is_of_books_that_do_not_close(tmp_path: Path) -> None:
+def test_a_merge_by_the_slowest_rank_has_no_shares_if_books_do_not_close(tmp_path: Path) -> None:
     records = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -422,7 +422,7 @@ OPERATIONS = st.one_of(
 
 
 @given(operations=st.lists(OPERATIONS, max_size=40), polls=st.sets(st.integers(0, 40), max_size=3))
-def test_whatever_a_host_does_shares_are_between_0_and_100_percent_or_it_is_said(
+def test_shares_are_0_to_100_percent_or_a_line_says_so_whatever_a_host_does(
     operations: list[tuple[str, object]], polls: set[int]
 ) -> None:
     entered: list[object] = []
@@ -469,7 +469,7 @@ def _recorded(directory: Path, host: Host) -> Source:
     return source_of(directory)
 
 
-def test_what_ran_outside_of_steps_is_there_by_name_the_longest_first_and_what_was_adopted_apart(
+def test_work_outside_of_steps_is_named_longest_first_and_adopted_work_apart(
     tmp_path: Path,
 ) -> None:
     """The caller of the threads waits for 1 µs and is a row, too; a name that has no calls is none."""
@@ -500,7 +500,7 @@ def test_what_ran_outside_of_steps_is_there_by_name_the_longest_first_and_what_w
     )
 
 
-def test_time_in_a_step_that_runs_now_is_open_less_what_is_loose_or_cancelled_there(tmp_path: Path) -> None:
+def test_time_in_a_running_step_is_open_less_what_is_loose_or_cancelled(tmp_path: Path) -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1) as step:
             with profiler.brick("a"):
@@ -521,7 +521,7 @@ def test_time_in_a_step_that_runs_now_is_open_less_what_is_loose_or_cancelled_th
     assert (books.loose, books.loose_ns, books.cancelled) == (1, 7_000, 1)
 
 
-def test_layers_that_are_outdone_are_named_the_worst_first_and_bricks_that_were_adopted_are_not(
+def test_outdone_layers_are_named_worst_first_and_adopted_bricks_are_not(
     tmp_path: Path,
 ) -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
@@ -561,7 +561,7 @@ class TwoStreams:
         return mark
 
 
-def test_bricks_of_two_streams_are_each_as_long_as_they_took_and_together_no_longer_than_the_step(
+def test_bricks_of_two_streams_keep_their_times_and_together_fit_the_step(
     tmp_path: Path,
 ) -> None:
     """A step of 750 us: 400 on one stream, 290 on the other beside the last 120 of these, and nothing for 180."""

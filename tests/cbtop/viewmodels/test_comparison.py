@@ -45,7 +45,7 @@ def test_what_is_faster_is_no_verdict() -> None:
     assert all(one.change.delta < 0 for one in changed)
 
 
-def test_a_brick_that_does_the_same_work_in_more_time_does_less_of_it_a_second(tmp_path: Path) -> None:
+def test_a_brick_with_the_same_work_in_more_time_does_less_of_it_a_second(tmp_path: Path) -> None:
     plans = Decoding(work=DOWN_WORK), Decoding(work=DOWN_WORK, down_factor=1.25)
     found = []
     for at, plan in enumerate(plans):
@@ -63,7 +63,7 @@ def test_a_brick_that_does_the_same_work_in_more_time_does_less_of_it_a_second(t
     assert compare(fast, replace(slow, lost_percent=5.0), "decode").work == {}
 
 
-def test_the_list_has_how_the_rate_of_each_process_has_changed_or_why_that_is_not_known(tmp_path: Path) -> None:
+def test_the_list_has_the_rate_change_of_each_process_or_why_it_is_unknown(tmp_path: Path) -> None:
     found = []
     for at, plan in enumerate((Decoding(), Decoding(down_factor=2.0))):
         (directory := tmp_path / str(at)).mkdir()
@@ -186,7 +186,7 @@ def _attention_in(record: Path, cached: int | None) -> Comparison:
     return found
 
 
-def test_that_attention_takes_longer_for_a_longer_cache_is_shown_and_no_regression(tmp_path: Path) -> None:
+def test_slower_attention_for_a_longer_cache_is_shown_and_is_no_regression(tmp_path: Path) -> None:
     found = _attention_in(tmp_path, cached=400)
     assert found.notes == ("400 positions cached, were 100: attention takes its time by that",)
     attention = next(change for (name, _), change in found.bricks.items() if name == "AttentionScore")
@@ -221,7 +221,7 @@ def test_attention_of_one_layer_alone_is_slower_whatever_the_cache(tmp_path: Pat
     assert (more.value, more.unit) == (pytest.approx(IN_LAYERS["AttentionScore"] / 2, rel=0.05), "µs/token")
 
 
-def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_the_most_of_it(tmp_path: Path) -> None:
+def test_a_brick_slower_everywhere_is_named_with_the_layer_with_most_of_it(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "now").mkdir()
     now = run(tmp_path / "now", Decoding(down_factor=1.1, cell_factor={(6, "DownProjection"): 1.2}))
@@ -234,7 +234,7 @@ def test_a_brick_that_is_slower_everywhere_is_named_with_the_layer_that_has_the_
     assert verdict.gain_tokens_per_sec == pytest.approx(40.9 * 1_250 / 25_400, rel=0.1)
 
 
-def test_what_a_slower_brick_costs_is_no_larger_part_of_steps_of_which_a_few_take_long(tmp_path: Path) -> None:
+def test_a_slower_brick_costs_no_larger_part_of_steps_if_a_few_take_long(tmp_path: Path) -> None:
     """960 µs of a token, typically of 25,000; on average, with one step in 15 twenty times as long, of 57,000."""
     (tmp_path / "base").mkdir()
     (tmp_path / "now").mkdir()
@@ -252,7 +252,7 @@ def test_what_a_slower_brick_costs_is_no_larger_part_of_steps_of_which_a_few_tak
     )
 
 
-def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_the_model() -> None:
+def test_a_process_is_compared_with_its_own_baseline_else_with_its_rank() -> None:
     ranks = [replace(made(at), key=f"r{at}", surroundings=replace(AT, rank=at)) for at in range(3)]
     assert baselines_of(ranks, ranks[1]) == [ranks[1]]
     assert baselines_of(ranks, replace(ranks[2], key="a new process")) == [ranks[2]]
@@ -263,7 +263,7 @@ def test_each_process_is_compared_with_its_own_baseline_else_with_its_rank_of_th
     assert baselines_of([], NOW) == []
 
 
-def test_where_several_processes_of_the_baseline_are_alike_it_is_said_that_one_was_chosen() -> None:
+def test_several_alike_baseline_processes_give_a_note_that_one_was_chosen() -> None:
     twins = [replace(BASE, key=key) for key in ("one", "two")]
     assert baselines_of(twins, NOW) == twins
     assert compare(twins[0], NOW, "decode", 2).notes == ("2 processes of the baseline are alike, the first is taken",)
@@ -297,7 +297,7 @@ def placed(brick: Brick, layer: str | None, delta: float) -> PlaceChange:
     ("layers", "part", "name"),
     [(3, 0.6, "DownProjection in Layer 0"), (3, 0.4, "DownProjection"), (2, 0.6, "DownProjection")],
 )
-def test_a_brick_is_named_in_the_layer_that_has_more_than_half_of_it_of_three_or_more(
+def test_a_brick_is_named_in_the_layer_with_over_half_of_it_of_three_or_more(
     layers: int, part: float, name: str
 ) -> None:
     cells = [placed(DOWN, f"Layer {at}", 0.0 if at else 40 * part) for at in range(layers)]
@@ -310,7 +310,7 @@ def times_of(snapshot: Snapshot) -> Times:
     return phase.times
 
 
-def test_a_brick_of_less_than_a_microsecond_becomes_slower_and_does_less_work_a_second_as_others_do() -> None:
+def test_a_brick_below_a_microsecond_becomes_slower_and_does_less_as_others() -> None:
     longer = Change(0.5, 0.8, 0.01)
     whole = PlaceChange(DOWN, None, longer)
     assert slower([whole]) == [whole]
@@ -329,13 +329,13 @@ def test_a_brick_of_less_than_a_microsecond_becomes_slower_and_does_less_work_a_
         assert replace(found, changes=(replace(whole, change=untold),)).work[DOWN].change is None
 
 
-def test_attention_that_is_slower_in_all_layers_is_named_where_its_cache_is_as_long() -> None:
+def test_attention_slower_in_all_layers_is_named_if_its_cache_is_as_long() -> None:
     attention = ("Attention", BrickCategory.ATTENTION)
     assert [one.name for one in slower([placed(attention, None, 9.0)])] == ["Attention"]
     assert slower([placed(attention, None, 9.0)], is_same_cache=False) == []
 
 
-def test_a_change_beside_all_others_says_which_layer_has_it_where_a_clock_moves_all_of_them() -> None:
+def test_a_change_relative_to_others_names_its_layer_if_a_clock_moves_all() -> None:
     """All takes 6 % longer, and one cell 10 % more than that: of what its brick takes more, most is the clock's."""
 
     def beside(delta: float, own: float) -> Change:
@@ -346,7 +346,7 @@ def test_a_change_beside_all_others_says_which_layer_has_it_where_a_clock_moves_
     assert [one.name for one in slower([whole, *cells])] == ["DownProjection in Layer 0"]
 
 
-def test_step_and_rate_are_two_figures_and_the_median_call_of_then_is_of_this_phase_alone() -> None:
+def test_step_and_rate_are_two_figures_and_the_median_call_is_of_this_phase() -> None:
     found = compare(BASE, NOW, "decode")
     before, now = times_of(BASE), times_of(NOW)
     assert found.step_us == change(before.step_us, now.step_us, 2)

@@ -104,7 +104,7 @@ def two_streams(runtime: Path, stream: int | None) -> SourceRecord:
     return followed(source_of(runtime))
 
 
-def test_a_copy_on_a_stream_of_its_own_lies_beside_the_path_and_on_a_lane_of_its_own(runtime: Path) -> None:
+def test_a_copy_on_its_own_stream_is_off_the_path_and_on_its_own_lane(runtime: Path) -> None:
     record = two_streams(runtime, stream=7)
     view = source_view(record)
     found = {row.name: (row.on_critical_path, row.slack_us) for row in view.graph}

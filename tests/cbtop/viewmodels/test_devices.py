@@ -47,7 +47,7 @@ def test_mig_devices_are_named_by_their_gpu_and_their_place() -> None:
     assert [(row.pid, row.device) for row in made.MIG.processes] == [(PID, "0:0"), (PID + 1, "0:1")]
 
 
-def test_what_a_sampler_said_that_answers_no_more_is_stale_and_the_others_are_not() -> None:
+def test_values_of_a_silent_sampler_are_stale_and_the_others_are_not() -> None:
     by_label = {row.label: row for row in made.HANGS.devices}
     assert by_label["0"].is_stale
     assert 42 < by_label["0"].age_s < 43
@@ -73,7 +73,7 @@ def test_how_busy_it_was_is_kept_for_two_minutes_and_a_keyframe_adds_nothing() -
     assert row.busy_percent == (0.0, 1.0, 2.0, None)
 
 
-def test_what_a_profiled_process_took_is_kept_for_two_minutes_also_if_it_was_gone() -> None:
+def test_usage_of_a_profiled_process_is_kept_for_two_minutes_even_if_gone() -> None:
     (host,) = CPU.devices
     (process,) = host.processes
 

@@ -59,12 +59,12 @@ def test_what_machines_do_breaks_no_gate(noise: Noise, comparisons: int) -> None
 
 @pytest.mark.parametrize("comparisons", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MACHINES)
-def test_ten_percent_on_one_brick_of_one_layer_are_named_whatever_machines_do(name: str, comparisons: int) -> None:
+def test_ten_percent_on_one_brick_of_one_layer_are_named_on_any_machine(name: str, comparisons: int) -> None:
     found = tally(comparisons, MACHINES[name], slower=1.1)
     assert (found.named, found.wrong) == (comparisons, 0)
 
 
-def test_where_a_clock_drifts_the_gate_says_by_how_much_a_brick_is_slower_beside_all_others() -> None:
+def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -> None:
     """The clock moved by 6 % in each run, so as it is nothing is known to 10 %."""
     noise = MACHINES["a drifting clock"]
     found = diff(made_run(0, noise), made_run(1, noise, slower=1.1))
@@ -108,7 +108,7 @@ def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", MACHINES)
-def test_of_a_thousand_comparisons_of_the_same_at_most_one_in_a_hundred_breaks_the_gate(name: str) -> None:
+def test_at_most_one_in_a_hundred_comparisons_of_the_same_breaks_the_gate(name: str) -> None:
     found = tally(1000 if MACHINES[name] is USUAL else 200, MACHINES[name])
     print(f"{name}: {found.named + found.wrong} of {found.of} comparisons of the same break the gate")  # noqa: T201
     assert found.named + found.wrong <= found.of // 100
@@ -117,7 +117,7 @@ def test_of_a_thousand_comparisons_of_the_same_at_most_one_in_a_hundred_breaks_t
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("steps", [60, 120, 240, 480])
-def test_five_percent_on_one_brick_of_one_layer_are_named_in_95_of_100_comparisons_and_no_other_brick(
+def test_only_the_brick_with_five_percent_is_named_in_95_of_100_comparisons(
     steps: int,
 ) -> None:
     row = []
@@ -131,7 +131,7 @@ def test_five_percent_on_one_brick_of_one_layer_are_named_in_95_of_100_compariso
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_five_percent_are_named_by_six_runs_of_the_baseline_and_confirmed_by_another_run() -> None:
+def test_five_percent_are_named_by_six_base_runs_and_confirmed_by_another() -> None:
     """As `cbtop demo --check` does it: what either of two new runs does not break is not broken."""
     noise, comparisons, row = Noise(run=0.005), 40, []
     for percent in (0, 2, 5):

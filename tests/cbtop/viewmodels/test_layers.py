@@ -133,7 +133,7 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 
-def test_the_slow_layer_of_one_brick_stands_out_by_its_median_call_and_a_single_pause_does_not(runtime: Path) -> None:
+def test_the_slow_layer_of_a_brick_stands_out_by_median_and_a_pause_does_not(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for step in range(9):
@@ -200,7 +200,7 @@ def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: 
     assert found <= 1
 
 
-def test_a_slow_layer_stands_out_beside_a_first_one_that_pays_for_cold_caches(runtime: Path) -> None:
+def test_a_slow_layer_stands_out_next_to_a_first_one_with_cold_caches(runtime: Path) -> None:
     chance, clock = random.Random(7), Clock()
     profiler = profiler_in(runtime, clock)
     for _ in range(25):
@@ -227,7 +227,7 @@ def test_a_first_layer_does_not_stand_out_by_what_our_own_cold_code_takes(
     assert [row.name for row in layers.rows if layers.stands_out(row)] == odd
 
 
-def test_where_now_one_brick_is_slow_and_now_another_nothing_is_said_to_lie_between_them(runtime: Path) -> None:
+def test_no_time_lies_between_bricks_if_now_one_is_slow_and_now_another(runtime: Path) -> None:
     """Their medians are as usual and that of the layer is not: what is left over is no time that anybody measured."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)

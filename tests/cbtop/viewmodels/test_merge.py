@@ -116,7 +116,7 @@ def test_ranks_of_a_thousand_tokens_a_second_each_make_as_many_thousand(tmp_path
     assert merged_view(records[:1], MergeMode.SUM).steps == source_view(records[0]).steps
 
 
-def test_tokens_that_ranks_compute_together_are_counted_once_and_that_is_said(tmp_path: Path) -> None:
+def test_tokens_that_ranks_compute_together_count_once_and_a_line_says_so(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(2)]
     for record in records:
         assert record.manifest is not None
@@ -146,9 +146,7 @@ def test_a_rank_whose_others_are_gone_counts_its_tokens_whole(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_of_ranks_that_exchange_what_they_compute_and_do_not_say_of_which_tokens_that_is_said(
-    exchanges: bool, tmp_path: Path
-) -> None:
+def test_a_line_says_that_ranks_which_exchange_results_may_share_tokens(exchanges: bool, tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [494] * 2, exchanges=exchanges) for rank in range(2)]
     merged = merged_view(records, MergeMode.SUM)
     assert merged.merged is not None
@@ -189,7 +187,7 @@ def test_a_merge_is_in_the_state_of_its_worst_member(
     assert view.state_reason == ("" if worst == "live" else f"rank {at}: it left")
 
 
-def test_a_dead_rank_stays_in_the_merge_of_its_job_until_another_takes_its_place(tmp_path: Path) -> None:
+def test_a_dead_rank_stays_in_the_merge_of_its_job_until_one_takes_its_place(tmp_path: Path) -> None:
     first = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     assert first[1].state is not None
     first[1].state = replace(first[1].state, state=SourceStatus.GONE)
@@ -201,9 +199,7 @@ def test_a_dead_rank_stays_in_the_merge_of_its_job_until_another_takes_its_place
 
 
 @pytest.mark.parametrize("mode", MergeMode)
-def test_two_that_run_as_the_same_rank_both_count_and_each_has_a_name_of_its_own(
-    tmp_path: Path, mode: MergeMode
-) -> None:
+def test_two_that_run_as_the_same_rank_both_count_and_have_their_own_names(tmp_path: Path, mode: MergeMode) -> None:
     records = [rank_run(tmp_path / name, rank, [10 + 10 * rank]) for name, rank in RUNS]
     for pid, record in enumerate(records):
         assert record.hello is not None
@@ -225,7 +221,7 @@ def test_two_that_run_as_the_same_rank_both_count_and_each_has_a_name_of_its_own
 
 
 @pytest.mark.parametrize(("after_ns", "both"), [(-10_000, True), (-1, True), (1, False)])
-def test_of_two_that_ran_as_the_same_rank_and_have_ended_the_later_replaces_the_first_only_if_that_had_ended(
+def test_a_later_run_of_a_rank_replaces_the_first_only_if_that_had_ended(
     tmp_path: Path, after_ns: int, both: bool
 ) -> None:
     records = [rank_run(tmp_path / name, 0, [5] * 9) for name in ("first", "second")]
@@ -264,7 +260,7 @@ def test_what_is_no_rank_is_merged_with_what_is_in_its_own_state(tmp_path: Path)
     assert members_of(records[1], records) == [records[1]]
 
 
-def test_one_that_was_killed_stays_with_those_it_ran_beside_and_with_no_later_run(tmp_path: Path) -> None:
+def test_a_killed_process_stays_with_those_it_ran_next_to_and_no_later_run(tmp_path: Path) -> None:
     lives, killed, later, elsewhere = [rank_run(tmp_path, rank, [10]) for rank in range(4)]
     for record, begun_ns in ((lives, 0), (killed, 500), (later, 10**9), (elsewhere, 0)):
         assert record.hello is not None
@@ -334,7 +330,7 @@ def test_a_merge_names_every_member_that_is_gone_suspended_or_stalled(tmp_path: 
     assert fine.troubled == ()
 
 
-def test_what_only_one_rank_has_is_in_the_sum_once_and_what_all_have_is_one_place(tmp_path: Path) -> None:
+def test_a_place_of_one_rank_is_in_the_sum_once_and_a_place_of_all_is_one(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20], extra=True)]
     summed = merged_view(records, MergeMode.SUM)
     assert bricks_of(summed)["Router"] == (1, 3.0, None)
@@ -369,7 +365,7 @@ def test_what_fails_in_one_member_fails_in_the_sum_whatever_the_others_found(tmp
     assert not check.passed
 
 
-def test_a_sum_of_all_that_was_seen_says_that_its_rates_are_each_since_a_time_of_its_own(tmp_path: Path) -> None:
+def test_a_sum_of_all_that_was_seen_says_its_rates_begin_at_different_times(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
     for mode in MergeMode:
         shown = formatting.shown_time(replace(merged_view(records, mode), since_s=1e9))
@@ -377,7 +373,7 @@ def test_a_sum_of_all_that_was_seen_says_that_its_rates_are_each_since_a_time_of
         assert shown.endswith(" at the earliest") is (mode is MergeMode.SUM)
 
 
-def test_a_merge_is_of_no_second_of_a_clock_so_that_its_pictures_are_always_drawn_anew(tmp_path: Path) -> None:
+def test_a_merge_has_no_clock_second_so_its_pictures_are_always_drawn_again(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [100] * 3) for rank in range(2)]
     at_ns = max(record.window.now_ns for record in records) + 1_000_000_000
     for record in records:
@@ -416,7 +412,7 @@ def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_
     assert (slowest.books, slowest.graph) == (None, ())
 
 
-def test_of_ranks_without_steps_the_slowest_takes_each_brick_from_the_rank_whose_call_takes_longest(
+def test_without_steps_each_brick_is_of_the_rank_with_the_longest_call(
     tmp_path: Path,
 ) -> None:
     def run(rank: int, call_us: int, calls: int) -> SourceRecord:
@@ -461,7 +457,7 @@ def test_a_rank_that_has_not_run_the_phase_does_not_lend_it_another(tmp_path: Pa
     assert (down.rank, down.total_exclusive_us) == ("rank 1", 20 * LAYERS)
 
 
-def test_what_belongs_together_is_of_one_program_and_model_and_ranks_are_of_one_job(tmp_path: Path) -> None:
+def test_what_belongs_together_has_one_program_and_model_and_ranks_one_job(tmp_path: Path) -> None:
     alone, alike, another_model, another_program, rank, peer, another_job, silent = (
         rank_run(tmp_path, at, [10]) for at in range(8)
     )

@@ -55,7 +55,7 @@ def test_the_tree_and_the_json_tell_places_of_one_name_apart(runtime: Path) -> N
     ]
 
 
-def test_places_with_different_labels_stay_two_in_a_merge_and_equal_ones_are_one(tmp_path: Path) -> None:
+def test_places_with_different_labels_stay_two_in_a_merge_and_equal_are_one(tmp_path: Path) -> None:
     one = labelled_run(tmp_path / "one", ("q_proj", "k_proj"))
     other = labelled_run(tmp_path / "other", ("k_proj", "v_proj"))
     counts = {row.node_label: row.count for row in merged_view([one, other], MergeMode.SUM).graph}

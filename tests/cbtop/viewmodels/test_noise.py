@@ -41,7 +41,7 @@ NOISES = {
         for name, noise in NOISES.items()
     ],
 )
-def test_of_two_hundred_comparisons_of_one_stationary_process_at_most_one_in_a_hundred_finds_a_change(
+def test_at_most_one_of_100_comparisons_of_a_stationary_process_has_a_change(
     noise: Noise,
 ) -> None:
     found = 0
@@ -92,9 +92,7 @@ def beyond(t: float, freedom: float) -> float:
 
 @pytest.mark.parametrize("compared", [1, 3, 40, 2_000])
 @pytest.mark.parametrize("blocks", [5, 6, 7, 10, 30, 200])
-def test_the_quantile_is_students_for_few_blocks_and_many_and_however_many_are_compared(
-    blocks: int, compared: int
-) -> None:
+def test_the_quantile_is_students_for_any_number_of_blocks_and_comparisons(blocks: int, compared: int) -> None:
     half = change(Figure(100.0, 0.0, blocks), Figure(100.0, 1.0, blocks), compared).half
     assert beyond(half, blocks - 1) == pytest.approx((1 - CONFIDENCE) / compared, rel=2e-5)
 
@@ -123,7 +121,7 @@ def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[
 
 
 @given(st.integers(0, 2**32), st.integers(5, 19), st.booleans())
-def test_the_error_of_a_ratio_is_that_of_block_means_that_are_worth_fewer_where_neighbours_are_alike(
+def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     seed: int, blocks: int, is_line: bool
 ) -> None:
     """By hand: residuals d off the mean, or off a line, and r, how alike neighbours are less its bias."""
@@ -162,7 +160,7 @@ def test_of_no_columns_there_are_no_figures_and_of_nothing_nothing() -> None:
     assert figures(np.zeros((20, 2)), np.ones(20)) == [Figure(0.0, 0.0, 20)] * 2
 
 
-def test_a_line_has_the_error_that_textbooks_give_it_where_blocks_are_not_alike() -> None:
+def test_a_line_has_the_textbook_error_if_its_blocks_are_not_alike() -> None:
     """Of ordinary least squares: s, of n - 2 degrees of freedom, over the root of the sum of squares."""
     along = np.arange(10.0)
     amount = 50.0 + 3.0 * along + [1, -1, 1, -1, 1, -1, 1, -1, 1, -1]
@@ -183,9 +181,7 @@ def test_where_blocks_all_lie_at_one_place_there_is_no_line_through_them() -> No
 
 
 @given(st.integers(0, 2**32), st.integers(20, 45))
-def test_a_mean_is_no_surer_than_blocks_twice_as_long_say_and_what_is_left_over_is_of_the_last(
-    seed: int, blocks: int
-) -> None:
+def test_a_mean_is_no_surer_than_of_double_blocks_and_the_last_has_the_rest(seed: int, blocks: int) -> None:
     weight = np.random.default_rng(seed).uniform(1.0, 2.0, blocks)
     amount = 100.0 * weight[:, None] + alike_their_neighbours(seed, blocks, 1)
 
@@ -202,7 +198,7 @@ def test_a_mean_is_no_surer_than_blocks_twice_as_long_say_and_what_is_left_over_
     assert short.blocks == blocks or (short.error, short.blocks) == (pytest.approx(long.error), long.blocks)
 
 
-def test_twenty_blocks_that_are_not_alike_tell_by_themselves_how_they_scatter_and_nineteen_do_not() -> None:
+def test_twenty_unlike_blocks_give_their_own_scatter_and_nineteen_do_not() -> None:
     for blocks, is_as_others in ((19, True), (20, False)):
         sign = np.resize([1.0, -1.0], blocks)
         loud, louder, steady = (one.error for one in figures(100 + np.outer(sign, [1.0, 3.0, 0.0]), np.ones(blocks)))
@@ -236,7 +232,7 @@ def test_whatever_the_unit_figures_and_changes_are_the_same(seed: int, blocks: i
     assert as_well.is_beyond_noise is found.is_beyond_noise
 
 
-def test_what_is_told_by_others_alone_is_what_is_beyond_noise_beside_them_and_not_as_it_is() -> None:
+def test_told_by_others_alone_means_beyond_noise_only_relative_to_them() -> None:
     own = Change(100.0, 110.0, 1.0)
     for one, is_told in (
         (Change(100.0, 110.0, 20.0, own=own), True),
@@ -261,7 +257,7 @@ def test_a_change_is_of_median_calls_where_both_sides_know_theirs() -> None:
         assert change(before, now, 1).medians_us is None
 
 
-def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little_of_that() -> None:
+def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little() -> None:
     """Of six runs there are five degrees of freedom: 4.773 at 99.5 %, for there are bricks, and bricks in a layer; of
     three, two: 14.089. What is looked at twice has half of that chance each time."""
     now = Figure(100.0, 0.1, 1_000)
@@ -283,7 +279,7 @@ def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little_of_
     assert change(now, now, 1).least_percent == LEAST_PERCENT == 3.0
 
 
-def test_of_several_runs_is_learned_their_mean_how_sure_it_is_and_how_they_scatter() -> None:
+def test_several_runs_give_their_mean_how_sure_it_is_and_how_they_scatter() -> None:
     """Means 2 apart scatter by 2, so their mean by 2 over the root of 3; it is no surer than the runs are."""
     rows = [
         [Figure(mean, error, 10, 5.0 + mean, 2.0 + mean, error) for mean in (98.0, 100.0, 102.0)] for error in (1, 9)
@@ -297,7 +293,7 @@ def test_of_several_runs_is_learned_their_mean_how_sure_it_is_and_how_they_scatt
     assert forgotten.median_us is None
 
 
-def test_no_place_passes_for_one_that_scatters_less_from_run_to_run_than_half_of_those_beside_it_do() -> None:
+def test_no_place_counts_as_less_scattered_than_half_of_those_next_to_it() -> None:
     off = ((0.0, 0.0, 0.0), (-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0))
     rows = [[Figure(10.0 * (100 + by) / 100, 0.0, 10) for by in each] for each in off]
     nothing = [Figure(0.0, 0.0, 10)] * 3
@@ -306,7 +302,7 @@ def test_no_place_passes_for_one_that_scatters_less_from_run_to_run_than_half_of
     assert learned([nothing]) == [replace(nothing[0], blocks=30, runs=3)]
 
 
-def test_changes_are_given_in_percent_of_what_was_and_of_nothing_there_are_none() -> None:
+def test_changes_are_percentages_of_the_earlier_value_and_unknown_for_zero() -> None:
     one = Change(50.0, 40.0, 5.0)
     assert (one.delta, one.percent, one.half_percent, one.noise_percent) == (-10.0, -20.0, 10.0, 10.0)
     assert Change(50.0, 40.0, 1.0).noise_percent == LEAST_PERCENT
@@ -357,7 +353,7 @@ def test_what_machines_do_by_themselves_is_no_change_however_sure_it_is() -> Non
     assert not Change(0.0, 110.0, 0.1).is_beyond_noise  # of nothing there are no percent
 
 
-def test_what_moves_no_median_call_is_no_change_nor_is_what_moves_it_the_other_way() -> None:
+def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
     assert not Change(100.0, 150.0, 1.0, (50.0, 51.0)).is_beyond_noise
     assert not Change(100.0, 150.0, 1.0, (50.0, 40.0)).is_beyond_noise
     assert Change(100.0, 150.0, 1.0, (50.0, 55.0)).is_beyond_noise
@@ -384,7 +380,7 @@ def test_what_stays_as_it_was_while_all_others_become_faster_is_not_slower() -> 
         assert change(one, replace(one, mean=now), 30, shared).is_beyond_others is is_slower
 
 
-def test_each_of_two_looks_has_half_of_the_chance_and_what_is_no_surer_beside_all_others_is_not_looked_at() -> None:
+def test_each_of_two_looks_has_half_the_chance_and_one_no_surer_is_skipped() -> None:
     one = Figure(100.0, 1.0, 30)
     told = replace(one, own_error=0.9)
     alone, twice = change(one, one, 5), change(told, told, 5, 1.0)
@@ -398,7 +394,7 @@ def test_each_of_two_looks_has_half_of_the_chance_and_what_is_no_surer_beside_al
     assert change(told, one, 5, 1.0).own is None
 
 
-def test_of_runs_that_a_machine_moves_alike_is_learned_how_they_scatter_beside_each_other() -> None:
+def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> None:
     """Runs 10 % apart, in which each place is within one percent of where it usually is."""
     paces = [0.9, 1.0, 1.1]
     rows = [[100.0 * pace * off for pace, off in zip(paces, offs, strict=True)] for offs in ((1.01, 1.0, 0.99),) * 3]
@@ -425,7 +421,7 @@ def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
     assert (alone.slope, alone.own_error) == (pytest.approx(1), None)
 
 
-def test_a_line_through_blocks_is_found_with_its_error_and_explains_what_it_does() -> None:
+def test_a_line_through_blocks_is_found_with_its_error_and_explains_its_part() -> None:
     rng = np.random.default_rng(0)
     along = np.arange(40.0)
     slopes, errors = [], []

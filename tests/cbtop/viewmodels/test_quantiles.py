@@ -64,13 +64,13 @@ def test_the_median_of_each_place_is_that_of_its_calls_within_a_bucket(first: li
 
 
 @pytest.mark.parametrize(("fraction", "is_us"), [(MEDIAN, 500.0), (P99, 990.0)])
-def test_of_calls_of_every_length_a_quantile_is_as_long_as_that_share_of_them(fraction: float, is_us: float) -> None:
+def test_a_quantile_is_as_long_as_that_share_of_calls_of_every_length(fraction: float, is_us: float) -> None:
     (found,) = call_times(in_blocks(range(1, 1_000_001, 97))).quantile(fraction).figures
     assert found is not None
     assert found.mean == pytest.approx(is_us, rel=0.002)  # inside a bucket, too
 
 
-def test_a_node_is_of_the_places_that_its_columns_name_and_one_that_has_none_is_of_none() -> None:
+def test_a_node_is_of_the_places_its_columns_name_or_of_none_if_it_has_none() -> None:
     blocks: list[Calls] = [{0: [1_000] * 4, 1: [2_000] * 8, 2: [9_000] * 16, 7: [9_000] * 32} for _ in range(BLOCKS)]
     found = call_times(blocks, [[0, 1, -1], [2, 2, -1]], 4)
     assert found.calls.tolist() == [24, 48, 72, 0]
@@ -90,7 +90,7 @@ def test_a_quantile_is_known_of_so_many_calls_that_four_are_on_either_side(
     assert bool(quantile.typical_us.any()) == is_known
 
 
-def test_a_quantile_is_not_known_where_its_blocks_leave_open_whether_any_call_is_beyond_it() -> None:
+def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() -> None:
     """Of two kinds of blocks each has calls of one length alone, and a p99 is the longest of a few blocks."""
     blocks: list[Calls] = [{0: [1_000] * 100} for _ in range(11)] + [{0: [5_000] * 100}]
     assert call_times(blocks).quantile(P99).figures == [None]
@@ -105,7 +105,7 @@ def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     assert np.median([one.error for one in figures]) == pytest.approx(off, rel=0.3)
 
 
-def test_what_calls_typically_take_adds_up_to_as_many_times_the_median_and_is_more_in_slower_blocks() -> None:
+def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> None:
     blocks = wandering(7, 40, 24)
     quantile = call_times(blocks).quantile(MEDIAN)
     figure = quantile.figures[0]
@@ -132,7 +132,7 @@ def growing(by_ns: float, pace: NDArray[np.float64], along: NDArray[np.float64])
     return made
 
 
-def test_a_median_of_calls_that_grow_is_that_at_the_mean_of_what_they_grow_along() -> None:
+def test_a_median_of_growing_calls_is_at_the_mean_of_what_they_grow_along() -> None:
     along = np.arange(24.0) * 10
     still = np.ones(24)
     found = call_times(growing(400.0, still, along), [[0, 1]], 2, along).quantile(MEDIAN)

@@ -20,7 +20,7 @@ from tests.cbtop.viewmodels.made_runs import AT, Noise, made_run
 STEADY = Noise(pauses=0)
 
 
-def test_a_change_in_every_layer_is_that_of_the_brick_and_in_one_layer_that_of_the_layer() -> None:
+def test_a_change_in_all_layers_is_of_the_brick_and_in_one_of_that_layer() -> None:
     for in_layer, name in ((None, "DownProjection"), (4, "DownProjection in Layer 4")):
         (part,) = diff(made_run(1), made_run(2, slower=1.1, in_layer=in_layer)).parts
         assert [one.name for one in part.slower] == [name]
@@ -140,7 +140,7 @@ def paced(seed: int, *paces: tuple[float, float]) -> Run:
     return replace(made_run(seed, STEADY, 40), paces=tuple(Pace(*one) for one in paces))
 
 
-def test_a_run_of_a_machine_that_took_longer_for_the_same_work_than_it_ever_did_does_not_compare() -> None:
+def test_a_run_does_not_compare_if_its_machine_has_a_pace_it_never_had() -> None:
     bases = [paced(seed, (1_000.0, 5_000.0 + 100 * seed), (1_020.0, 5_200.0)) for seed in (1, 2, 3)]
     slow = paced(4, (1_000.0, 7_000.0), (1_010.0, 7_400.0))
     found = diff_of(bases, [slow])
@@ -170,7 +170,7 @@ def test_a_machine_whose_pace_comes_near_what_it_was_is_the_same(paces: list[tup
     assert diff_of([paced(seed) for seed in (1, 2, 3)], [paced(4, (9.0, 9.0))]).why_not == ""
 
 
-def test_runs_that_are_taken_together_may_be_of_any_pace_and_widen_what_is_the_same() -> None:
+def test_runs_taken_together_may_have_any_pace_and_widen_what_is_the_same() -> None:
     bases = [paced(seed, (1_000.0, 1_000.0 * seed), (1_000.0, 1_000.0 * seed)) for seed in (1, 2, 3)]
     assert diff_of(bases, [paced(4, (1_000.0, 3_000.0), (1_000.0, 3_100.0))]).why_not == ""
     assert together(bases).paces == tuple(pace for run in bases for pace in run.paces)
@@ -183,7 +183,7 @@ def test_a_busier_machine_is_said_beside_what_changed() -> None:
     assert not diff(base, replace(now, host_busy_percent=60.0)).notes
 
 
-def test_runs_taken_together_forget_no_clock_no_cut_no_process_that_is_gone_and_no_failed_check() -> None:
+def test_runs_taken_together_keep_clock_cut_gone_process_and_failed_check() -> None:
     runs = [replace(made_run(seed), gpu_clock_mhz=1000.0 * seed) for seed in (1, 2, 3)]
     assert together(runs).gpu_clock_mhz == 2000
     assert together([*runs[:2], replace(runs[2], gpu_clock_mhz=None)]).gpu_clock_mhz is None
@@ -221,7 +221,7 @@ def test_too_little_is_said_of_the_run_and_the_phase_that_lack_it() -> None:
     assert diff(now, base).why_not == "too little in the baseline: 7 decode steps of 20 needed"
 
 
-def test_of_steps_of_several_works_those_are_named_that_lack_least_and_a_sample_has_its_way_out() -> None:
+def test_the_works_that_lack_least_are_named_and_a_sample_has_its_remedy() -> None:
     works = tuple(TooShort(phase, steps, 200) for phase, steps in (("decode", 4), ("eval", 1), ("decode", 9)))
     base, sampled = made_run(1), replace(AT, sample_every=10)
     now = replace(made_run(2), parts=(), too_short=works, surroundings=sampled)
@@ -233,7 +233,7 @@ def test_of_steps_of_several_works_those_are_named_that_lack_least_and_a_sample_
     assert "eval: 3 steps in the new run, of 20 needed: left out" in notes
 
 
-def test_fewer_than_three_runs_are_not_taken_together_and_what_is_there_twice_tells_nothing() -> None:
+def test_fewer_than_three_runs_are_not_taken_together_and_a_twin_is_refused() -> None:
     one, other, new = (made_run(seed) for seed in (1, 2, 3))
     assert diff_of([one, replace(one)], [new]).base is one
     assert "run 1 is there twice" in diff_of([other, one, replace(one)], [new]).why_not
@@ -277,7 +277,7 @@ def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None
         assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
 
 
-def test_what_is_known_is_every_brick_layer_and_brick_in_a_layer_that_the_clock_can_tell() -> None:
+def test_bricks_layers_and_bricks_in_layers_are_known_if_the_clock_can_tell() -> None:
     (part,) = diff(made_run(1), made_run(2)).parts
     assert len(part.known) == 5 + 6 + 6 * 5
     base, now = (replace(made_run(seed), clock_resolution_us=5.0) for seed in (1, 2))
@@ -313,7 +313,7 @@ def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
     assert shared_ratio(base.places, few) is None
 
 
-def test_where_caches_are_moved_to_one_length_what_is_told_beside_all_others_is_no_surer() -> None:
+def test_a_change_relative_to_others_is_no_surer_if_cache_lengths_are_moved() -> None:
     base = made_run(1, STEADY, 400, cached_from=0, us_a_position=0.2)
     (moved,) = diff(base, made_run(2, STEADY, 400, cached_from=200, us_a_position=0.2)).parts
     (as_long,) = diff(base, made_run(2, STEADY, 400, cached_from=0, us_a_position=0.2)).parts
@@ -337,7 +337,7 @@ def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
     return tuple(replace(one, change=each, **changed) for one in steady().places)  # type: ignore[arg-type]
 
 
-def test_figures_at_another_length_are_moved_along_their_line_and_less_sure_by_what_the_line_is_off() -> None:
+def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> None:
     """100 positions then and 120 now: compared at 110, then 10 further, now 10 less far than they were measured."""
     line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
     moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)  # of 3 and 4, and of 1 and 4
@@ -369,7 +369,7 @@ def test_figures_at_another_length_are_moved_along_their_line_and_less_sure_by_w
     assert part.balance.wall == (1005.0, 995.0)
 
 
-def test_what_takes_less_than_a_microsecond_becomes_slower_and_faster_as_what_takes_more() -> None:
+def test_times_below_a_microsecond_become_slower_and_faster_like_others() -> None:
     slower, faster = Change(0.5, 0.7, 0.01), Change(0.5, 0.3, 0.01)
     for one, verdict in ((slower, "slower"), (faster, "faster")):
         assert {place.verdict for place in times_as(one)} == {verdict}
@@ -398,7 +398,7 @@ def test_more_steps_fail_by_the_difference_of_their_shares() -> None:
     assert part.more_failed_percent == pytest.approx(3.0)
 
 
-def test_what_became_longer_is_shared_where_all_do_alike_and_a_unit_takes_as_long_as_they_say() -> None:
+def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> None:
     longer = Change(1000.0, 1200.0, 10.0)
     alike, alone = (replace(longer, own=Change(1000.0, now, 5.0)) for now in (1000.0, 1200.0))
     shared = replace(steady(), shared=1.2, wall=longer, places=times_as(alike))
@@ -434,7 +434,7 @@ def test_every_brick_takes_as_many_times_as_long_within_a_twentieth() -> None:
     assert ratio_of(0.8, 0.8, 0.8, 0.8) == pytest.approx(0.8)
 
 
-def test_a_unit_is_longer_in_the_mean_where_it_is_beyond_chance_and_no_median_call_is() -> None:
+def test_a_unit_is_longer_in_the_mean_if_beyond_chance_and_no_median_call_is() -> None:
     for wall, is_longer in (
         (Change(100.0, 120.0, 5.0, (50.0, 50.0)), True),
         (Change(100.0, 120.0, 5.0), False),  # it is slower
@@ -444,7 +444,7 @@ def test_a_unit_is_longer_in_the_mean_where_it_is_beyond_chance_and_no_median_ca
         assert replace(steady(), wall=wall).is_longer_in_the_mean is is_longer
 
 
-def test_how_small_a_change_is_found_beside_all_others_counts_where_it_is_smaller() -> None:
+def test_the_smallest_change_found_relative_to_others_counts_if_smaller() -> None:
     one = Change(100.0, 101.0, half=8.0, error=2.0)
     surer, less_sure = (replace(one, half=half, error=half / 4) for half in (4.0, 16.0))
     assert findable_percent(replace(one, own=surer)) == pytest.approx(findable_percent(surer))
@@ -476,7 +476,7 @@ def test_another_host_another_gpu_and_another_sampling_are_said() -> None:
         assert diff(base, elsewhere, anyway=True).why_not == ""
 
 
-def test_notes_say_of_each_part_what_was_left_out_or_failed_and_of_what_work_it_is() -> None:
+def test_notes_name_what_each_part_left_out_or_failed_and_what_work_it_is_of() -> None:
     base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
     (before,), (now,) = base.parts, new.parts
     for was, is_now, said in (
@@ -523,7 +523,7 @@ def test_parts_that_are_counted_in_other_ways_do_not_compare() -> None:
         assert found.why_not.startswith(said)
 
 
-def test_steps_too_few_count_as_what_the_new_run_alone_does_by_how_much_more_of_its_time_they_take() -> None:
+def test_too_few_steps_count_for_the_new_run_by_their_extra_share_of_time() -> None:
     base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
     whole_us = new.parts[0].time_us
     few = [TooShort("verify", 3, 20, 0.1 * whole_us), TooShort("verify", 4, 20, 0.2 * whole_us)]

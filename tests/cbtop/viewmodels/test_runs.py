@@ -55,7 +55,7 @@ def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
     assert none.places[WHOLE_STEP].time == one.places[WHOLE_STEP].time
 
 
-def test_what_is_inside_is_of_the_steps_that_were_recorded_inside_and_needs_five_blocks_of_them() -> None:
+def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
     """Of eight blocks of four steps some are plain, as a sampling that begins late leaves them."""
     batch = made_batch(1, STEADY, 32)
     each = len(batch.node) // 32
@@ -74,7 +74,7 @@ def test_what_is_inside_is_of_the_steps_that_were_recorded_inside_and_needs_five
             assert all(one.calls == whole.places[place].calls for place, one in part.places.items())
 
 
-def test_all_steps_together_took_the_wall_clock_time_from_the_begin_of_the_first_to_the_end_of_the_last() -> None:
+def test_all_steps_took_the_time_from_the_first_begin_to_the_last_end() -> None:
     for tokens in (1, 3):
         batch = made_batch(1, STEADY, 40)
         batch = replace(batch, elements=tokens * batch.elements)
@@ -102,7 +102,7 @@ def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
     assert part.budgets == {("RmsNorm", BrickCategory.NORM): 6 * 7.5}
 
 
-def test_how_much_is_cached_and_how_many_sequences_are_is_known_where_every_step_says_it() -> None:
+def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None:
     """Before the steps of the first block 100 to 103 positions, of the last 136 to 139."""
     batch = made_batch(1, STEADY, 40, cached_from=100)
     part = part_in(batch)
@@ -181,7 +181,7 @@ def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
 
 
 @pytest.mark.parametrize("one_in", [2, 4])
-def test_where_one_step_in_a_few_is_recorded_inside_these_tell_what_lies_there(one_in: int) -> None:
+def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
     """The others are plain, and take twice as long as they."""
     batch = made_batch(1, STEADY, 80)
     step = np.arange(len(batch.node)) // (len(batch.node) // 80)
@@ -205,7 +205,7 @@ def test_where_one_step_in_a_few_is_recorded_inside_these_tell_what_lies_there(o
 BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]  # off their median by 1, as a median
 
 
-def test_between_steps_what_lies_four_usual_distances_away_is_a_pause_and_what_lies_nearer_is_the_processs() -> None:
+def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> None:
     def typical_us(between_us: Sequence[float]) -> float:
         """Of steps of 100 µs, so much before each."""
         blocks = [
@@ -231,7 +231,7 @@ def test_between_steps_what_lies_four_usual_distances_away_is_a_pause_and_what_l
         assert typical_us(us) == pytest.approx(none_us + np.mean([*BETWEEN_US, taken_as_us, 10.0]))
 
 
-def test_of_steps_that_run_at_the_same_time_a_typical_one_may_have_no_time_of_its_own() -> None:
+def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
     """Of three steps one takes 1 ms and overlaps the others: by the wall clock each takes 50 µs."""
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
@@ -249,14 +249,14 @@ def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
     assert part.typical_us.mean == pytest.approx(0.6, rel=0.05)
 
 
-def test_wall_clock_time_is_known_as_of_half_as_many_blocks_and_of_nothing_seen_nothing_is_lost() -> None:
+def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() -> None:
     (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
     assert [part.wall_us.blocks for part in (short, long)] == [5, 15]  # of 10 and, twice as long, of 30
     run = made_run(1, STEADY, 40)
     assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]
 
 
-def test_runs_taken_together_are_the_sums_of_what_they_did_and_the_means_of_what_it_took() -> None:
+def test_runs_taken_together_are_sums_of_their_work_and_means_of_their_times() -> None:
     runs = [made_run(seed, Noise(run=0.05), 40 * seed, cached_from=100 * seed) for seed in (1, 2, 3)]
     runs = [replace(run, lost=seed, covers_s=10.0 * seed) for seed, run in enumerate(runs, 1)]
     each = [replace(run.parts[0], failed=seed) for seed, run in enumerate(runs, 1)]
@@ -316,7 +316,7 @@ def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
     assert all(one.scatter > 10 * one.own_scatter for one in typical)
 
 
-def test_steps_too_few_to_be_compared_are_of_several_runs_once_a_phase_with_the_time_of_all() -> None:
+def test_too_few_steps_of_several_runs_are_one_row_a_phase_with_all_time() -> None:
     few = [TooShort("prefill", 3, 20, 50.0), TooShort("verify", 2, 20, 10.0), TooShort("prefill", 4, 20, 70.0)]
     runs = [replace(made_run(seed, STEADY, 40), too_short=(one,)) for seed, one in enumerate(few, 1)]
     assert together(runs).too_short == (TooShort("prefill", 3, 20, 120.0), few[1])

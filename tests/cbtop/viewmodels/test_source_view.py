@@ -57,7 +57,7 @@ def test_a_brick_is_summed_over_its_layers(view: SourceView) -> None:
     assert qkv.gflops == pytest.approx(1280 * 128 / 400_000)
 
 
-def test_what_a_view_was_made_of_goes_with_it_and_does_not_wait_for_the_garbage_collector(runtime: Path) -> None:
+def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: Path) -> None:
     record = decode_run(runtime)
     gc.disable()
     try:
@@ -71,7 +71,7 @@ def test_what_a_view_was_made_of_goes_with_it_and_does_not_wait_for_the_garbage_
 
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])
-def test_of_one_brick_of_steps_that_run_at_once_it_is_not_said_what_limits_it(runtime: Path, at_once: float) -> None:
+def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path, at_once: float) -> None:
     """Together they may be as fast as the roof allows, each far below it."""
     record = decode_run(runtime)
     record.ceilings = {
@@ -142,7 +142,7 @@ def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> N
         ("", [("", "decode", 1), ("Bert", "encode", 12)], "Bert encode"),
     ],
 )
-def test_the_phase_shown_by_default_is_the_decode_of_the_model_that_is_named_else_one_else_what_takes_most_time(
+def test_the_default_phase_is_the_named_models_decode_or_any_or_the_longest(
     named: str, steps: list[tuple[str, str, int]], shown: str, runtime: Path
 ) -> None:
     profiler = profiler_in(runtime, clock := Clock())
@@ -229,7 +229,7 @@ UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # the median of rounds whose best is 1
 
 
 @pytest.mark.parametrize(("median", "unsure"), [(UNSURE, True), (90.0, False), (SURE, False), (UNKNOWN, None)])
-def test_what_is_made_of_a_roof_whose_rounds_lie_more_than_10_percent_apart_is_unsure_on_screen_in_text_and_in_json(
+def test_a_roof_with_rounds_over_10_percent_apart_is_unsure_in_every_output(
     runtime: Path, median: float | None, unsure: bool | None
 ) -> None:
     clock = Clock()
@@ -443,7 +443,7 @@ def test_a_process_without_layers_has_no_gap_by_their_name(runtime: Path) -> Non
     assert (books.gaps, books.gaps_us, books.unattributed_us) == ((), 0, 1)
 
 
-def test_calls_and_steps_without_a_count_are_told_and_nothing_is_made_of_their_elements(runtime: Path) -> None:
+def test_calls_and_steps_without_a_count_are_reported_and_have_no_elements(runtime: Path) -> None:
     profiler = profiler_in(runtime, Clock())
     work = BrickDefinition("Sized", BrickCategory.FFN, work=Work(flops_per_element=2.0, bytes_per_call=8.0))
     for elements in (7, -1):

@@ -69,7 +69,7 @@ def test_its_figures_are_those_of_its_view(runtime: Path) -> None:
     assert source_row(found, "prefill").steps == source_view(found, "prefill").steps
 
 
-def test_steps_a_second_are_those_that_ended_over_the_wall_clock_time_of_the_rates(runtime: Path) -> None:
+def test_steps_a_second_are_ended_ones_over_the_wall_clock_time_of_rates(runtime: Path) -> None:
     found = decode_run(runtime)
     row, stretch = source_row(found), source_view(found).stretch
     assert row.steps is not None
@@ -79,7 +79,7 @@ def test_steps_a_second_are_those_that_ended_over_the_wall_clock_time_of_the_rat
     assert row.steps_per_sec == pytest.approx(row.steps.tokens_per_sec)  # one token a step
 
 
-def test_it_lags_by_what_has_passed_on_its_own_hosts_clock_since_it_was_heard(runtime: Path) -> None:
+def test_a_source_lags_by_the_time_on_its_own_hosts_clock_since_it_was_heard(runtime: Path) -> None:
     found = record(runtime)
     assert source_row(found, now_ns=SECOND_NS + 400_000_000).lag_s == pytest.approx(0.4)
     # A clock that is right to within its error may stand a little before the last thing that was heard.
@@ -150,14 +150,14 @@ def test_it_is_on_the_gpus_that_its_process_is_on_or_on_none_of_them() -> None:
     assert elsewhere == (None, ["it is in another pid namespace than its daemon"])
 
 
-def test_what_was_lost_is_neither_what_nobody_could_see_nor_what_the_next_update_brings() -> None:
+def test_lost_excludes_what_nobody_could_see_and_what_the_next_update_brings() -> None:
     loss = LossView(produced=1_000, received=800, dropped=200, before_attach=100, rejected=10, on_the_wire=40)
     assert (loss.seen, loss.lost) == (900, 60)
     assert loss.lost_percent == pytest.approx(100 * 60 / 900)
     assert LossView(0, 0, 0, 0, 0).lost_percent == 0
 
 
-def test_records_add_up_between_the_totals_of_a_message_and_the_state_that_follows(tmp_path: Path) -> None:
+def test_records_add_up_between_totals_of_a_message_and_the_state_after_it(tmp_path: Path) -> None:
     """Many nodes come in several messages: who looks before the last has newer totals than counters."""
     known = record(tmp_path)
     assert known.state is not None
@@ -232,7 +232,7 @@ def test_a_row_is_made_when_it_is_asked_for_and_once(runtime: Path, monkeypatch:
     assert made == [key]
 
 
-def test_rates_of_a_time_of_which_records_were_lost_are_written_as_lower_bounds(tmp_path: Path) -> None:
+def test_rates_are_lower_bounds_if_records_of_their_time_were_lost(tmp_path: Path) -> None:
     row = source_row(record(tmp_path))
     lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
     assert (formatting.rate(lossy, 42.0), formatting.rate(lossy, None)) == ("≥42.00", "n/a")

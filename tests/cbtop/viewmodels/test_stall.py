@@ -186,7 +186,7 @@ def _governed(record: SourceRecord) -> None:
 
 
 @pytest.mark.parametrize("change", [_by_python, _sampled, _governed])
-def test_where_a_step_may_run_that_is_not_recorded_it_is_neither_idle_nor_stalled(
+def test_a_process_that_may_run_an_unrecorded_step_is_not_idle_or_stalled(
     record: SourceRecord, change: Callable[[SourceRecord], None]
 ) -> None:
     change(record)

@@ -52,9 +52,7 @@ def test_of_one_sequence_and_one_position_the_text_has_the_singular(tmp_path: Pa
 
 
 @pytest.mark.parametrize("sample_every", [1, 2])
-def test_steps_that_were_left_by_an_exception_are_counted_as_failed_in_text_and_json(
-    tmp_path: Path, sample_every: int
-) -> None:
+def test_steps_left_by_an_exception_count_as_failed_in_text_and_json(tmp_path: Path, sample_every: int) -> None:
     clock = Clock()
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 20), sample_every=sample_every)
     for at in range(10):
@@ -119,7 +117,7 @@ def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: 
     assert prefill.us_per_token_p50 == pytest.approx(5_000, rel=0.01)
 
 
-def test_a_token_has_no_median_where_two_processes_have_other_numbers_of_them_a_step(tmp_path: Path) -> None:
+def test_a_token_has_no_median_if_two_processes_differ_in_tokens_a_step(tmp_path: Path) -> None:
     """1 and 3 in as many steps: 2 on average, and none had two."""
     records = []
     for tokens in (1, 3):
@@ -152,7 +150,7 @@ def test_a_step_of_more_tokens_than_there_are_leaves_the_others_readable(tmp_pat
     assert (steps.count, steps.us_per_token_p50) == (2, None)
 
 
-def test_a_rate_of_which_records_were_lost_is_at_least_that_in_the_report_as_in_the_list(tmp_path: Path) -> None:
+def test_a_rate_with_lost_records_is_a_lower_bound_in_report_and_list(tmp_path: Path) -> None:
     clock = Clock()
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 12))
     with profiler.step("decode", tokens=1):

@@ -126,7 +126,7 @@ def _layered(run: RankRun, work_us: float, gap_us: float, wait_us: float) -> Non
 REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 
 
-def test_who_is_slow_between_its_bricks_is_named_by_its_time_outside_of_communication(three: list[RankRun]) -> None:
+def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
             _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))  # all steps take as long
@@ -243,7 +243,7 @@ many_histories = st.lists(histories, min_size=2, max_size=8)
 
 
 @given(many_histories)
-def test_rare_pauses_name_nobody_whenever_they_come_and_however_long_they_are(ranks: list[list[float]]) -> None:
+def test_rare_pauses_name_no_rank_whenever_they_come_and_however_long(ranks: list[list[float]]) -> None:
     assert verdict_on(ranks) is None
 
 
@@ -276,7 +276,7 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
 
 
 @given(many_histories, st.floats(1.3, 10), st.data())
-def test_all_wait_for_the_slow_one_only_where_their_whole_steps_are_as_long_as_its_own(
+def test_all_wait_for_a_slow_one_only_if_their_steps_are_as_long_as_its_own(
     ranks: list[list[float]], factor: float, data: st.DataObject
 ) -> None:
     """Replicas that never wait for each other have short steps beside its long ones."""
@@ -306,7 +306,7 @@ def test_two_that_run_as_the_same_rank_are_of_two_jobs_and_nobody_waits() -> Non
     assert (found.rank, found.others_wait) == (0, False)
 
 
-def test_a_rank_alone_is_of_no_job_and_what_its_launcher_calls_a_job_tells_two_apart() -> None:
+def test_a_lone_rank_is_of_no_job_and_the_jobs_of_a_launcher_are_told_apart() -> None:
     first, second = MadeRank(0).record, MadeRank(1).record
     assert first.hello is not None
     assert second.hello is not None

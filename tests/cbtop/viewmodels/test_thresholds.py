@@ -93,7 +93,7 @@ def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
     assert len(str(error.value)) < 600
 
 
-def test_a_threshold_may_be_two_hundred_characters_long_and_of_one_that_is_longer_the_beginning_is_shown() -> None:
+def test_a_threshold_may_have_200_characters_and_a_longer_one_is_shown_cut() -> None:
     longest = "a" * 195 + "<=1us"
     assert parse(longest).names == ("a" * 195,)
     for text, shown in (("a" + longest, ("a" + longest)[:200] + "…"), (longest[:-2] + "um", longest[:-2] + "um")):
@@ -222,15 +222,13 @@ def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, 
     ("half", "outcome"),
     [(10.0, Outcome.HOLDS), (10.1, Outcome.UNSURE), (50.0, Outcome.UNSURE), (50.1, Outcome.UNKNOWN)],
 )
-def test_where_bricks_could_be_a_tenth_slower_unseen_nothing_is_sure_and_where_by_a_half_nothing_known(
-    half: float, outcome: Outcome
-) -> None:
+def test_bricks_are_unsure_if_a_tenth_would_be_unseen_and_unknown_if_a_half(half: float, outcome: Outcome) -> None:
     judged = gate_of(places=places_as(Change(100.0, 100.0, half)))[BRICKS]
     assert judged.outcome is outcome
     assert (f"only a change of {half} % would have been found" in judged.said) is (outcome is not Outcome.HOLDS)
 
 
-def test_bricks_are_as_well_judged_where_no_call_was_timed_and_not_where_no_clock_tells_their_calls() -> None:
+def test_bricks_are_judged_without_timed_calls_but_not_if_no_clock_tells() -> None:
     sure = Change(100.0, 100.0, 1.0)
     assert gate_of(places=places_as(sure, p50=None))[BRICKS].outcome is Outcome.HOLDS
     assert gate_of(places=places_as(None))[BRICKS].outcome is Outcome.UNKNOWN
@@ -251,7 +249,7 @@ def test_bricks_are_as_well_judged_where_no_call_was_timed_and_not_where_no_cloc
         (90.0, 9.0, Outcome.HOLDS),
     ],
 )
-def test_a_typical_step_holds_where_a_tenth_would_be_found_and_is_unknown_where_it_may_be_that_or_twice_as_long(
+def test_a_step_holds_if_a_tenth_would_be_found_and_is_unknown_if_it_may_be(
     now: float, half: float, outcome: Outcome
 ) -> None:
     assert gate_of(typical=Change(100.0, now, half))[STEP].outcome is outcome
@@ -280,7 +278,7 @@ def test_tokens_a_second_hold_where_twice_as_long_a_token_would_be_found(
     assert (alone[RATE].outcome, STEP in alone) == (outcome_alone, False)
 
 
-def test_a_few_steps_that_became_longer_are_said_with_their_cause_and_by_a_quarter_nothing_is_known() -> None:
+def test_a_few_longer_steps_are_shown_with_cause_and_unknown_from_a_quarter() -> None:
     for now, outcome in ((125.0, Outcome.UNSURE), (126.0, Outcome.UNKNOWN)):
         judged = gate_of(wall=Change(100.0, now, 5.0, (50.0, 50.0)))[RATE]
         assert (judged.outcome, judged.guilty) == (outcome, "")
@@ -294,7 +292,7 @@ def test_steps_that_fail_are_more_where_three_in_a_hundred_more_do() -> None:
         assert ("decode: no more steps that fail" in judged) is is_said
 
 
-def test_what_all_share_is_said_once_of_its_part_whatever_of_it_shows_and_other_parts_are_judged() -> None:
+def test_what_all_share_is_reported_once_and_the_other_parts_are_judged() -> None:
     (part,) = steady().parts
     rule = "decode: nothing slower beyond noise"
     for shared, outcome in ((1.0995, Outcome.UNSURE), (1.125, Outcome.UNKNOWN)):
@@ -319,7 +317,7 @@ def test_what_all_share_is_said_once_of_its_part_whatever_of_it_shows_and_other_
         assert rule not in {one.rule for one in default_gate(replace(steady(), parts=(nothing_shows,)))}
 
 
-def test_a_new_brick_is_guilty_of_a_longer_token_where_it_takes_more_than_half_of_that() -> None:
+def test_a_new_brick_is_guilty_if_it_takes_over_half_of_what_a_token_grew() -> None:
     (part,) = steady().parts
     for us, now_us, is_guilty in ((51.0, 1100.0, True), (50.0, 1100.0, False), (51.0, 1000.0, False)):
         new = PlaceDiff(("Extra", BrickCategory.FFN), None, None, PlaceTimes(Figure(us, 1.0, 20)))
@@ -351,7 +349,7 @@ def test_what_more_than_half_of_the_longer_time_is_is_named_as_its_cause(
     assert gate_of(wall=longer, typical=None, balance=balance, places=())[RATE].guilty == name
 
 
-def test_of_a_typical_step_that_is_longer_what_calls_do_not_take_lies_between_steps() -> None:
+def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> None:
     (part,) = steady().parts
     balance = Balance(*[(1000.0, 1000.0)] * 5)
     for inside_us, is_between in ((49.0, True), (51.0, False)):
@@ -395,7 +393,7 @@ def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
         assert found[RATE].outcome is outcome
 
 
-def test_where_the_interval_of_a_step_is_too_wide_it_is_unknown_and_said_what_to_do() -> None:
+def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
     typical, rate = part.typical_us, part.wall_us
@@ -421,7 +419,7 @@ def test_where_the_interval_of_a_step_is_too_wide_it_is_unknown_and_said_what_to
     ("planted", "guilty"),
     [({}, ""), ({"unnamed_us": 1_000.0}, "between bricks"), ({"between_steps_us": 2_030.0}, "between steps")],
 )
-def test_what_lies_in_no_brick_and_between_steps_is_found_where_pauses_hide_it_from_tokens_a_second(
+def test_time_in_no_brick_and_between_steps_is_found_even_if_pauses_hide_it(
     planted: dict[str, float], guilty: str
 ) -> None:
     """A step in twenty pauses for 20 ms: of three such runs tokens/s tell nothing below a half."""
@@ -496,7 +494,7 @@ def test_of_a_phase_that_was_not_compared_it_is_said_why() -> None:
         assert (judged.rule, judged.outcome, judged.said) == ("prefill: is compared", Outcome.UNKNOWN, said)
 
 
-def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time() -> None:
+def test_work_of_the_new_run_alone_is_no_pass_if_it_takes_much_of_its_time() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
     for steps, outcomes in ((part.steps // 10, []), (part.steps // 8, [Outcome.UNKNOWN])):
@@ -513,7 +511,7 @@ def test_what_the_new_run_alone_does_is_no_pass_where_it_takes_much_of_its_time(
     )
 
 
-def test_steps_that_are_too_few_to_be_compared_are_no_pass_where_they_take_much_of_its_time() -> None:
+def test_steps_too_few_to_compare_are_no_pass_if_they_take_much_of_its_time() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
     for share, outcomes in ((0.05, []), (0.5, [Outcome.UNKNOWN])):
@@ -576,7 +574,7 @@ def test_of_several_phases_a_threshold_is_on_those_that_have_what_it_names() -> 
         judge(parse("Head<=1s"), found)
 
 
-def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them() -> None:
+def test_a_note_names_the_machine_if_all_bricks_take_longer_by_as_much() -> None:
     base, now = made_run(1), made_run(2, all_longer=1.2)
     (note,) = [note for note in diff(base, now).notes if "every brick" in note]
     assert note.startswith("decode: every brick takes 1.2")
@@ -584,9 +582,7 @@ def test_where_all_bricks_take_as_much_longer_the_machine_is_named_beside_them()
 
 
 @pytest.mark.parametrize(("longer", "outcome"), [(1.06, Outcome.UNSURE), (1.2, Outcome.UNKNOWN)])
-def test_what_all_bricks_share_may_be_the_machines_unless_several_runs_tell_how_that_scatters(
-    longer: float, outcome: Outcome
-) -> None:
+def test_a_shared_slowdown_may_be_the_machine_unless_runs_give_its_scatter(longer: float, outcome: Outcome) -> None:
     bases, now = [made_run(seed, STEADY) for seed in range(6)], made_run(6, STEADY, all_longer=longer)
     (judged,) = default_gate(diff(bases[0], now))
     assert judged.outcome is outcome
@@ -614,7 +610,7 @@ def judged_as(found: RunDiff, text: str) -> Judged:
     return one
 
 
-def test_a_rate_is_judged_as_it_is_and_times_the_baseline_with_the_interval_of_its_time() -> None:
+def test_a_rate_is_judged_as_is_and_as_a_ratio_with_the_interval_of_its_time() -> None:
     found = diff(made_run(1, STEADY), made_run(2, STEADY))
     (part,) = found.parts
     before, now = part.units_per_sec
@@ -641,7 +637,7 @@ def test_a_threshold_that_nothing_could_break_is_no_pass() -> None:
         assert judged_as(found, "decode.step<=1s").outcome is Outcome.HOLDS
 
 
-def test_where_not_every_step_says_its_tokens_no_rate_and_no_budget_of_them_is_known() -> None:
+def test_no_rate_or_budget_of_tokens_is_known_if_not_every_step_says_them() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = base.parts
     uncounted = replace(part, unit="step", tokens=None, budgets={("RmsNorm", BrickCategory.NORM): 1e6})
@@ -654,7 +650,7 @@ def test_where_not_every_step_says_its_tokens_no_rate_and_no_budget_of_them_is_k
     assert judged_as(both, "tokens_per_sec>=1").about == "decode"
 
 
-def test_what_is_unattributed_is_the_share_of_a_step_in_no_brick_and_in_no_gap_of_a_layer() -> None:
+def test_unattributed_is_the_share_of_a_step_in_no_brick_and_no_layer_gap() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
     whole_us, places = part.inside_us.mean, dict(part.places)
@@ -686,7 +682,7 @@ def test_losses_are_judged_as_a_share_of_the_records() -> None:
         assert judged_as(found, text).said == "0.50 % were lost"
 
 
-def test_a_layer_is_named_by_its_number_or_its_name_and_a_category_is_all_of_its_bricks() -> None:
+def test_a_layer_has_a_number_or_a_name_and_a_category_is_all_of_its_bricks() -> None:
     found = diff(made_run(1), made_run(2, slower=1.2))
     for text in ("DownProjection@4<=1.1x", "down@Layer 4.p50<=1.1x", "decode.ffn@4<=1.1x", "mlp@layer4<=1.1x"):
         one = judged_as(found, text)
@@ -742,7 +738,7 @@ def judged_where(place: PlaceDiff, text: str) -> Judged:
     return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
 
 
-def test_times_the_baseline_is_by_the_typical_time_or_by_the_median_where_the_mean_alone_is_known() -> None:
+def test_a_ratio_is_of_typical_times_or_of_medians_if_only_means_are_known() -> None:
     (part,) = steady().parts
     norm = place_of(part, "RmsNorm")
     typical, median, mean, p99 = (Change(100.0, 100.0 * ratio, 0.0) for ratio in (1.2, 1.4, 1.6, 1.8))
@@ -767,7 +763,7 @@ def test_times_the_baseline_is_by_the_typical_time_or_by_the_median_where_the_me
         assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said
 
 
-def test_the_layer_where_a_brick_costs_most_more_is_named_where_one_is_slower() -> None:
+def test_the_layer_with_most_of_the_extra_cost_is_named_if_a_brick_is_slower() -> None:
     (part,) = steady().parts
     places = {one.name: one for one in part.places}
     slower, most, faster = (Change(100.0, now, 1.0) for now in (120.0, 130.0, 60.0))
@@ -784,7 +780,7 @@ def test_the_layer_where_a_brick_costs_most_more_is_named_where_one_is_slower() 
         assert judged_as(found, text).guilty == guilty
 
 
-def test_of_a_slower_brick_it_is_said_by_how_much_as_it_is_and_beside_all_others_and_what_it_costs() -> None:
+def test_a_slower_brick_has_its_ratio_alone_and_next_to_others_and_its_cost() -> None:
     (part,) = steady().parts
     slower = replace(
         place_of(part, "DownProjection"),
@@ -803,7 +799,7 @@ def test_of_a_slower_brick_it_is_said_by_how_much_as_it_is_and_beside_all_others
         assert (judged.guilty, judged.said) == ("DownProjection", said)
 
 
-def test_a_brick_is_named_by_its_name_before_a_category_and_by_its_beginning_after_both() -> None:
+def test_a_brick_is_matched_by_name_then_by_category_then_by_its_beginning() -> None:
     (part,) = steady().parts
     named = [
         replace(one, brick=("Ffn", BrickCategory.ATTENTION)) if one.name == "QkvProjection" else one
@@ -852,7 +848,7 @@ def test_what_has_made_a_step_longer_though_no_brick_has_is_named() -> None:
     assert found[BRICKS].outcome is Outcome.HOLDS
 
 
-def test_budgets_of_definitions_are_of_the_mean_for_a_token_and_bounds_of_contracts_of_a_call() -> None:
+def test_budgets_are_of_the_mean_for_a_token_and_contract_bounds_of_a_call() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY, slower=1.5, in_layer=None)
     (part,) = now.parts
     down, norm = ("DownProjection", BrickCategory.FFN), ("RmsNorm", BrickCategory.NORM)
@@ -878,7 +874,7 @@ def test_only_what_three_base_runs_or_more_tell_breaks_a_default_gate(base_runs:
     assert [one.outcome for one in known_to_scatter(judged, base_runs)] == [outcome, Outcome.HOLDS]
 
 
-def test_what_one_of_two_new_runs_alone_breaks_is_unsure_and_what_both_do_is_broken() -> None:
+def test_a_break_in_one_of_two_new_runs_is_unsure_and_in_both_is_broken() -> None:
     def said(about: str, outcome: Outcome) -> Judged:
         return Judged("no brick slower", about, outcome, f"{about}: 1.2×", brick=about)
 
@@ -905,7 +901,7 @@ def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> 
         assert {one.said for one in found} == {"1.2×; in one of two runs alone, of which each is slower elsewhere"}
 
 
-def test_a_brick_that_is_slower_in_two_layers_is_confirmed_whichever_of_them_either_run_names() -> None:
+def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> None:
     bases = [made_run(seed, Noise(run=0.005)) for seed in range(6)]
     first, second = (
         default_gate(diff_of(bases, [made_run(seed, Noise(run=0.005), slower=1.2, in_layer=layer)]))

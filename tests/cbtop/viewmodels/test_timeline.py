@@ -181,7 +181,7 @@ async def two_steps_at_once(profiler: BrickProfiler, clock: Clock) -> None:
     await asyncio.gather(one("a"), one("b"))
 
 
-def test_steps_that_overlap_are_on_lanes_of_their_own_and_no_time_between_them_is_made_up(runtime: Path) -> None:
+def test_steps_that_overlap_have_own_lanes_and_no_made_up_time_between_them(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     asyncio.run(two_steps_at_once(profiler, clock))
@@ -269,7 +269,7 @@ def test_bricks_that_the_host_timed_of_a_devices_step_lie_beside_it(runtime: Pat
     check(shown(record), record)
 
 
-def test_of_a_step_that_was_timed_as_a_whole_it_is_said_that_nothing_is_known_inside(runtime: Path) -> None:
+def test_a_step_timed_as_a_whole_says_that_nothing_is_known_inside(runtime: Path) -> None:
     clock = Clock()
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(runtime, 1 << 20), sample_every=2)
     for _ in range(4):

@@ -83,7 +83,7 @@ def test_the_json_holds_the_traces_whole(view: SourceView) -> None:
     assert (kv["totals"], kv["rows"], kv["anomalies"]) == ({"evictions": 2.0, "hits": None}, [], [])
 
 
-def test_a_process_without_traces_has_no_such_section_but_an_answer_to_the_question(runtime: Path) -> None:
+def test_a_process_without_traces_has_no_trace_section_but_has_an_answer(runtime: Path) -> None:
     with profiler_in(runtime, Clock()).brick("a"):
         pass
     plain = source_view(record_of(source_of(runtime)))

@@ -67,7 +67,7 @@ def keep(decoding: int, prompts: int = NEVER, gpu: str = NAME, version: str = __
     keep_crossovers(MachineCrossovers(cpu_name(), available_threads(), version, "2026-11-24", tuple(found)))
 
 
-def test_work_from_the_crossover_on_goes_to_the_gpu_and_less_never_asks_for_it(model: Path, asked: list[str]) -> None:
+def test_work_from_the_crossover_on_goes_to_the_gpu_and_less_never_asks_it(model: Path, asked: list[str]) -> None:
     work = layer_bytes(model)
     keep(work + 1)
     said = f"backend cpu: {work:,} of gpu_layer_bytes, from {work + 1:,} on {NAME} is quicker"
@@ -98,7 +98,7 @@ def test_prompts_alone_go_by_their_own_crossover(model: Path, asked: list[str]) 
     ids=["unsure", "another GPU", "another version", "nothing kept"],
 )
 @pytest.mark.usefixtures("asked")
-def test_what_was_not_measured_of_this_gpu_stays_on_the_cpu_and_it_is_said_why(
+def test_an_unmeasured_gpu_leaves_the_work_on_the_cpu_and_the_line_says_why(
     kept: dict[str, Any] | None, said: str, model: Path
 ) -> None:
     if kept is not None:
@@ -109,7 +109,7 @@ def test_what_was_not_measured_of_this_gpu_stays_on_the_cpu_and_it_is_said_why(
     assert "\n" not in line
 
 
-def test_where_the_gpu_has_no_room_or_is_gone_the_cpu_runs_it_and_the_line_says_so(
+def test_the_cpu_runs_it_and_says_so_if_the_gpu_has_no_room_or_is_gone(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full() -> Any:

@@ -41,13 +41,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path / "crossovers.json"
 
 
-def test_what_was_measured_here_is_in_effect_and_what_stayed_unsure_is_the_default() -> None:
+def test_measured_crossovers_are_in_effect_and_unsure_ones_are_the_default() -> None:
     keep_crossovers(HERE)
     assert use_kept_crossovers() == LINE
     assert crossovers() == IN_EFFECT
 
 
-def test_where_nothing_was_measured_the_defaults_are_in_effect_and_nothing_is_said() -> None:
+def test_the_defaults_are_in_effect_without_a_line_if_nothing_was_measured() -> None:
     assert use_kept_crossovers() == ""
     keep_crossovers(replace(HERE, crossovers=(UNSURE,)))
     assert use_kept_crossovers() == ""
@@ -64,7 +64,7 @@ def test_where_nothing_was_measured_the_defaults_are_in_effect_and_nothing_is_sa
     ],
     ids=["machine", "processors", "version", "damaged"],
 )
-def test_what_cannot_be_used_is_said_in_one_line_and_the_defaults_are_in_effect(
+def test_an_unusable_file_is_named_in_one_line_and_the_defaults_are_used(
     kept: MachineCrossovers | None, reason: str, file: Path
 ) -> None:
     file.write_text("{")

@@ -58,7 +58,7 @@ def never() -> bool:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_ranks_know_which_they_are_have_one_job_and_one_id_and_the_first_alone_prints(
+def test_ranks_know_their_number_share_one_job_and_id_and_the_first_prints(
     count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_ranks(count, command(ENDS, tmp_path), never)
@@ -110,7 +110,7 @@ def test_a_rank_that_hears_nothing_is_killed(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_where_the_other_rank_has_ended_a_rank_waits_to_be_ended_and_then_says_so(
+def test_a_rank_waits_to_be_ended_if_the_other_has_ended_and_then_says_so(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []

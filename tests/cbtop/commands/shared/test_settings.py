@@ -90,7 +90,7 @@ def test_no_color_counts_where_it_is_not_empty_and_a_flag_wins(monkeypatch: pyte
     assert settled("--color").color is True
 
 
-def test_a_key_nobody_knows_is_told_with_file_line_and_the_nearest_and_the_report_is_printed(
+def test_an_unknown_key_is_named_with_line_and_nearest_and_the_report_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write('# mine\nvieww = "bricks"\n\n[preset.slow]\nsort = "p95"\nsrot = "p99"\n')

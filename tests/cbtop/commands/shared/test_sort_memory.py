@@ -41,7 +41,7 @@ def test_where_nothing_can_be_written_nothing_happens(monkeypatch: pytest.Monkey
     assert remembered_orders() == {}
 
 
-async def test_the_order_chosen_on_the_screen_comes_back_and_one_that_was_asked_for_is_not_kept() -> None:
+async def test_the_order_chosen_on_screen_comes_back_and_a_requested_one_does_not() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), section="bricks", interval_s=60)
     app.rows = RowChoice("p50 µs")
     async with app.run_test(size=(240, 60)) as pilot:

@@ -123,7 +123,7 @@ def test_a_sample_holds_every_figure_in_its_unit(clock: Clock) -> None:
     assert (process.memory_bytes, process.utilization_percent) == (1_258_291_200, 53)
 
 
-def test_the_first_sample_has_no_means_and_one_whose_counter_went_back_has_none(clock: Clock) -> None:
+def test_means_are_unknown_in_the_first_sample_and_if_a_counter_went_back(clock: Clock) -> None:
     api = FakeNvml(gpu())
     sampler = Nvml(api, clock)
     (first,) = sampler.sample(()).devices
@@ -334,7 +334,7 @@ def test_of_very_many_processes_those_with_the_most_memory_are_told(clock: Clock
 
 
 @pytest.mark.parametrize("holds_gpu", [False, True])
-def test_in_a_container_pids_count_only_where_they_are_processes_here_that_hold_the_gpu(
+def test_pids_in_a_container_count_only_if_they_are_local_and_hold_the_gpu(
     holds_gpu: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "pid_namespace", lambda: 7)

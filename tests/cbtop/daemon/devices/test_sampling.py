@@ -77,7 +77,7 @@ def newest(made: Sampling, name: str) -> DeviceSample:
     return next(sample for sample in made.latest() if sample.sampler == name)
 
 
-def test_nothing_is_asked_before_somebody_listens_nor_when_nobody_does_any_more() -> None:
+def test_nothing_is_asked_before_anyone_listens_or_after_everyone_has_left() -> None:
     with sampled(Quick) as made:
         assert made.latest() == made.fresh() == []
         made.listen((1, 2))
@@ -101,7 +101,7 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         assert made.latest() == found[-1:]
 
 
-def test_one_that_hangs_keeps_what_it_said_and_holds_up_neither_the_others_nor_the_end(
+def test_a_hanging_sampler_keeps_its_values_and_delays_no_other_and_no_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "LEAVE_S", 0.01)

@@ -15,7 +15,7 @@ SHORT = replace(samples.BRICKS[0], name="Short", durations=(DurationBar(1.0, 2.0
 LONG = replace(samples.BRICKS[0], name="Long", durations=(DurationBar(512.0, 1_024.0, 50),))
 
 
-def test_what_takes_longer_stands_farther_to_the_right_and_the_most_frequent_time_is_highest() -> None:
+def test_longer_times_are_farther_right_and_the_most_frequent_is_highest() -> None:
     lines = [plain(line) for line in on_one_scale([SHORT, LONG], 120, 8)]
     short, long = lines[1:4], lines[4:7]
     assert "Short" in short[-1]

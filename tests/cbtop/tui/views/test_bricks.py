@@ -104,7 +104,7 @@ def details(source: SourceView, brick: str, width: int = 80) -> str:
     return "\n".join(plain(line) for line in detail_lines(row, source, width, 60))
 
 
-def test_the_details_have_the_modes_the_slow_layer_the_last_seconds_and_how_far_it_is_over_its_budget() -> None:
+def test_details_have_the_modes_slow_layer_last_seconds_and_excess_of_budget() -> None:
     text = details(samples.CHECKED, "DownProjection")
     assert "12,000 calls" in text
     assert "highest bar 610" in text
@@ -122,7 +122,7 @@ def test_the_details_name_what_a_check_met_in_place_of_an_error() -> None:
     assert "✗ equals the NumPy reference  met NaN" in text
 
 
-def test_a_brick_in_no_layer_has_no_layers_and_one_whose_calls_are_not_counted_has_no_bars() -> None:
+def test_a_brick_in_no_layer_has_no_layers_and_uncounted_calls_have_no_bars() -> None:
     assert "layers" not in details(samples.LIVE, "LmHead")
     bare = replace(samples.LIVE, bricks=(replace(samples.BRICKS[0], durations=(), trend_us=()),))
     text = details(bare, samples.BRICKS[0].name)
@@ -141,7 +141,7 @@ def test_kernels_of_a_burst_stand_in_the_details_of_their_brick_alone() -> None:
     assert (said["kernels"][0]["brick"], said["kernels"][0]["kernels"][0]["mean_us"]) == ("DownProjection", 12.5)
 
 
-def test_the_limit_names_the_roof_and_how_far_it_is_used_and_is_grey_where_that_is_unsure() -> None:
+def test_the_limit_names_the_roof_and_its_use_and_is_grey_if_that_is_unsure() -> None:
     row = samples.BRICKS[0]
     for roof, text, role in (
         (None, NOT_MEASURED, "faint"),

@@ -97,7 +97,7 @@ async def test_it_is_drawn_at_any_size_and_no_line_is_too_long(source: SourceVie
 
 
 @pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
-async def test_the_layer_that_is_slower_than_the_baseline_by_most_is_marked_and_named(size: tuple[int, int]) -> None:
+async def test_the_layer_slower_than_the_baseline_by_most_is_marked_and_named(size: tuple[int, int]) -> None:
     app = CbtopApp(ScriptedFeed(samples.COMPARED), interval_s=60)
     async with app.run_test(size=size) as pilot:
         text = await opened(pilot)

@@ -35,7 +35,7 @@ def drawn(source: SourceView, pictures: Pictures) -> tuple[str, str]:
     return lines[heading], axis
 
 
-def test_a_histogram_is_drawn_once_a_second_and_says_how_many_calls_there_are_now() -> None:
+def test_a_histogram_is_drawn_once_a_second_and_has_the_current_call_count() -> None:
     pictures = Pictures(lambda: 0.0)
     first, axis = drawn(at(7, 111), pictures)
     assert "111 calls, highest bar 111" in first
@@ -56,7 +56,7 @@ def test_a_histogram_is_drawn_once_a_second_and_says_how_many_calls_there_are_no
         lambda source: replace(source, key="another:1:1:0"),
     ],
 )
-def test_of_anything_else_than_that_second_of_that_process_pictures_are_drawn_anew(
+def test_pictures_are_drawn_again_for_any_other_second_or_process(
     changed: Callable[[SourceView], SourceView],
 ) -> None:
     pictures = Pictures(lambda: 0.0)
@@ -71,7 +71,7 @@ def test_where_the_screen_goes_elsewhere_in_time_pictures_are_of_there() -> None
     assert "highest bar 222" in drawn(at(7, 222), pictures)[0]
 
 
-def test_of_a_recording_that_is_played_slowly_they_are_drawn_once_in_a_second_of_who_watches_it() -> None:
+def test_pictures_of_a_slow_replay_are_drawn_once_a_second_of_the_watcher() -> None:
     now_s = 100.0
     pictures = Pictures(lambda: now_s)
     drawn(at(7, 111), pictures)

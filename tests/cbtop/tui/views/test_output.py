@@ -6,7 +6,7 @@ from cbtop.tui.views.output import OutputPage
 from cbtop.tui.widgets.lines import plain
 
 
-def test_that_nothing_was_written_yet_is_said_and_what_was_is_cut_to_the_width() -> None:
+def test_an_empty_output_says_so_and_a_written_one_is_cut_to_the_width() -> None:
     page = OutputPage()
     assert [plain(line) for line in page.text(40)] == ["nothing was written yet"]
     page.show(["200 tokens", ""])

@@ -49,7 +49,7 @@ def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
             assert len(drawn(source, width, height)) <= height
 
 
-def test_a_large_screen_has_bars_of_each_brick_in_each_layer_and_curves_of_the_devices() -> None:
+def test_a_large_screen_has_bars_of_bricks_by_layer_and_device_curves() -> None:
     source = replace(SLOW, machines=(made_machines.H100,))
     text = "\n".join(drawn(source, 200, 55))
     for name in ("DownProjection", "UpProjection", "QkvProjection"):
@@ -82,7 +82,7 @@ def test_where_there_is_room_nothing_that_a_verdict_says_is_cut() -> None:
     assert text.count(LONG.sentence) == text.count(LONG.advice) == 2
 
 
-def test_where_there_is_no_room_for_what_to_do_what_mending_gives_stands_beside_the_sentence() -> None:
+def test_the_gain_is_next_to_the_sentence_if_there_is_no_room_for_the_advice() -> None:
     lines = drawn(replace(SLOW, verdicts=(LONG, replace(FOUND, gain_tokens_per_sec=None), LONG)), 80, 19)
     assert ["+3.10 tokens/s" in line for line in lines if "Layer 4 is 1.43×" in line] == [True, False, True]
     assert any("gains are derived" in line for line in lines)
@@ -125,7 +125,7 @@ def test_tokens_and_steps_stand_beside_those_of_the_baseline(width: int, height:
     assert "tokens/s, was" not in text
 
 
-def test_what_bricks_move_stands_with_the_cpu_as_derived_or_why_it_is_not_known() -> None:
+def test_moved_bytes_are_next_to_the_cpu_as_derived_or_with_why_unknown() -> None:
     on_cpu = replace(samples.LIVE, machines=(made_machines.NO_GPU,))
     moved = sum(row.bytes or 0.0 for row in on_cpu.bricks)
     assert on_cpu.stretch is not None

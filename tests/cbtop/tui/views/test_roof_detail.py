@@ -28,7 +28,7 @@ def brick_of(source: SourceView, name: str) -> BrickRow:
     return next(row for row in source.roofline.points if row.name == name)
 
 
-def test_a_brick_stands_beside_every_roof_and_far_below_all_it_is_latency_not_memory() -> None:
+def test_a_brick_is_next_to_every_roof_and_is_latency_if_far_below_them_all() -> None:
     text = drawn(samples.LIVE, brick_of(samples.LIVE, "LmHead"))
     assert "13.76 GB/s · 33.60 GFLOP/s" in text
     assert "DRAM read" in text
@@ -45,7 +45,7 @@ def test_what_a_place_under_the_roofs_says_is_whole_where_there_is_room() -> Non
     assert said.endswith("or work beside the arithmetic, as unpacking weights.")
 
 
-def test_a_level_of_cache_is_no_roof_and_says_where_what_is_above_memory_may_come_from() -> None:
+def test_a_cache_level_is_no_roof_and_explains_what_is_above_memory() -> None:
     levels = tuple(
         CeilingRow(name, "cache", value, "GB/s", Provenance.MEASURED)
         for name, value in (("l1_read", 200.0), ("l2_read", 90.0), ("l3_read", 40.0))
@@ -86,7 +86,7 @@ def test_without_roofs_it_says_so() -> None:
     assert "n/a: no roof was measured" in drawn(samples.NO_ROOF, samples.NO_ROOF.roofline.points[0])
 
 
-def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_where_it_is_now(tmp_path: Path) -> None:
+def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_its_place(tmp_path: Path) -> None:
     slower = Decoding(step_factor=lambda step: 1 + step / 200, noise=0.0, work=DOWN_WORK)
     view = run(tmp_path, slower).one()
     brick = brick_of(view, "DownProjection")
@@ -133,7 +133,7 @@ def test_bars_by_size_begin_in_one_column_and_there_are_two_of_them_or_none() ->
         assert sum("sequence" in line for line in drawn(samples.LIVE, brick, height).splitlines()) != 1
 
 
-def test_what_grows_with_the_batch_stands_by_how_many_sequences_a_step_works_on(tmp_path: Path) -> None:
+def test_growth_with_the_batch_is_shown_by_the_sequences_in_a_step(tmp_path: Path) -> None:
     def batch(step: int) -> int:
         return 1 if step < 100 else 2 + step % 2 if step < 200 else 6
 
@@ -174,7 +174,7 @@ def test_a_batch_that_is_always_the_same_or_that_nobody_says_has_no_part(tmp_pat
     assert "as the batch grows" not in drawn(silent, brick)
 
 
-def test_where_both_grow_each_has_a_part_and_a_mean_between_two_sizes_is_of_the_nearer(tmp_path: Path) -> None:
+def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_path: Path) -> None:
     growing = Decoding(
         cached=lambda step: 100 + step,
         sequences=lambda step: 1 if step < 200 or step % 5 == 0 else 2,

@@ -89,7 +89,7 @@ def test_a_mark_stands_in_the_cell_of_its_values_or_in_one_that_counts_them(
 
 
 @given(places, st.tuples(st.integers(8, 200), st.integers(4, 60)))
-def test_without_roofs_nothing_but_the_marks_and_the_title_is_written_into_the_plot(
+def test_only_the_marks_and_the_title_are_written_into_a_plot_without_roofs(
     values: list[tuple[float, float]], size: tuple[int, int]
 ) -> None:
     points = lettered(values)
@@ -117,7 +117,7 @@ def test_one_brick_far_from_the_others_does_not_squeeze_them_and_is_listed() -> 
 
 
 @given(st.lists(powers, min_size=1, max_size=40))
-def test_at_least_half_of_all_values_and_whatever_is_within_a_decade_of_one_of_them_is_usual(
+def test_half_of_all_values_or_more_and_those_within_a_decade_are_usual(
     values: list[float],
 ) -> None:
     span = usual(values)
@@ -127,7 +127,7 @@ def test_at_least_half_of_all_values_and_whatever_is_within_a_decade_of_one_of_t
     assert all(span.holds(one) for one in values if middle / 9 <= one <= middle * 9)
 
 
-def test_where_memory_reaches_a_peak_the_ridge_point_is_marked_with_its_intensity() -> None:
+def test_the_ridge_point_is_marked_with_its_intensity_if_memory_meets_a_peak() -> None:
     rows, _ = drawn(ROOFED, (), (60, 20))
     assert sum(row.count(roofline_plot.RIDGE) for row in rows) == 1
     assert any("ridge 10.00" in row for row in rows)
@@ -149,9 +149,7 @@ def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
 
 
 @pytest.mark.parametrize(("unsure", "role"), [(True, "dim"), (False, "strong"), (None, "strong")])
-def test_a_share_of_an_unsure_roof_is_grey_behind_a_question_mark_in_the_table_and_the_details(
-    unsure: bool | None, role: str
-) -> None:
+def test_an_unsure_roof_share_is_grey_with_a_question_mark_in_both_places(unsure: bool | None, role: str) -> None:
     brick = replace(samples.BRICKS[0], roof=Distance(100.0, 44.1, "memory", unsure))
     cells = {
         column.title: column.cell(LetteredPoint("a", brick), 20)
@@ -249,7 +247,7 @@ def test_a_brick_that_stays_in_one_place_or_two_has_no_trail() -> None:
     assert drawn_trail(CORNERS, [*still, (1.4, 10.0), (2.0, 10.0)])
 
 
-def test_the_trail_is_that_of_the_brick_under_the_cursor_also_where_letters_have_run_out() -> None:
+def test_the_trail_is_of_the_brick_under_the_cursor_even_if_letters_ran_out() -> None:
     points = [
         replace(one, point=replace(one.point, trail=((0.1, 5.0), (0.2, 5.0), (2.0, 5.0)) if at == 57 else ()))
         for at, one in enumerate(lettered([(10 ** (at / 30 - 1), 10.0) for at in range(60)]))

@@ -141,7 +141,7 @@ async def test_two_hundred_columns_show_every_figure_of_a_device() -> None:
     assert "89.0/" not in text
 
 
-async def test_the_header_has_how_busy_the_gpus_of_the_process_are_and_nothing_that_is_old() -> None:
+async def test_the_header_has_gpu_use_of_the_process_and_nothing_that_is_old() -> None:
     assert "GPU 0 busy" in (text := await shown(on("H100"), (200, 40)))
     assert "37.0 % 315 W" in text
     for machine in ("MIG", "NO_GPU", "HANGS"):
@@ -189,7 +189,7 @@ async def test_hostile_names_are_shown_as_they_are_and_obeyed_by_nobody(size: tu
             assert "[red]" in text
 
 
-async def test_while_nothing_runs_the_ways_to_start_something_and_why_no_daemon_answers_are_read_whole() -> None:
+async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_runs() -> None:
     why = "ipc:///tmp/cbtop-1000/daemon.sock: pid 31210 serves it and is stopped: fg or kill -CONT 31210 resumes it"
     for size in ((60, 14), (80, 24), (120, 34)):
         feed = ScriptedFeed()
@@ -229,7 +229,7 @@ async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
     assert f"bandwidth and compute ceiling n/a: {way_out}" in text
 
 
-async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_kept_them_low() -> None:
+async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low() -> None:
     roofs = tuple(replace(ceiling, measured_on="2026-11-22") for ceiling in samples.CEILINGS)
     low = "another process used the GPU"
     text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "5")
@@ -239,7 +239,7 @@ async def test_roofs_without_a_point_are_drawn_with_their_day_and_what_may_have_
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
 
-async def test_what_has_stopped_going_on_never_reads_live_and_an_older_end_or_silence_comes_first() -> None:
+async def test_what_has_stopped_never_reads_live_and_an_older_end_or_silence_wins() -> None:
     stopped = (samples.STALLED, samples.STALLED_IN_A_SUM, samples.SUSPENDED, samples.IDLE, samples.QUIET)
     large, silent = await shown_one_by_one(stopped, (80, 24)), [replace(source, stale_s=5.0) for source in stopped]
     for source, *texts in zip(stopped, large, await shown_one_by_one(stopped, (40, 10)), strict=True):
@@ -257,7 +257,7 @@ async def test_what_has_stopped_going_on_never_reads_live_and_an_older_end_or_si
     assert "PAUSED" in paused
 
 
-async def test_a_process_that_hangs_in_its_first_step_says_so_before_the_views_open() -> None:
+async def test_a_process_that_hangs_in_its_first_step_says_so_before_views_open() -> None:
     why = "none of these has ended yet"
     stall = StallView(Standstill.QUIET, 32.4, 2.0, ("prefill", "Layer 3", "AllReduce"), threads=1, why=why)
     text = await shown(replace(samples.COMPILING, activity="", stall=stall), (120, 34))

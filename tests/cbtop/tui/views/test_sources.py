@@ -137,7 +137,7 @@ async def test_what_was_lost_before_anybody_looked_is_said_here_and_nowhere_else
         assert "! " not in text
 
 
-async def test_the_source_under_the_cursor_stands_below_in_words_with_the_reason_for_each_figure_that_is_na() -> None:
+async def test_words_below_the_selected_source_explain_each_figure_that_is_na() -> None:
     first, *_, other, stuck = await shown(samples.LIVE, (80, 24), "j", "j", "j")
     assert "n/a       recording costs: it does not measure that: under" in first
     assert "records   2,000,000 produced, 8,000 lost (0.4 % since the daemon looked)" in other

@@ -104,7 +104,7 @@ async def test_it_follows_the_newest_step_until_a_key_moves_it_and_again_after_g
         assert map_of(app)._shown is timeline_at(20.0)
 
 
-async def test_while_it_follows_only_the_lanes_of_the_newest_step_are_made_and_a_key_brings_all() -> None:
+async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all() -> None:
     made: list[str] = []
 
     def make(name: str, lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
@@ -337,7 +337,7 @@ async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 10), *SIZES_BY_DEFAULT], ids="{0[0]}x{0[1]}".format)
-async def test_beside_a_baseline_the_step_and_the_block_under_the_cursor_have_the_median_of_then(
+async def test_the_step_and_block_under_the_cursor_have_the_median_of_the_baseline(
     size: tuple[int, int], golden: Callable[[str, str], None]
 ) -> None:
     with ReplayFeed(RECORDED) as feed:
@@ -360,7 +360,7 @@ async def test_of_what_does_not_compare_the_timeline_says_why() -> None:
         assert "Δ decode n/a: another batch: 1.00 sequences a step, the baseline has 4.00" in await opened(pilot)
 
 
-async def test_on_a_wide_terminal_the_last_steps_of_the_phase_stand_beside_each_other_the_slow_ones_marked() -> None:
+async def test_a_wide_terminal_shows_the_last_steps_of_a_phase_and_marks_slow_ones() -> None:
     shown = timeline_at(AT_S)
     assert shown is not None
     assert shown.newest is not None
@@ -383,7 +383,7 @@ async def test_on_a_wide_terminal_the_last_steps_of_the_phase_stand_beside_each_
     assert like_newest(slow, 6, 99) == []
 
 
-async def test_a_step_is_gone_to_once_a_second_unless_nothing_follows_it_or_somebody_went_there() -> None:
+async def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> None:
     moments = [timeline_at(AT_S + more_s) for more_s in (0.0, 0.4, 0.8, 1.2, 1.6)]
     assert len({id(one) for one in moments}) == len(moments)
     source = replace(samples.LIVE, timeline=moments[0])

@@ -42,7 +42,7 @@ def test_of_a_step_that_has_not_ended_the_books_say_that_it_still_runs() -> None
     ("count", "why"),
     [(0, "no decode step ended in this time"), (7, "none of 7 decode steps of this time was recorded inside")],
 )
-def test_where_no_step_was_recorded_the_books_say_so_in_place_of_a_wall_time_of_zero(count: int, why: str) -> None:
+def test_the_books_say_that_no_step_was_recorded_and_not_a_zero_wall_time(count: int, why: str) -> None:
     assert samples.LIVE.books is not None
     assert samples.LIVE.steps is not None
     steps = replace(samples.LIVE.steps, count=count, recorded=0)

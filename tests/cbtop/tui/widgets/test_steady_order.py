@@ -71,7 +71,7 @@ def swaps(before: Sequence[object], after: Sequence[object]) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_of_a_noisy_stationary_minute_at_most_one_swap_is_seen_among_the_top_eight(tmp_path: Path, seed: int) -> None:
+def test_at_most_one_of_the_top_eight_swaps_in_a_noisy_stationary_minute(tmp_path: Path, seed: int) -> None:
     columns = {column.title: column for column in brick_columns(100.0, budgets=False, checks=False)}
     redraws = noisy_minute(tmp_path, seed)
     for title in ("wall %", "µs/tok", "p50 µs", "p95 µs", "p99 µs", "max µs"):
@@ -87,7 +87,7 @@ def test_of_a_noisy_stationary_minute_at_most_one_swap_is_seen_among_the_top_eig
         assert sum(swaps(*pair) for pair in pairwise(exact)) > 2, f"{title}: there was nothing to keep still"
 
 
-def test_a_row_has_to_be_ahead_for_a_while_and_by_figures_of_few_calls_for_longer() -> None:
+def test_a_row_must_be_ahead_for_a_while_and_longer_by_figures_of_few_calls() -> None:
     columns = {column.title: column for column in brick_columns(100.0, budgets=False, checks=False)}
     took = {}
     for title in ("wall %", "p50 µs", "p99 µs", "max µs", "min µs"):
@@ -115,7 +115,7 @@ def test_rows_close_together_do_not_change_places() -> None:
     assert steady_order(["a", "b", "c"], [{"a": 100, "b": 105, "c": 90}], descending=True) == ["a", "b", "c"]
 
 
-def test_a_row_moves_up_once_it_was_clearly_ahead_in_every_redraw_and_not_on_one_flicker() -> None:
+def test_a_row_moves_up_if_clearly_ahead_in_each_redraw_and_not_on_a_flicker() -> None:
     before, now = {"a": 100, "b": 101, "c": 90}, {"a": 100, "b": 101, "c": 140}
     assert steady_order(["a", "b", "c"], [before, now], descending=True) == ["a", "b", "c"]
     assert steady_order(["a", "b", "c"], [now, now], descending=True) == ["c", "a", "b"]
@@ -126,7 +126,7 @@ def test_new_rows_find_their_place_and_old_ones_go() -> None:
     assert steady_order(["a", "gone"], [{"a": 10, "new": 20}], descending=True) == ["new", "a"]
 
 
-def test_a_row_that_is_measured_at_last_does_not_wait_behind_those_that_are_not() -> None:
+def test_a_row_measured_at_last_does_not_wait_behind_the_unmeasured_ones() -> None:
     assert steady_order(["a", "b"], [{"a": -1, "b": -1}, {"a": 1, "b": 9}], descending=True) == ["b", "a"]
     assert steady_order(["a", "b"], [{"a": -1, "b": -1}, {"a": -1, "b": 9}], descending=True) == ["b", "a"]
 

@@ -91,7 +91,7 @@ def test_neighbours_in_a_bar_have_colours_of_their_own(theme: Theme, system: Col
 
 
 @pytest.mark.parametrize("size", [4, 9, 40, 120])
-def test_without_colour_a_line_stands_wherever_a_part_of_a_bar_follows_another(size: int) -> None:
+def test_without_colour_a_line_separates_a_part_of_a_bar_from_the_one_before(size: int) -> None:
     parts = [Part(40.0, "a", "one"), Part(30.0, "b", "two"), Part(20.0, "c", "gap", "▒"), Part(10.0, "d", "x")]
     line = stacked(parts, size)
     assert width_of(line) == size

@@ -44,9 +44,7 @@ scales = st.builds(
 
 
 @given(blocks=rows(), scale=scales)
-def test_every_block_in_sight_is_in_one_place_and_none_is_drawn_longer_than_it_is(
-    blocks: list[Block], scale: Scale
-) -> None:
+def test_every_block_in_sight_has_one_place_and_none_is_drawn_too_long(blocks: list[Block], scale: Scale) -> None:
     found = places(blocks, scale)
     for one, after in pairwise(found):
         assert one.end <= after.first
@@ -70,7 +68,7 @@ def test_every_block_in_sight_is_in_one_place_and_none_is_drawn_longer_than_it_i
 
 
 @given(blocks=rows(), scale=scales, current=st.none() | st.integers(0, 40))
-def test_the_line_is_as_wide_as_it_should_be_and_counts_what_it_does_not_draw(
+def test_the_line_has_its_set_width_and_counts_what_it_does_not_draw(
     blocks: list[Block], scale: Scale, current: int | None
 ) -> None:
     line = time_row(blocks, scale, current)
@@ -103,7 +101,7 @@ def test_a_gap_is_dotted_and_has_its_name() -> None:
     assert plain(time_row([block(0, 100, is_gap=True, names=("idle",))], Scale(0, 100, 5))) == "·····"
 
 
-def test_many_in_a_cell_are_a_number_and_how_dark_it_is_says_how_much_they_take() -> None:
+def test_many_blocks_in_a_cell_are_a_number_and_its_shade_is_their_share() -> None:
     many = [block(start, start + 1) for start in range(0, 300, 3)]
     line = plain(time_row(many, Scale(0, 300, 10)))
     assert line == SHADES[1] * 3 + "100" + SHADES[1] * 4

@@ -140,15 +140,13 @@ def test_an_axis_holds_its_values_and_spans_a_decade(values: list[float]) -> Non
 
 @pytest.mark.parametrize("column", brick_columns(100.0, budgets=True, checks=True), ids=lambda column: column.title)
 @pytest.mark.parametrize("width", [38, 78, 118, 198])
-def test_the_head_says_what_rows_are_sorted_by_also_where_that_column_has_no_room(
-    column: Column[BrickRow], width: int
-) -> None:
+def test_the_head_names_the_sorted_column_even_if_it_has_no_room_for_it(column: Column[BrickRow], width: int) -> None:
     head = head_line(place(brick_columns(100.0, budgets=True, checks=True), width), column.title, descending=True)
     assert f"{column.title}▼" in plain(head)
     assert width_of(head) <= width
 
 
-def test_the_footer_gives_up_what_works_everywhere_but_help_and_quit_before_the_keys_of_the_place() -> None:
+def test_the_footer_drops_global_keys_but_help_and_quit_before_local_keys() -> None:
     here = [Binding("s", "sort", "sort"), Binding("enter", "open", "details")]
     everywhere = [Binding("p", "phase", "phase"), Binding("f1", "help", "help"), Binding("q", "quit", "quit")]
     kept = {

@@ -51,9 +51,7 @@ def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(0, 700), st.integers(50, 400), st.integers(1100, 1500))
-def test_of_a_long_step_that_began_before_the_window_no_more_is_gained_than_what_lies_in_it(
-    begin: int, steps: int, until: int
-) -> None:
+def test_a_long_step_from_before_the_window_gains_only_its_part_inside_it(begin: int, steps: int, until: int) -> None:
     with a_host() as host:
         long = begin * STEP_NS, (begin + steps) * STEP_NS
         view = _decoding(host, until * STEP_NS // SAID_NS * SAID_NS, long)
@@ -72,7 +70,7 @@ def test_of_a_long_step_that_began_before_the_window_no_more_is_gained_than_what
 
 
 @pytest.mark.parametrize("seconds", [1.5, 2.0, 3.3, 4.3, 5.0, 6.7, 8.0, 8.6])
-def test_of_a_long_step_that_lies_in_the_window_the_gain_is_what_the_median_allows(seconds: float) -> None:
+def test_the_gain_of_a_long_step_in_the_window_is_what_the_median_allows(seconds: float) -> None:
     with a_host() as host:
         view = _decoding(host, 16 * SECOND, (7 * SECOND, 7 * SECOND + round(seconds * SECOND)))
         verdict = OUTLIER_MEAN.judge(view)
@@ -84,9 +82,7 @@ def test_of_a_long_step_that_lies_in_the_window_the_gain_is_what_the_median_allo
 
 
 @pytest.mark.parametrize("id", INSIDE)
-def test_of_recorded_steps_that_are_unlike_the_others_no_gain_is_made_and_the_sentence_says_of_what_it_is(
-    tmp_path: Path, id: str
-) -> None:
+def test_recorded_steps_unlike_the_rest_give_no_gain_and_the_verdict_says_so(tmp_path: Path, id: str) -> None:
     """Each tenth step is longer, and each tenth is recorded: they are the same ones."""
     (rule,) = [rule for rule in VERDICTS if rule.id == id]
     for name, plan, factor in (("like", INSIDE[id], 1.05), ("unlike", INSIDE[id], 3.0), ("unlike", INSIDE[id], 0.5)):
@@ -120,7 +116,7 @@ def _each_tenth(factor: float, step: int) -> float:
         (1.0, 1.4, 2.0, 4.0),
     ],
 )
-def test_as_many_kinds_of_steps_are_named_as_there_are_and_what_all_of_the_slow_ones_cost_is_gained(
+def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
     tmp_path: Path, factors: tuple[float, ...]
 ) -> None:
     (tmp_path / "fast").mkdir()

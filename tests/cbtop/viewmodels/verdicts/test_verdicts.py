@@ -185,7 +185,7 @@ def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path:
             require_passed_checks([view])
 
 
-def test_where_and_how_often_a_check_failed_is_said_and_one_that_was_skipped_neither_passes_nor_fails(
+def test_a_failed_check_says_where_and_how_often_and_a_skipped_is_neither(
     tmp_path: Path,
 ) -> None:
     note = "overflow in layer 1, position 4; met 2 times"
