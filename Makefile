@@ -49,11 +49,12 @@ coverage: $(READY)  ## run the tests and measure which lines they run: 90 % are 
 mutants: $(READY)  ## plant small faults in the modules that must not lie: four of five are to be found by their tests
 	$(BIN)/python -m tests.mutants
 
-lint: $(READY)  ## ruff, mypy --strict, import-linter
+lint: $(READY)  ## ruff, mypy --strict, import-linter, plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.words
 
 # Exit code 5, where the machine was too busy for all to be judged, fails nothing, and is said in the last line. Kernels
 # and model lie where those of the tests do: what one has compiled serves the other.
