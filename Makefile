@@ -1,4 +1,5 @@
-# `make demo` and `make test` need python3 (>= 3.11, with venv), git and make; nothing else, and no root.
+# `make demo` and `make test` need python3 (>= 3.11, with venv), git and make; nothing else, and no root. Both install the
+# extra dev, which includes compute.
 PYTHON ?= python3
 TIMES ?= 10
 VENV := .venv

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
 from cbtop import signs
-from cbtop.commands import COMMANDS, DEFAULT_COMMAND
+from cbtop.commands import COMMANDS, DEFAULT_COMMAND, NEED_ENGINE
 from cbtop.compute.errors import ComputeError
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
@@ -144,6 +144,10 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     if unknown:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    if name in NEED_ENGINE:
+        from cbtop.commands.shared.engine import require_engine  # every import here delays the other commands
+
+        require_engine(f"cbtop {name}")
     return command, options
 
 

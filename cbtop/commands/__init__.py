@@ -27,3 +27,5 @@ COMMANDS = {
     "doctor": "say what profiling finds on this machine, and what is missing",
 }
 DEFAULT_COMMAND = "top"
+# Commands that do nothing without the extra `compute`. Some options of others need it, too.
+NEED_ENGINE = frozenset({"demo", "map", "bench", "tune", "verify", "overhead"})

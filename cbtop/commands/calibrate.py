@@ -13,6 +13,7 @@ from datetime import datetime
 
 from cbtop import formatting as fmt
 from cbtop.commands.shared.crossovers import crossover_lines, measured_crossovers
+from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import NoDataError, UsageError
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.show:
         return _show(options.json)
+    require_engine("cbtop calibrate")
     try_to_keep()  # before seconds of measurement are lost
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.commands.diff import add_anyway_argument
 from cbtop.commands.run import recorded_overhead
+from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import one_of
 from cbtop.commands.shared.numbers import count
@@ -119,6 +120,8 @@ def run(options: argparse.Namespace) -> int:
     if (options.new is None) == (not options.command):
         raise UsageError("judge what? --new NEW, or a command after --, and not both")
     by_contract = CONTRACTS in options.budget
+    if by_contract:
+        require_engine(f"cbtop check --budget {CONTRACTS}")
     needs_base = by_contract or not thresholds or any(one.is_relative for one in thresholds)
     if not options.baseline and needs_base:
         raise UsageError("compared with what? --baseline BASE; only thresholds without x need none")

@@ -25,6 +25,7 @@ from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
+from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.settings import check_values, read_config, unknown_keys
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.errors import UsageError
@@ -217,6 +218,11 @@ def _roofs() -> Iterator[Fact]:
 def _numba() -> Iterator[Fact]:
     from cbtop.compute.errors import ComputeError
 
+    try:
+        require_engine("`cbtop demo`")
+    except UsageError as error:
+        yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
+        return
     try:
         # Takes half a second to load, and more if its kernels are not in the cache yet.
         from llvmlite import binding
