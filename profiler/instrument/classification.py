@@ -51,7 +51,7 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# These contain bricks, and their own time is mostly Python's. They are bricks only on a CPU, where that takes time.
+# These contain bricks, and their own time is mostly Python's. They are bricks only on a CPU, where that counts.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 
 
@@ -170,7 +170,7 @@ def _leaf(it: Described) -> bool:
 
 
 def _product(it: Described) -> bool:
-    """Whether it may be a product with a weight, however stored: its class is no norm, activation or embedding."""
+    """Whether it may be a product with a weight, however stored: its class is not a norm, activation or embedding."""
     name = it.classes[0]
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 

@@ -422,15 +422,11 @@ class ModelSteps:
         self.changed = changed  # plans anew if the model has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
-        self.kernel_steps: KernelSteps | None = (
-            None  # records steps by their kernels; None: steps are not recorded so
-        )
+        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
         self.kernels_due_ns = 0  # when the next such step is due, on the host's clock; 0: never; read by C code
         self.calls: Sequence[BrickCall] = ()
         self.is_of_runner = False  # True: the model's own calls are not steps
-        self.on_device: dict[
-            Hashable, Hashable
-        ] = {}  # from bricks timed by the host to the same bricks on the device
+        self.on_device: dict[Hashable, Hashable] = {}  # bricks timed by the host: the same on the device
         self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         # Called with the type of autocast and the adapters, if they have changed since the last step.
@@ -604,9 +600,7 @@ class ModelSteps:
 
     def look_through(self, modules: int) -> None:
         """Set how often to look again, so that the time per recorded step does not grow with `modules`."""
-        self.look_every = LOOK_EVERY * max(
-            1, modules // (MODULES_PER_STEP * LOOK_EVERY)
-        )  # C code checks every LOOK_EVERY
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C checks each LOOK_EVERY
 
     def look_again(self) -> None:
         """Check whether the model has changed."""

@@ -60,10 +60,10 @@ class SteadySource(Source):
 def run_summary(
     directory: str, command_pid: int, pids: Sequence[int], next_command: str, waits: Mapping[int, float]
 ) -> list[str]:
-    """Return the lines of the summary, for the process whose steps took most time. If equal, prefer the command.
+    """Return the lines of the summary, for the process with the most time in steps. If equal, prefer the command.
 
-    `pids` are the processes that recorded steps. `waits` is the share (percent) of its last seconds that each waited
-    for a processor. Returns an empty list if none of their rings can be read.
+    `pids` are the processes that recorded steps. `waits` has, for each process, the percentage of its last
+    seconds during which it waited for a processor. Returns an empty list if none of their rings can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
