@@ -35,7 +35,7 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """The index of the first record to count. It follows the end of a step, so that no step is cut."""
+        """Return the index of the first record to count. It follows the end of a step, so that no step is cut."""
         steps = [node.id for node in self._nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
         ends = np.flatnonzero(is_end)
@@ -60,10 +60,10 @@ class SteadySource(Source):
 def run_summary(
     directory: str, command_pid: int, pids: Sequence[int], next_command: str, waits: Mapping[int, float]
 ) -> list[str]:
-    """Return the lines of the summary, for the process with the most time in steps. If equal, prefer the command.
+    """Return the summary of the process with the most time in steps. If equal, prefer the command.
 
-    `pids` are the processes that recorded steps. `waits` has, for each process, the percentage of its last
-    seconds during which it waited for a processor. Returns an empty list if none of their rings can be read.
+    `pids` are the processes that recorded steps. `waits` maps a process to the percentage of its
+    last seconds that it waited for a processor. Returns an empty list if none of their rings can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
