@@ -1,12 +1,12 @@
-"""`cbtop run`: start a program whose torch models are shown, without a change to it.
+"""`cbtop run`: start a program and show its torch models, without a change to the program.
 
-Whoever waits for the program pays for each import before it begins: in the plain form of the command line that is os
-and what Python has loaded by then; argparse and all else are loaded for what is not plain.
+Each import before the program begins delays it. So the plain form of the command line needs only os and the modules
+that Python has loaded by then. Any other form also loads argparse and the rest.
 """
 
 from __future__ import annotations
 
-import _signal  # signal's own loads enum, which takes a third of the time in which Python starts
+import _signal  # signal loads enum, which takes a third of the start time of Python
 import errno
 import os
 import sys
@@ -18,50 +18,50 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # typing's own takes longer to load than Python to start
+TYPE_CHECKING = False  # typing takes longer to load than Python to start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
     from typing import NoReturn
 
 DESCRIPTION = (
-    "Run COMMAND, and let every torch model that it or its children call be shown by `cbtop`: layers, bricks, steps, "
-    "prefill and decode, tokens, roofline. Nothing of it is edited. COMMAND keeps its terminal, its signals, its "
-    "output and its exit code: this process becomes it."
+    "Run COMMAND and let `cbtop` show every torch model that COMMAND or its children call: layers, bricks, steps, "
+    "prefill and decode, tokens, roofline. No code is edited. COMMAND keeps its terminal, signals, output and exit "
+    "code, because this process becomes COMMAND."
 )
 EPILOG = """\
 examples:
   cbtop run -- python serve.py                   then `cbtop`, in another terminal
-  cbtop run --watch -- python generate.py        the screen beside it, in this one
+  cbtop run --watch -- python generate.py        open the screen in this terminal
   cbtop run -- torchrun --nproc-per-node 2 train.py
   cbtop run --record run.cbtop -- python eval.py
-  cbtop run --overhead 0.2% -- uvicorn app:app   for less of its time
-  cbtop run --quiet -- python batch.py           without a summary at its end
-  CBTOP_RUN=0 python helper.py                   in a script that runs under it: leave this child alone
+  cbtop run --overhead 0.2% -- uvicorn app:app   with less overhead
+  cbtop run --quiet -- python batch.py           without a summary at the end
+  CBTOP_RUN=0 python helper.py                   in a script under `cbtop run`: do not show this child
 
-One step in four is recorded until the process knows what recording costs it, then as many as --overhead allows:
-every step if that costs less. Every view says which share that is. When COMMAND ends, a summary of at most ten lines
-follows on stderr: rate, step times, the costliest bricks, verdicts. If nothing could be shown, one line says why.
-Not reached: Python under -I, -E or -S, and children whose environment is their own (without PYTHONPATH, CBTOP_RUN).
-Put it before a wrapper: cbtop run -- opentelemetry-instrument python app.py. A shell script that puts a directory
-with a sitecustomize first on PYTHONPATH keeps Python from it: append that directory instead.
+One step in four is recorded until the cost of recording is known, then as many steps as --overhead allows, up to
+every step. Every view shows this share. When COMMAND ends, a summary of at most ten lines is printed on stderr:
+rate, step times, the costliest bricks, verdicts. If nothing could be shown, one line says why.
+Not shown: Python with -I, -E or -S, and children with another environment (without PYTHONPATH and CBTOP_RUN).
+Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
+directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options with a value: what it is called, the one that is taken where none is given, and the help.
+# The options with a value: its name in the help, its default, and the help.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
         "PERCENT", None,
-        "how much slower its models' steps may become, at most (default: 3%%, with --record 100%% where there is no "
-        "NVIDIA GPU; 100%%: record every step)",
+        "the most by which the steps of its models may slow down (default: 3%%; with --record and without an NVIDIA "
+        "GPU: 100%%, which records every step)",
     ),
-    "--record": ("FILE", None, "record it and what begins while it runs into FILE, such as run.cbtop"),
+    "--record": ("FILE", None, "record COMMAND and processes that begin while it runs into FILE, such as run.cbtop"),
 }  # fmt: skip
 QUIET = "--quiet"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # either is there if a process may have a GPU
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these exists if a process may have a GPU
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
-NOT_FOUND, NOT_ALLOWED = 127, 126  # as a shell says it
+NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell
 MAX_MARK_CHARS = 80
-END_SUFFIX = ".end"  # of the FIFO next to the mark of a run, also in the import hook and in `launched`
+END_SUFFIX = ".end"  # of the FIFO next to the mark of a run; also used by the import hook and `launched`
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "cbtop run [--watch] [--quiet] [--overhead PERCENT] [--record FILE] -- COMMAND …"
     parser.add_argument(
         "--watch", action="store_true",
-        help="open the screen beside it, in this terminal: what it writes is one of the views, it reads nothing, and "
-        "Ctrl-C goes to it; `q` leaves the screen, and it goes on",
+        help="open the screen in this terminal: one view shows the output of COMMAND, whose input is empty; Ctrl-C "
+        "goes to COMMAND; `q` leaves the screen, and COMMAND continues",
     )  # fmt: skip
     parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends")
     for name, (value, default, says) in OPTIONS.items():
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool] | None:
     """Return the arguments of `become` for options with a value, `--quiet`, `--` and COMMAND.
 
-    Returns None if there is anything else, which argparse is for.
+    Returns None if there is anything else, which needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     quiet = False
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
-        from cbtop.commands.shared.program import Program  # what a screen needs takes a third of a second to load
+        from cbtop.commands.shared.program import Program  # the imports of a screen take a third of a second
         from cbtop.commands.show import settle_options
 
         settle_options(options)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # which has been loaded here; its words for handlers are not those of _signal
+    import signal  # already loaded here; its names of handlers differ from those of _signal
 
     for number, found in options.signals.items():
         signal.signal(number, found)
@@ -131,9 +131,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool) -> int:
-    """Become `command`, which is recorded into the file `record`, if any; the exit code where that cannot be.
+    """Become `command`, recorded into the file `record` if there is one.
 
-    With `quiet`, no summary is printed when the command ends.
+    Returns an exit code only if that fails. With `quiet`, no summary is printed when the command ends.
     """
     said = []
     if isolating := isolating_option(command):
@@ -155,9 +155,9 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
     if additions and not quiet:
         with suppressed(OSError):  # no descriptor, process or room: the command runs without a summary
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # now that it runs
+    for line in said:  # only if the command will run
         _say(line)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and so would what it becomes
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)
     if _has_pythons_locale():
@@ -171,7 +171,7 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
 
 
 def _execute(command: list[str]) -> NoReturn:
-    """Become `command` with the environment of this process, as execvp(3) does; OSError where that cannot be."""
+    """Become `command` with the environment of this process, as execvp(3) does. Raises OSError if that fails."""
     if not command[0]:
         raise FileNotFoundError
     path = _found(command[0]) or command[0]
@@ -180,11 +180,11 @@ def _execute(command: list[str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        os.execv(SHELL, [SHELL, path, *command[1:]])  # a script whose first line does not say what runs it
+        os.execv(SHELL, [SHELL, path, *command[1:]])  # a script without an interpreter in its first line
 
 
 def _has_pythons_locale() -> bool:
-    """Whether Python has set LC_CTYPE as it started (PEP 538): the environment that it was given lacks it."""
+    """Return whether Python set LC_CTYPE as it started (PEP 538), so that its original environment lacks it."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -193,11 +193,11 @@ def _has_pythons_locale() -> bool:
 
 
 def _record_beside(path: str) -> bool:
-    """Start a recorder that ends when this process does, and wait until it has begun; False where it cannot.
+    """Start a recorder that ends with this process, and wait until it has begun. Return False if it fails.
 
-    It is nobody's child, and in a session of its own: the command finds no process that it did not start, and what is
-    typed does not reach the recorder. It says that it has begun on a descriptor of its own: a `sitecustomize` or a
-    .pth file may print to its stdout before.
+    The recorder is detached and has its own session, so the command has no unexpected child, and typed keys do not
+    reach the recorder. It reports its start on its own descriptor, because a `sitecustomize` or a .pth file may print
+    to stdout first.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -213,7 +213,7 @@ def _record_beside(path: str) -> bool:
 
 
 def _summarize_at_end(mark: str, record: str | None) -> None:
-    """Start a process that prints a summary of the run of `mark` when this process ends; OSError if it cannot start.
+    """Start a process that prints a summary of the run of `mark` when this process ends. Raises OSError if it fails.
 
     Like the recorder, it is not a child of the command. It waits on a FIFO next to `mark` and loads
     nothing until a process of the run has recorded a step.
@@ -224,7 +224,7 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel, or none of Linux
+    except (AttributeError, OSError):  # an old kernel, or not Linux
         command = None
     if _is_detached_child():
         try:
@@ -243,7 +243,7 @@ def _is_detached_child() -> bool:
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
         if between := os.fork():
-            with suppressed(ChildProcessError):  # how the wait for a child ends while SIGCHLD is ignored
+            with suppressed(ChildProcessError):  # the wait for a child ends so while SIGCHLD is ignored
                 os.waitpid(between, 0)
             return False
     finally:
@@ -262,9 +262,9 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """The option of Python, in `command` or in the first line of a script, with which it imports nothing of ours.
+    """Return the option of Python, in `command` or a script's first line, that keeps it from importing cbtop, or "".
 
-    Python may stand behind others, as in `env A=B python -I`.
+    Python need not be the first word, as in `env A=B python -I`.
     """
     words = list(command)
     if not any(map(_is_python, words)):
@@ -282,7 +282,7 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # what follows is its value
+            if letter in "WX":  # the rest, or the next word, is its value
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -294,7 +294,7 @@ def _is_python(word: str) -> bool:
 
 
 def _found(name: str) -> str:
-    """The file that the command `name` is, as a shell finds it; "" for none."""
+    """Return the file of the command `name`, as a shell finds it; "" if there is none."""
     if os.path.dirname(name):
         return name
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
@@ -305,7 +305,7 @@ def _found(name: str) -> str:
 
 
 def _additions(overhead_percent: float) -> dict[str, str]:
-    """What the command and its children find beside our environment: how much we may cost, and the import hook."""
+    """Return the variables to add to the command's environment: the overhead allowed, the run and the import hook."""
     directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
     for name in os.listdir(directory):
@@ -322,7 +322,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Whether a file of the runtime directory says of a run that it has recorded nothing, and that run has ended."""
+    """Return whether `name` in the runtime directory is the mark of a run that ended without recording a step."""
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -331,24 +331,24 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    with suppressed(OSError):  # a full disk, or a reader that has gone: the command runs all the same
+    with suppressed(OSError):  # a full disk, or no reader any longer: the command runs anyway
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
             sys.stderr.flush()
 
 
 def _allowed(overhead: str | None, record: str | None) -> float:
-    """The overhead allowed, in percent. Raises UsageError if `overhead` is not a valid one."""
+    """Return the overhead allowed, in percent. Raises UsageError if `overhead` is not valid."""
     if overhead is None:
         overhead = DEFAULT_OVERHEAD if record is None else recorded_overhead()
     return _percent(overhead)
 
 
 def recorded_overhead() -> str:
-    """Return the overhead that a recording may have by default: every step is recorded where that tells the truth.
+    """Return the default overhead of a recording: every step is recorded unless there may be a GPU.
 
-    Of an eager model on a GPU every step could be timed by stamps alone, which make it wait for the host. Within the
-    default overhead its steps are recorded by their kernels.
+    To record every step of an eager model on a GPU, only stamps could time it, and they make it wait for the host.
+    Within the default overhead its steps are recorded by their kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

@@ -1,30 +1,32 @@
-"""Brick times inside captured CUDA graphs: of some replays, a clone of the graph with stamps runs in its place.
+"""Brick times inside captured CUDA graphs: for some replays, a clone of the graph with stamps runs instead.
 
 Rules
-- The methods of `torch.cuda.CUDAGraph` are ours as long as a model on CUDA is attached: they do what they did, and
-  note. At the last one's detachment the class has what it had. What is stamped is a clone of the graph, made just
-  before its capture ends.
-- While a graph is captured, calls of a model and its parts note between which nodes they lie (capturing.py), and so
-  do lines of code that inductor has generated (compiled_code.py). The first call of the model says what a replay is:
-  with one new token a sequence it is a decode.
-- A replay in an open step gives that step its layers and bricks; one outside of any is a step, from the first stamp
-  to the last. Which are recorded, the profiler decides as for any step.
-- Each replay has a stamp before it and one behind it. One outside of steps that is not recorded is a plain step: it
-  took what lies between these, less what recorded ones show to lie around the graph. Where that is too dear only
-  recorded ones are steps, with a name of their own: their count and rate are not those of all replays.
-- What comes before a replay costs a host whose device is idle its time, so it is little: whether it is recorded, the
-  caller's stream, and a stamp, in C. The rest comes behind it. The device counts as idle where it has reached the
-  stamp behind the last replay: where the host has enqueued other work since, this says too much of our cost.
-- Nobody waits for the device: stamps are read at the next replay, or when the books are asked for. The step is
+- While a model on CUDA is attached, the methods of `torch.cuda.CUDAGraph` are replaced. They work as before, and also
+  take notes. When the last model is detached, the class gets its own methods back. The stamps are in a clone of the
+  graph, made just before its capture ends.
+- During a capture, the calls of a model and its parts note their first and last nodes (capturing.py), and so do lines
+  of code that inductor generated (compiled_code.py). The first call of the model tells what a replay is: with one new
+  token per sequence it is a decode.
+- A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
+  first stamp to the last. The profiler decides which are recorded, as for any step.
+- Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
+  time is the time between the two stamps, less the time around the graph that recorded replays show. If that is too
+  expensive, only recorded replays are steps. These have their own name, because their count and rate are not those of
+  all replays.
+- If the device is idle, work before a replay costs the host time. So only this comes before it: the decision whether
+  to record, the caller's stream, and a stamp, in C. The rest comes after it. The device counts as idle if it has
+  reached the stamp after the last replay. If the host has enqueued other work since, this overstates our cost.
+- The host does not wait for the device. Stamps are read at the next replay, or when the books are closed. The step is
   recorded then, in the host's time.
-- What the stamps inside cost is how much longer such replays take than the others (stamp_cost.py), and is taken off,
-  stretch by stretch. Until that is known nothing is recorded. In a graph of few stamps the time from the stamp before
-  it to its begin would tell: there the replay that is compared runs a clone, too, with stamps at its ends alone.
-- What lies between bricks is named "Other kernels": the books close. If every step is recorded, COPIES of the clone
+- The cost of the stamps inside is how much longer such replays take than others (stamp_cost.py). It is subtracted,
+  stretch by stretch, and nothing is recorded until it is known. In a graph with few stamps, the time from the stamp
+  before the graph to its begin would distort it. So there the compared replay also runs a clone, with stamps only at
+  its ends.
+- The time between bricks is named "Other kernels", so the books close. If every step is recorded, COPIES of the clone
   take turns, because the host may be ahead of its device.
-- Where kernels run side by side no stamp may stand: what begins or ends there is left out. A graph that draws random
-  numbers, or two models are called in, is left alone, and so is one where anything of ours fails: that is said in one
-  line, and the host's own replay runs.
+- There can be no stamp while kernels run side by side, so calls that begin or end there are left out. A graph is left
+  alone if it draws random numbers, if two models are called in it, or if cbtop's code fails. One line says so, and
+  the host's own replay runs.
 """
 
 from __future__ import annotations
@@ -65,23 +67,23 @@ from cbtop.profiler.steps import Step
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-FEW_STAMPS = 200  # inside: of less, what a launch takes (10 us) would be 0.05 us and more each
+FEW_STAMPS = 200  # inside: with fewer, the time of a launch (10 us) would add 0.05 us or more to each
 COPIES = 4  # of a clone with stamps, if every step is recorded
-PLAIN_EVERY = 64  # replays with stamps and none without: the next has none, and beside it what they cost is seen
-FIRST_PLAIN = 8  # as long as that is not known; where every step is recorded, the next
-MOST_HELD = 256  # replays, until what stamps cost is known
-MOST_WAITING = 1024  # replays of a graph, until the device is through and the step that they lie in has ended
-ENOUGH_PLAIN = 128  # replays, to know whether timing them is too dear
+PLAIN_EVERY = 64  # replays with stamps in a row: the next has none, for comparison
+FIRST_PLAIN = 8  # the same until the cost is known; 1 if every step is recorded
+MOST_HELD = 256  # replays, until the cost of stamps is known
+MOST_WAITING = 1024  # replays of a graph that wait for the device, or for the end of the step around them
+ENOUGH_PLAIN = 128  # replays, to know whether timing them is too expensive
 MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
-WAIT_S = 1.0  # for the device, where the books are closed
+WAIT_S = 1.0  # for the device, when the books are closed
 NAP_S = 1e-3
 
 
-# --- what a capture has told ------------------------------------------------------------------------------------
+# --- the plan of a capture --------------------------------------------------------------------------------------
 
 
 class Stretch:
-    """A layer or brick between two of the stamps of a plan: where (keys from the step down), and its elements."""
+    """A layer or brick between two stamps of a plan. `keys` lead to it from the step down."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -93,12 +95,12 @@ class Stretch:
 
 
 class Plan:
-    """Which places of a graph are stamped, and what lies between them."""
+    """The places of a graph that are stamped, and the stretches between them."""
 
     def __init__(self, shape: Shape, spans: list[Span]) -> None:
         self._shape = shape
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # by number of place
-        self.left_out = 0  # calls of which a stamp may not tell
+        self.left_out = 0  # calls that cannot be stamped
         first, last = shape.places[START], shape.places[shape.end]
         self._walk(spans, (), first, last, names_gaps=True)
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
@@ -112,7 +114,7 @@ class Plan:
         return None if place is None else self._shape.places[place]
 
     def _walk(self, spans: list[Span], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool) -> None:
-        """Note `spans`, which lie between two places, each behind what is in it, and what is between where named."""
+        """Store `spans` between two places, each after the spans inside it; with `names_gaps`, also the gaps."""
         at, some = begin, False
         for span in spans:
             first, last = self._number(span.begin), self._number(span.end)
@@ -122,7 +124,7 @@ class Plan:
                 self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
-            if first == last:  # nothing of it runs on the device
+            if first == last:  # it runs nothing on the device
                 continue
             if span.key is None:  # the model itself
                 if names_gaps and first > at:
@@ -142,7 +144,7 @@ class Plan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """When each place would have been reached, after the first, without the stamps between: in ns."""
+    """Return the times of the places, in ns after the first, without the cost of the stamps between them."""
     at, found = 0.0, [0]
     for before, after in pairwise(times):
         at += max(0.0, after - before - cost_ns)
@@ -154,7 +156,7 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 
 
 class Launch:
-    """A replay that was not recorded yet; `stamped`: with stamps inside, where `plan` has them."""
+    """A replay that is not recorded yet. `stamped` is its clone with stamps, at the places of `plan` if any."""
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
 
@@ -168,24 +170,24 @@ class Launch:
         is_of_all: bool,
     ) -> None:
         self.pair = pair
-        self.is_due = is_due  # it was to be recorded, with stamps or not
-        self.is_of_all = is_of_all  # all replays are timed, also those that are not recorded
-        self.own_ns = 0  # what it paid for us, beside stamps inside
-        self.step = step  # that it lies in; None where it is one
+        self.is_due = is_due  # it should be recorded, with stamps or not
+        self.is_of_all = is_of_all  # all replays are timed, also plain ones
+        self.own_ns = 0  # its cost, without that of stamps inside
+        self.step = step  # the step around it; None if it is a step itself
         self.stamped: StampedGraph | None
         self.plan: Plan | None
         self.stamped, self.plan = ready or (None, None)
-        self.around: tuple[int, int] | None = None  # once the device got through
-        self.times: list[int] | None = None  # inside
+        self.around: tuple[int, int] | None = None  # times of the stamps around it, once the device has finished
+        self.times: list[int] | None = None  # of the stamps inside
 
 
-# A replay that is launched: its pair of stamps, on which stream; whether it was to be recorded; whether the device
-# was idle, so that it waited for what came before; and what runs in its place, with stamps inside or at its ends.
+# A replay that is launched: its pair of stamps and its stream; whether it should be recorded; whether the device was
+# idle, so that it waited for our work; and the clone that runs instead, with stamps inside or only at its ends.
 Begun = tuple[int, int, bool, bool, tuple[StampedGraph, Plan | None] | None]
 
 
 class CapturedGraph:
-    """What is known of one graph of the host's."""
+    """One graph of the host: its clones, its launches and the cost of its stamps."""
 
     def __init__(self, graph: Any, clone: int, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
         self._graph = weakref.ref(graph, self._is_dropped_with)
@@ -196,21 +198,21 @@ class CapturedGraph:
         for span in capture.spans:
             self._put_on_device(span)
         self.profiler = steps.profiler
-        self._hot_path = steps.profiler._host_path._hot_path  # whose position is that of all paths
+        self._hot_path = steps.profiler._host_path._hot_path  # its position is that of all paths
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # for random numbers
+        self._is_checked = False  # whether it draws random numbers
         self._variants: list[tuple[StampedGraph, Plan]] = []
-        self._ends: StampedGraph | None = None  # with no stamps but at its ends: of a graph of few
+        self._ends: StampedGraph | None = None  # with stamps only at its ends: if the graph has few
         self._turn = 0
         self._stamped_since = 0  # replays with stamps, since the last one without
-        self._lost = 0  # steps since the last one that was recorded: too many waited, or the device told nonsense
-        self._is_due = False  # the next is to be recorded: the one that was to be found its stamps in use
+        self._lost = 0  # steps lost since the last recorded one: too many waited, or the device's times were invalid
+        self._is_due = False  # record the next replay instead of one whose clone was still in use
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
-        self._plain_ns: list[int] = []  # since it was last asked whether to time them is too dear
+        self._plain_ns: list[int] = []  # since the last check whether timing them is too expensive
         self._own_ns: list[int] = []
         self.launches: deque[Launch] = deque()
         self.costs = StampCosts()
@@ -220,22 +222,22 @@ class CapturedGraph:
             self.leave_alone(capture.why_not)
 
     def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """The host's graph is no more, nor is the clone: NCCL ends only when no graph holds its kernels.
+        """Drop the clone with the host's graph, because NCCL ends only when no graph has its kernels.
 
-        As the interpreter ends, the names of this module may be gone already.
+        When the interpreter ends, the names of this module may be gone already.
         """
         self._on.drop(self)
         if not is_finalizing() and not captures:
             settle(False)
 
     def leave_alone(self, why: str) -> None:
-        """Let the host's own replay run from now on."""
+        """Only run the host's own replay from now on."""
         say(f"a captured graph is not looked into: {why}")
         self.is_left_alone = True
         self._on.drop(self)
 
     def replay(self, original: Callable[[Any], None], graph: Any) -> None:
-        """The host replays the graph."""
+        """Replay the graph for the host, with stamps around it and perhaps inside."""
         if self.is_left_alone or self._on.device.is_of_parent:
             original(graph)
             return
@@ -243,7 +245,7 @@ class CapturedGraph:
             before = self._drawn()
             original(graph)
             self._is_checked = True
-            if before is None or self._drawn() != before:  # torch counts what a replay draws
+            if before is None or self._drawn() != before:  # torch counts the numbers that a replay draws
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = clock.perf_counter_ns()
@@ -255,7 +257,7 @@ class CapturedGraph:
         try:
             step = self._hot_path.position.step
             begun = self._begun(step) if is_on else None
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
         launched_ns = clock.perf_counter_ns()
@@ -277,13 +279,13 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # else nobody has waited for what came after
+            if on.pairs.is_through():  # otherwise nothing waited for the work after the launch
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
             ours(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """A plain replay took the device so long, and paid us so much: where that is too dear, less is done."""
+        """Note the time and the cost of a plain replay. If the cost is too high, time fewer replays."""
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
         if len(self._own_ns) < ENOUGH_PLAIN:
@@ -300,7 +302,7 @@ class CapturedGraph:
         say(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
     def _begun(self, step: Step | None) -> Begun | None:
-        """What was launched in place of the host's own replay, or is stamped before that; None: that is all."""
+        """Stamp the begin of a replay, and launch a clone instead if one is ready. Return None without a stamp."""
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
             return None
@@ -313,7 +315,7 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        if pair == NOT_HERE and on.stream() is not None:  # of a thread's first call torch makes its context current
+        if pair == NOT_HERE and on.stream() is not None:  # torch makes its context current in a thread's first call
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
@@ -323,20 +325,20 @@ class CapturedGraph:
         try:
             if ready is not None and not ready[0].launch(stream):
                 ready = None  # another thread was faster
-        except Exception as error:  # noqa: BLE001 - as above: the host's own runs, between both stamps
+        except Exception as error:  # noqa: BLE001 - as above: the host's own replay runs between both stamps
             ours(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
             ready = None
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: Step | None) -> bool:
-        """Whether a replay that is not recorded is timed as a whole: as a step, or to know what stamps cost."""
+        """Return whether to time a replay that is not recorded: as a step, or to learn the cost of stamps."""
         if step is None and self._is_plain_timed:
             return self._hot_path.recording
         return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:
-        """The host replays the graph in a step of a burst."""
+        """Replay the graph for the host in a step of a burst."""
         is_launched = False
         try:
             stream = self._on.stream()
@@ -345,22 +347,22 @@ class CapturedGraph:
                     self._kernel_places = Places(self._on.device.driver, self.clone, self._spans)
                 recording.launch(self.clone, self._kernel_places, stream)
                 is_launched = True
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             recording.bursts.refuse(error)
         if not is_launched:
             with recording.paused():
                 original(graph)
 
     def _is_asked(self) -> bool:
-        """Whether this replay may be one of a burst of kernels."""
+        """Return whether a burst of kernels is requested, so that this replay may be in it."""
         try:
             return self.steps.bursts.is_asked
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "a request for kernels is not answered")
             return False
 
     def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
-        """The host replays the graph, and a burst is asked for; gives whether this was a step of it."""
+        """Replay the graph as a step of the requested burst. Returns whether it was replayed."""
         recording = self.steps.bursts.begin(self._key, self.steps, has_calls=False)
         if recording is None:
             return False
@@ -371,26 +373,26 @@ class CapturedGraph:
         return True
 
     def _is_recorded(self, step: Any) -> bool:
-        """Whether this replay is; it lies in `step`, or is one."""
+        """Return whether this replay is recorded. It is in `step`, or is a step itself."""
         if step is None:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            is_sampled = bool(step.model == self.steps.model)  # else it is another model's
+            is_sampled = bool(step.model == self.steps.model)  # otherwise the step is another model's
         return is_sampled and self._hot_path.recording
 
     def _is_compared(self) -> bool:
-        """Whether a replay that is to be recorded has no stamps, as many before it had: it shows what these cost."""
+        """Return whether the next replay to record runs without stamps, to show their cost in earlier replays."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _compared(self) -> tuple[StampedGraph, None] | None:
-        """What runs behind a replay with stamps, to know what these cost; None: the host's own, which tells."""
+        """Return the clone for a comparison after replays with stamps, or None for the host's own replay."""
         ends = self._ends
         return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
 
     def _drawn(self) -> int | None:
-        """How many random numbers the device's generator has given."""
+        """Return how many random numbers the device's generator has drawn, or None if unknown."""
         try:
             return int(torch.cuda.default_generators[self._on.index].get_offset())
         except Exception as error:  # noqa: BLE001 - as above
@@ -398,7 +400,7 @@ class CapturedGraph:
             return None
 
     def _ready(self, stream: int) -> tuple[StampedGraph, Plan | None] | None:
-        """What to launch in place of the host's own replay; None where that runs."""
+        """Return what to launch instead of the host's own replay, or None if that should run."""
         on = self._on
         if not self._variants and (on.stream() is None or not self._build(stream)):
             return None
@@ -429,7 +431,7 @@ class CapturedGraph:
         return True
 
     def _put_on_device(self, span: Span) -> None:
-        """Let the keys say what is measured on the device, and hold no module."""
+        """Replace the keys of `span` by keys for the device, and drop its references to modules."""
         module, key = span.module, span.key
         span.module = None
         if isinstance(key, BrickDefinition):
@@ -444,7 +446,7 @@ class CapturedGraph:
             self._put_on_device(inner)
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Record what the device has told meanwhile, in order; `is_last`: also where what stamps cost is a guess."""
+        """Record finished replays, in order. With `is_last`, also if the cost of stamps is only a guess."""
         before = self.costs.known
         for launch in list(self.launches):
             if launch.around is None and not self._is_told(launch):
@@ -462,7 +464,7 @@ class CapturedGraph:
             self._count_lost()
 
     def _is_told(self, launch: Launch) -> bool:
-        """Whether the device has got through, which is read once."""
+        """Return whether the device has finished the replay, and read its stamps once."""
         stamped = launch.stamped
         if stamped is not None and launch.times is None:
             launch.times = stamped.read()
@@ -481,7 +483,7 @@ class CapturedGraph:
         return True
 
     def _compare(self, times: list[int] | None, around_ns: int, plan: Plan | None) -> None:
-        """A replay has told its `times` inside, and how long it took between the stamps around it."""
+        """Add a replay to the costs: its `times` inside, and the time between the stamps around it."""
         inside_ns = 0 if times is None else times[-1] - times[0]
         ends = 0 if self._ends is None else 2
         if times is not None and plan is not None:
@@ -548,7 +550,7 @@ class CapturedGraph:
         self.profiler._steps.lose(lost)
 
     def give_up(self) -> None:
-        """Wait no more for the device, nor for the end of a step: what was to be recorded is lost, and counted."""
+        """Stop waiting for the device and for ends of steps. Replays that wait are lost, and counted as lost."""
         while self.launches:
             launch = self.launches.popleft()
             if launch.step is None:
@@ -559,7 +561,7 @@ class CapturedGraph:
         self._count_lost()
 
     def close(self) -> bool:
-        """Give back what it took on the device; gives whether it could: what runs is left until it has."""
+        """Free its memory on the device. Returns False if a replay still runs, which must end first."""
         self.settle(is_last=True)
         if self.launches:
             return False
@@ -586,34 +588,34 @@ class CapturedGraph:
 
 
 class OneDevice:
-    """The graphs of one device, and what they share: its clock, and stamps around replays."""
+    """The graphs of one device, its clock and the stamps around replays."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.device = Device(driver)
         self.index = index
-        #: The caller's on this device, captured or not.
+        #: Returns the caller's stream on this device, captured or not.
         self.current_stream: Callable[[], int] = functools.partial(torch._C._cuda_getCurrentRawStream, index)
-        self._waiting: dict[CapturedGraph, None] = {}  # that have launches to be read
-        self._dropped: dict[CapturedGraph, None] = {}  # that are to be closed
+        self._waiting: dict[CapturedGraph, None] = {}  # graphs with launches to read
+        self._dropped: dict[CapturedGraph, None] = {}  # graphs to close
         self._live: dict[CapturedGraph, None] = {}
         self.pairs = Pairs(self.device)
         self._in_line = InLineCost(self.device)
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
-        """The caller's stream; None where it is another device's, or captured."""
+        """Return the caller's stream, or None if it is another device's or is captured."""
         if torch._C._cuda_getDevice() != self.index or torch._C._cuda_isCurrentStreamCapturing():
             return None
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def captured_last(self) -> Last:
-        """The nodes of the caller's capture that the next one would follow."""
+        """Return the nodes of the caller's capture that the next node would follow."""
         return self.device.driver.captured_last(torch._C._cuda_getCurrentRawStream(self.index))
 
     def cloned(self, capture: Capture) -> int:
-        """A copy of what the caller has captured, whose nodes stand in `capture` from now on; 0 where there is none.
+        """Copy the caller's captured graph, and put the nodes of the copy into `capture`. Returns 0 without a graph.
 
-        Raises DriverError for what cannot be copied.
+        Raises DriverError if it cannot be copied.
         """
         driver = self.device.driver
         graph = driver.captured_graph(torch._C._cuda_getCurrentRawStream(self.index))
@@ -642,19 +644,19 @@ class OneDevice:
         self._waiting[graph] = None
 
     def drop(self, graph: CapturedGraph) -> None:
-        """Nobody replays it any more: it is closed as soon as it does not run."""
+        """Close `graph`, which is not replayed any longer, as soon as it does not run."""
         self._dropped[graph] = None
 
     @property
     def stamp_ns(self) -> int:
-        """What the stamps around a replay cost the device, as far as that is known."""
+        """The cost on the device of the two stamps around a replay, or 0 if unknown."""
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
-        """Record what the device has told meanwhile, and close what nobody wants any more."""
+        """Record finished replays, and close dropped graphs."""
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        if not self._settling.acquire(blocking=False):  # another thread does, or a signal came in between
+        if not self._settling.acquire(blocking=False):  # another thread settles, or a signal interrupted this one
             return
         try:
             deadline = clock.monotonic() + WAIT_S
@@ -670,7 +672,7 @@ class OneDevice:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # else the caller is in a step that is not recorded
+            if graph.profiler.recording:  # otherwise the caller is in a step that is not recorded
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)
@@ -683,14 +685,14 @@ class OneDevice:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: CapturedGraph, cost: StampCost) -> None:
-        """What a stamp costs is known better now."""
+        """Report how `graph` is measured, with the new cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
         graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
-        """Leave nothing behind, once nothing runs any more; what the device has not told by then is lost."""
+        """Free everything on the device unless something still runs. Replays that are not read by then are lost."""
         if self.device.is_of_parent:
             return
         for graph in list(self._live):
@@ -698,7 +700,7 @@ class OneDevice:
         self.settle(may_wait=True)
         for graph in list(self._live):
             graph.give_up()
-        if self.pairs.waiting:  # something runs still
+        if self.pairs.waiting:  # something still runs
             return
         self.settle()
         if not (self._waiting or self._dropped) and self._in_line.close():
@@ -711,13 +713,13 @@ class OneDevice:
 _lock = threading.RLock()
 _devices: dict[int, OneDevice] = {}
 _graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
-_random: weakref.WeakSet[Any] = weakref.WeakSet()  # that have generators of the host's
-_replaced: dict[str, Any] = {}  # methods of the class, as they were; None: it inherits them
+_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with the host's own generators
+_replaced: dict[str, Any] = {}  # the original methods of the class; None: it inherits them
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
 
 def look_into(steps: ModelSteps, *modules: Any) -> None:
-    """A model is attached: where it lies on CUDA, its captured graphs are looked into from now on."""
+    """Time the captured graphs of a model from now on if it is on CUDA. Called when it is attached."""
     if device_of(*modules) != "cuda":
         return
     with _lock:
@@ -737,7 +739,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
 
 
 def look_no_more(steps: ModelSteps) -> None:
-    """A model is detached: of the last one on, the class is as it was, and nothing of ours is left on a device."""
+    """Stop timing the graphs of a detached model. After the last one, restore the class and free the devices."""
     with _lock:
         if steps not in _users:
             return
@@ -763,14 +765,14 @@ def _put_back() -> None:
     for device in _devices.values():
         try:
             device.close()
-        except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be given back to it
+        except Exception as error:  # noqa: BLE001 - the device may be lost: nothing can be freed on it
             ours(error, "what timed captured graphs is left on their device")
     _devices.clear()
     _graphs.clear()
 
 
 def end() -> None:
-    """No model is attached any more: also those that were dropped."""
+    """Detach all models, also those that were dropped."""
     for steps in list(_users):
         look_no_more(steps)
     with _lock:
@@ -778,10 +780,10 @@ def end() -> None:
 
 
 def _at_exit() -> None:
-    """Let the host's own replays run, and keep nothing of graphs.
+    """Only run the host's own replays, and free all clones.
 
-    A process group that nobody has ended waits, as the interpreter ends, for all graphs with collectives; by then
-    nobody tells us that the host's are no more.
+    When the interpreter ends, a process group that was not destroyed waits until no graph has collectives. By then
+    cbtop would not learn that the host's graphs are gone.
     """
     with _lock:
         for captured in list(_graphs.values()):
@@ -791,11 +793,11 @@ def _at_exit() -> None:
 
 
 def settle(may_wait: bool) -> None:
-    """Record what devices have told meanwhile."""
+    """Record the finished replays of all devices."""
     for device in list(_devices.values()):
         try:
             device.settle(may_wait=may_wait)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "some steps of captured graphs are not recorded")
 
 
@@ -814,7 +816,7 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
         device = None
         try:
             device = _device_here()
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "a captured graph is not looked into")
         original(self, *args, **kwargs)
         if device is not None:
@@ -839,7 +841,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
             elif capture.steps in _users:
                 device = _device_here()
                 clone = device.cloned(capture)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "a captured graph is not looked into")
         try:
             original(self)
@@ -861,7 +863,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ended(capture: Capture) -> bool:
-    """It ends; gives whether nothing was captured, as in the first graph that inductor makes."""
+    """End `capture`. Returns whether nothing was captured, as in the first graph that inductor makes."""
     capture.ended()
     return capture.last() == []
 
@@ -872,7 +874,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
         if getattr(self, "_tracker", None) is not None:
             captured = None
         if captured is not None and captured._on.index != torch._C._cuda_getDevice():
-            with torch.cuda.device(captured._on.index):  # as torch's own does for itself
+            with torch.cuda.device(captured._on.index):  # as torch's own replay does
                 replay(self)
             return
         recording = recording_here()
@@ -933,7 +935,7 @@ _METHODS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 
 def _after_fork() -> None:
-    """In a child no device is asked, and nobody holds the lock."""
+    """Make a new lock in a child process and forget its captures: other threads are gone."""
     global _lock
     _lock = threading.RLock()
     captures.clear()

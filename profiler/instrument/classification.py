@@ -1,7 +1,7 @@
-"""Which brick a module of a model is: by its path, then by its class; the first rule that matches counts.
+"""Tells which brick a module is, by its path, then by its class. The first rule that matches counts.
 
-No torch here: a module is what `Described` says of it. What no rule knows is a brick of its own class name, so a leaf
-is never lost and never called what it is not. Paths are those of Hugging Face's, Meta's and vLLM's models.
+There is no torch here: `Described` has all that is known of a module. A leaf that no rule matches becomes a brick
+named after its class, so no leaf is lost or misnamed. The paths come from models of Hugging Face, Meta and vLLM.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# Bricks beside the fifteen well-known ones, with their categories.
+# Bricks other than the fifteen well-known ones, with their categories.
 ALIBI_BIAS = "AlibiBias"
-ATTENTION_BLOCK = "AttentionBlock"  # a module of attention: its own time is what it does between its parts
+ATTENTION_BLOCK = "AttentionBlock"  # a module of attention: its own time is the time between its parts
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
-FEED_FORWARD_BLOCK = "FeedForwardBlock"  # the same of a feed-forward network: the product of gate and up
+FEED_FORWARD_BLOCK = "FeedForwardBlock"  # the same for a feed-forward network: the product of gate and up
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
 MERGE_HEADS = "MergeHeads"
@@ -51,16 +51,17 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# Hold bricks, and their own time is mostly Python's: they are bricks where that is what takes time, on a CPU.
+# These contain bricks, and their own time is mostly Python's. They are bricks only on a CPU, where that counts.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is known of a module without torch.
+    """The description of a module without torch.
 
-    `path` is its name in the model (`model.layers.3.self_attn.q_proj`), `classes` are the names of its class and of
-    those of the modules it lies in, from near to far; `siblings` are the names beside its own, `holds` those in it.
+    `path` is its name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the module
+    and of the modules around it, from near to far. `siblings` are the names of the other modules in its parent, and
+    `holds` the names of its own parts.
     """
 
     path: str
@@ -80,12 +81,12 @@ class Described:
 
     @property
     def lies_in(self) -> str:
-        """The path of the module it lies in."""
+        """The path of its parent."""
         return self.path.rpartition(".")[0]
 
     @property
     def in_attention(self) -> bool:
-        """Whether the module it lies in is attention, or a part of attention (BERT's `attention.output`)."""
+        """Whether its parent is attention or a part of attention (BERT's `attention.output`)."""
         near = self.lies_in.split(".")[-2:]
         named = any([_ATTENTION_NAME.search(part) for part in near]) and not _FEED_FORWARD.search(near[-1])
         return not self.in_mixer and (named or (len(self.classes) > 1 and "Attention" in self.classes[1]))
@@ -97,7 +98,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a module is: a well-known brick or a name, and whether what it consists of is shown inside it."""
+    """The kind of a module: a well-known brick or a name, and whether its parts are shown inside it."""
 
     brick: BrickId | str
     shows_inside: bool = False
@@ -119,14 +120,14 @@ class Kind:
 _ATTENTION_NAME = re.compile(r"att(entio)?n|Attention", re.IGNORECASE)
 _FEED_FORWARD_CLASS = re.compile(r"(MLP|Mlp|FeedForward|FFN|ActDense)$")
 _FEED_FORWARD = re.compile(r"mlp|ffn|feed_?forward|^ff$", re.IGNORECASE)
-# What multiplies for queries, keys and values, inside attention.
+# Names of the products for queries, keys and values, inside attention.
 _QKV = (
     r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?"
     r"|c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
     r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj"
 )
 _MIXER = re.compile(r"(Mixer\d*|Mamba\d*|DeltaNet|ShortConv|RecurrentBlock|Rwkv\w*Attention)$")
-# T5's and its descendants' layer norm neither centres nor adds: it is the RMS norm under an older name.
+# The layer norm of T5 and its descendants neither centres nor adds: it is RMS norm under an older name.
 _RMS_NORM = re.compile(
     r"RMS_?Norm|(^|M|m|U)T5LayerNorm|(LongT5|Pop2Piano|SwitchTransformers|Udop|Pix2Struct)LayerNorm"
 )
@@ -138,7 +139,7 @@ Rule = Callable[[Described], bool]
 
 
 def _path(pattern: str, *also: Rule) -> Rule:
-    """Inside a layer, whose last name matches `pattern`."""
+    """Return a rule for a module inside a layer if the last name of its path matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
     return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 
@@ -169,7 +170,7 @@ def _leaf(it: Described) -> bool:
 
 
 def _product(it: Described) -> bool:
-    """A product with a weight, whatever stores it: no norm, no activation and no attention of that name."""
+    """Whether it may be a product with a weight, however stored: its class is not a norm, activation or embedding."""
     name = it.classes[0]
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
@@ -179,7 +180,7 @@ def _linear(it: Described) -> bool:
 
 
 def _in_sequence_of_feed_forward(it: Described) -> bool:
-    """Whether it lies in a sequence called `mlp` or the like, or in one that is all of such a class."""
+    """Whether its parent is a Sequential named like `mlp`, or a Sequential in a feed-forward class."""
     if it.in_attention or it.classes[1:2] != ("Sequential",):
         return False
     named = _FEED_FORWARD.search(it.lies_in.rpartition(".")[2]) is not None
@@ -199,16 +200,16 @@ def _outside(it: Described) -> bool:
 
 
 RULES: tuple[tuple[Rule, Kind], ...] = (
-    # Experts come first: what they consist of is theirs.
+    # Experts come first, because their parts belong to them.
     (_one_of_experts, Kind(MOE_EXPERTS)),
     (_path("experts", lambda it: it.classes[0] != "ModuleList"), Kind(MOE_EXPERTS)),
     (_path("router"), Kind(MOE_ROUTER)),
     (_path("gate", _beside("experts")), Kind(MOE_ROUTER)),
     (_class("Router$", lambda it: it.in_layer), Kind(MOE_ROUTER)),
     (_path("topk", _beside("experts")), Kind(MOE_ROUTER)),  # SGLang
-    # A mixer stands where others have attention.
+    # A mixer replaces attention.
     (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), Kind(MIXER, shows_inside=True)),
-    # Attention. What vLLM and SGLang call attention lies inside that of the model, and is one kernel.
+    # Attention. The attention modules of vLLM and SGLang are inside the model's own attention, and are one kernel.
     (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), Kind(ATTENTION_FUSED)),
     (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), Kind(ATTENTION_FUSED)),
     (_class("Attention", _holds_qkv, lambda it: it.in_layer), Kind(ATTENTION_BLOCK, shows_inside=True)),
@@ -253,10 +254,10 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     # torch's own encoder and decoder layers.
     (_path("linear1", _product, _beside("linear2")), Kind(BrickId.UP_PROJECTION)),
     (_path("linear2", _product, _beside("linear1")), Kind(BrickId.DOWN_PROJECTION)),
-    # A feed-forward network that is a sequence: a norm may come before its first product.
+    # A feed-forward network that is a Sequential: a norm may come before its first product.
     (_path("[01]", _linear, _in_sequence_of_feed_forward), Kind(BrickId.UP_PROJECTION)),
     (_path(r"\d+", _linear, _in_sequence_of_feed_forward), Kind(BrickId.DOWN_PROJECTION)),
-    # Rotary position: inside a layer it turns queries and keys, outside it makes the tables for that.
+    # Rotary position: inside a layer it rotates queries and keys, outside it makes the tables for that.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), Kind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), Kind(ROTARY_TABLES)),
     # The head.
@@ -270,7 +271,7 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
         ),
         Kind(BrickId.LM_HEAD),
     ),
-    # vLLM and SGLang call no head: this multiplies by its weights.
+    # vLLM and SGLang do not call the head: this module multiplies by its weights.
     (_class(r"^LogitsProcessor$", _outside), Kind(BrickId.LM_HEAD)),
     # By class.
     (_class(_RMS_NORM), Kind(BrickId.RMS_NORM)),
@@ -279,15 +280,15 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
     (_class(_ACTIVATION, _leaf), Kind(BrickId.ACTIVATION)),
 )
 
-# Modules that are never called, and those whose parts never are: they run in them as one. Layers of torch's eager
-# quantisation hold their weight in a module.
+# Modules that are never called, and modules that run as one because their parts are never called. Layers of torch's
+# eager quantisation hold their weight in a module.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> Kind | None:
-    """What `it` is; None for one that only holds others, which are then asked for themselves."""
+    """Return the kind of `it`, or None if it only contains other modules, which are then classified themselves."""
     if it.classes[0] in _NEVER_CALLED:
         return None
     for matches, kind in RULES:

@@ -1,28 +1,28 @@
 """Keeps what instrumentation costs within a share of the program's time, by recording fewer of its steps.
 
 Rules
-- Of each kind of step (name and model) the first is recorded, then one in k: those whose number, times the golden
-  ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). What returns every
-  so many steps is met as often as anything else, and no gap is much longer than k. Processes that count the same
-  steps choose the same ones, and of a larger k a part of those of a smaller: ranks that wait for each other pay for
-  recording at the same time, not one after another.
+- The first step of each kind (name and model) is recorded, then one in k: each step whose number, times the golden
+  ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). So periodic steps
+  are recorded as often as any other, and no gap is much longer than k. Processes that count the same steps choose the
+  same ones, and the choice for a larger k is a part of the choice for a smaller k. So ranks that wait for each other
+  pay for recording at the same time, not one after another.
 - k is 1 if recording every step is within the share allowed. Then two steps in a row, once in PLAIN_PAIRS steps, are
   not recorded, so that the cost stays measured: the first takes the timed calls out, the second is plain.
 - The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
-  of its kind before and after it, so that steps that grow cancel out. A plain step far from other plain ones is
-  compared with the recorded ones before and after it instead. Three sorts pay: those recorded; the one
-  in which the timed calls are swapped out again; those that run beside a recorded one, in other threads. Medians of
-  these differences; their interval is that of order statistics, 95 % each. What plain steps pay to begin, to end and
-  for their record is timed, and added, with what each pays of a decision; what asks in them whether it is to record
-  (methods that stay wrapped) is not seen.
-- k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share allowed:
-  the rest is for what cannot be seen in process (a captured graph's plain replays took 5 us of 4.9 ms more than they
-  knew of, on an H200). Where plain steps alone use that up, a fifth of the share is for recording all the same: to
-  record nothing would save little more, and show nothing.
-- Of a kind of step one in FIRST_EVERY is recorded, whatever that costs, until FLOOR are: fewer show nothing for
-  certain. Of a warm-up (see warm_up.py) the first WARM_UP_RECORDED are recorded, and none counts for the cost.
-- Until the cost is known one step in FIRST_EVERY is recorded; where it stays unknown, ever fewer. What was recorded
-  beyond the share is paid back: until then half as many are.
+  steps of its kind before and after it, so that the growth of steps cancels out. A plain step far from other plain
+  steps is compared with the recorded ones before and after it instead. Three sorts pay: recorded steps; the step in
+  which the timed calls are swapped out again; steps that run in other threads during a recorded one. The cost is the
+  median of these differences, with a 95 % interval from order statistics. The time that plain steps pay to begin, to
+  end and for their record is timed and added, and so is their part of a decision. Not measured: methods that stay
+  wrapped also check in plain steps whether to record.
+- k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share allowed.
+  The rest is for costs that the process cannot see (a captured graph's plain replays took 5 us of 4.9 ms more than
+  measured, on an H200). If plain steps alone use up the share, a fifth of it is for recording anyway: recording
+  nothing would save little more, and show nothing.
+- One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR are recorded, because fewer show nothing for
+  certain. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded, and none counts for the cost.
+- Until the cost is known one step in FIRST_EVERY is recorded. If it stays unknown, ever fewer are. Recording beyond
+  the share is paid back: until then half as many steps are recorded.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
 FIRST_EVERY = 4  # until the cost is known, and until FLOOR steps are recorded
-FLOOR = 20  # recorded steps of a kind that a figure needs at least
+FLOOR = 20  # recorded steps of a kind: a figure needs as many
 WARM_UP_RECORDED = 2  # steps of a kind
 MOST_EVERY = 10_000
-PASSED_OVER = 8  # steps of a kind, which may still fill caches: the cost is not measured by them
+PASSED_OVER = 8  # first steps of a kind, not used to measure the cost: they may still fill caches
 SAMPLES = 121  # differences, the newest
 ENOUGH = 11
 MAX_WAITING = 16  # steps that wait for a plain one; behind more of them the last plain step is too far away
-LOOKS = 9  # of which the median is taken
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # of steps, at least, from one decision to the next
-LOOK_TIMES = 2_000  # as long as a decision takes
-LEARNING_STEPS = 256  # without knowing anything, until fewer are recorded
+LOOKS = 9  # the newest: their median counts
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number and time of the steps between two decisions, at least
+LOOK_TIMES = 2_000  # times what a decision takes: the pause after it, at least
+LEARNING_STEPS = 256  # without a known cost, until fewer are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # in the key of steps that are replays: they are counted apart from others of their name
+REPLAYED = "replayed"  # in the key of replays, which are counted apart from other steps of their name
 Z_95 = 1.96
 USED = 0.8  # of the share allowed
-LEAST_USED = 0.2  # of it, by recording, where plain steps use up the rest
+LEAST_USED = 0.2  # of the share allowed: for recording, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
-# Steps with a fraction in the first range, and those right after them, are recorded by no k. Both ranges are above
+# No k records the steps with a fraction in the first range, or the steps right after them. Both ranges are above
 # 1 / FIRST_EVERY, so they change nothing for larger k.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
@@ -67,8 +67,8 @@ PLAIN_WIDTH = ONE // PLAIN_PAIRS
 MOST_APART = 4  # steps between a plain step and the recorded one after it that it is compared with
 
 
-class Sort(IntEnum):  # whole numbers: to find others in a dictionary runs a function of Python's
-    """What a step does beside its work."""
+class Sort(IntEnum):  # whole numbers: a dictionary finds other enums through a Python function
+    """The sort of a step: what it pays for recording."""
 
     PLAIN = 0
     RECORDED = 1
@@ -80,7 +80,7 @@ PLAIN, RECORDED, AFTER, BESIDE = Sort
 
 
 class Estimate(NamedTuple):
-    """Of a time in ns, between the ends of its interval."""
+    """An estimate of a time in ns, with the ends of its interval."""
 
     low: float
     middle: float
@@ -117,15 +117,15 @@ class Kind:
 
     def __init__(self) -> None:
         self.seen = 0
-        self.recent = 0.0  # how many were seen lately: half of them is forgotten at each decision
+        self.recent = 0.0  # the number seen lately: it is halved at each decision
         self.counts = [0 for _ in Sort]
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
-        self.plain_ns: int | None = None  # of the last plain one
-        self.waiting: list[tuple[Sort, int]] = []  # for the next plain one
+        self.plain_ns: int | None = None  # time of the last plain step
+        self.waiting: list[tuple[Sort, int]] = []  # steps that wait for the next plain step
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
-        """What a step of that sort pays; None where that is not known."""
+        """Return what a step of that sort pays, or None if unknown."""
         found = list(self.excess[sort])
         return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
@@ -153,7 +153,7 @@ class Kind:
 
 
 class Model:
-    """Whose calls are swapped in and out together; or all those beyond MAX_KINDS."""
+    """A model, whose calls are swapped in and out together; or all models beyond MAX_KINDS."""
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
 
@@ -165,7 +165,7 @@ class Model:
 
 
 class Mark(NamedTuple):
-    """What was known of a step when it began."""
+    """The state of a step and its model when the step began."""
 
     sort: Sort
     recorded_before: int
@@ -173,7 +173,7 @@ class Mark(NamedTuple):
 
 
 class Governor:
-    """Decides which steps are recorded; `every`: one in so many."""
+    """Decides which steps are recorded: one in `every`."""
 
     __slots__ = (
         "_announce",
@@ -205,36 +205,36 @@ class Governor:
         self.allowed_percent = allowed_percent
         self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
         self._announce = announce
-        self.models_by_kernels: set[str] = set()  # whose steps are all plain, or recorded by kernel_steps.py
+        self.models_by_kernels: set[str] = set()  # their steps are all plain, or recorded by kernel_steps.py
         self.floor = FLOOR  # a benchmark that tells which steps are recorded sets it to 0
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: what was measured was so in another process."""
+        """Reset all measurements, because they were made in another process."""
         self.every = FIRST_EVERY
         self._begun: dict[object, int] = {}  # the number of each kind's next step; only such steps begin in C
-        self._early: dict[object, list[int]] = {}  # of kinds below the floor: that number, and how many are recorded
+        self._early: dict[object, list[int]] = {}  # for kinds below the floor: that number, and how many are recorded
         self._has_announced = False
         self._kinds: dict[object, Kind] = {}
         self._models: dict[object, Model] = {}
-        self._own: deque[float] = deque(maxlen=SAMPLES)  # what plain steps pay to begin and end, in ns
-        self.told_ns = 0  # that `ended` took the last time: part of what the next one pays
-        self.look_ns = 0  # that the last look took: all steps until the next one pay for it
+        self._own: deque[float] = deque(maxlen=SAMPLES)  # the time that plain steps pay to begin and end, in ns
+        self.told_ns = 0  # the time of the last `ended`, which the next step pays
+        self.look_ns = 0  # the time of the last look, which all steps until the next look pay
         self._looks: deque[int] = deque(maxlen=LOOKS)  # the last of these
-        self.has_looked = False  # the last time that `ended` was called: what that took is no plain step's
+        self.has_looked = False  # in the last `ended`, whose time no plain step then pays
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
 
     def is_sampled(self, key: object) -> bool:
-        """Whether the step of kind `key` that begins now is recorded."""
+        """Return whether to record the step of kind `key` that begins now."""
         if self.models_by_kernels and _model_in(key) in self.models_by_kernels:
             self._begun[key] = self._begun.get(key, 0) + 1
             return False
         return self._is_next_sampled(key)
 
     def is_replay_sampled(self, key: tuple[object, ...]) -> bool:
-        """Whether the replay of a captured graph that begins now is recorded; also of a model recorded by kernels."""
+        """Return whether to record the replay that begins now, even of a model that is recorded by kernels."""
         return self._is_next_sampled((*key, REPLAYED))
 
     def _is_next_sampled(self, key: object) -> bool:
@@ -242,11 +242,11 @@ class Governor:
         if number is None:
             early = self._early.get(key)
             if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
-                # Each kind counts from elsewhere: those that take turns are not all recorded at once.
+                # Each kind starts at another number, so that kinds that take turns are not all recorded at once.
                 early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            key = None  # all others are one kind, or each would have its first recorded
+            key = None  # all others are one kind, or the first step of each would be recorded
             number = self._begun.get(key, 0)
         self._begun[key] = number + 1
         return self._is_next(number, self.every)
@@ -273,7 +273,7 @@ class Governor:
         )
 
     def began(self, step: object, model: str, *, recorded: bool) -> Mark:
-        """`step` of `model` has begun."""
+        """Note that `step` of `model` has begun. Returns the mark for `left` and `ended`."""
         state = self._models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
@@ -285,14 +285,14 @@ class Governor:
         else:
             was_in, state.calls_are_in = state.calls_are_in, False
             sort = AFTER if was_in else PLAIN
-        return tuple.__new__(Mark, (sort, state.recorded, state))  # which `Mark` does in a frame of Python's
+        return tuple.__new__(Mark, (sort, state.recorded, state))  # as `Mark(…)` does, but without its Python frame
 
     def left(self, step: object, mark: Mark) -> None:
-        """`step` has ended, be it by an exception."""
+        """Note that `step` has ended, also by an exception."""
         mark.model.running.pop(ref(step), None)
 
     def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
-        """A step has ended that did all of its work, and paid `own_ns` to begin and end."""
+        """Count a step that did all of its work and paid `own_ns` to begin and end."""
         if not self._has_announced and not self.models_by_kernels:
             self._has_announced = True
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
@@ -321,7 +321,7 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            elif not (sort is AFTER and mark.model.is_many):  # which one is, is unknown
+            elif not (sort is AFTER and mark.model.is_many):  # it is unknown which model of the many it is
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))
@@ -331,12 +331,12 @@ class Governor:
             self._look()
 
     def last_plain_ns(self, name: str, model: str) -> int | None:
-        """Return the time of the last plain step of a kind; None if there was none."""
+        """Return the time of the last plain step of a kind, or None if there was none."""
         kind = self._kinds.get((name, model))
         return None if kind is None else kind.plain_ns
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
-        """A step that a device timed has ended, in the order of its work: none runs beside it."""
+        """Count a step that was timed on a device. Such steps end in the order of their work, so none overlap."""
         sort = RECORDED if is_recorded else PLAIN
         state = self._model(model)
         self.ended(name, model, duration_ns, Mark(sort, state.recorded, state), own_ns)
@@ -357,7 +357,7 @@ class Governor:
         if steps <= 0:  # another thread has just looked
             return
         self.has_looked = True
-        # One look is interrupted by other programs; what they take of it is theirs.
+        # Take the median of looks, because other programs may interrupt one.
         self._looks.append(self.look_ns)
         looks = sorted(self._looks)
         pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
@@ -367,7 +367,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self._recorded:
-            return  # what those cost, kernel_steps.py says
+            return  # kernel_steps.py announces their cost
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
@@ -375,7 +375,7 @@ class Governor:
         own = median_of(sorted(self._own)) if len(self._own) >= ENOUGH else NOTHING
         own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
         share_ns = self.allowed_share * step_ns
-        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # a step, for recording
+        allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)  # per step, for recording
         every = math.ceil(cost.high / allowed_ns)
         lived_share_ns = self.allowed_share * self._lived_ns
         if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
@@ -387,15 +387,15 @@ class Governor:
 
 
 def _model_in(key: object) -> str:
-    """The model in the key of a kind of step, see `Step`."""
+    """Return the model in the key of a kind of step (see `Step`)."""
     return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 
 def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
-    """What recording a step costs, with what others pay for it, on average over the steps of late.
+    """Return the cost of recording a step, with what other steps pay for it, on average over recent steps.
 
-    What is not known of a sort is taken for the dearest that is known. None where too little is known: of less than
-    half of these steps what recording them costs.
+    An unknown sort counts as the dearest known one. Returns None if the cost of recording is known for less than half
+    of the recent steps.
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}
@@ -413,7 +413,7 @@ def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
 
 
 def median_of(ordered: list[float]) -> Estimate:
-    """The median between the ends of its interval."""
+    """Return the median of `ordered`, with the ends of its interval."""
     count = len(ordered)
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2
@@ -421,7 +421,7 @@ def median_of(ordered: list[float]) -> Estimate:
 
 
 class GovernedProfiler(BrickProfiler):
-    """A profiler that costs `allowed_percent` of its process's steps, as far as it can see."""
+    """A profiler whose measurable cost is at most `allowed_percent` of the time of its process's steps."""
 
     def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
         self.governor = Governor(allowed_percent, self.announce)

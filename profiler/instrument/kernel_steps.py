@@ -1,9 +1,9 @@
-"""Records steps of an eager model on a CUDA device by their kernels, one every so often.
+"""Records some steps of an eager model on a CUDA device by their kernels.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. So a
 step is recorded as CUPTI sees it: a brick takes as long as its kernels together, and the step takes as long as the
 plain step before it, or as its kernels if these take longer. If the device was idle as the step began, the rest is
-time when it waited. Else it may have run what came before.
+time when it waited. Otherwise it may have run earlier work.
 
 Rules
 - All other steps are plain. The step that CUPTI records counts once, by this record.
@@ -32,8 +32,8 @@ from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
-LEAST_WINDOWS = 5  # that the figure of their cost needs
-LEAST_TOLD = 3  # windows, until it is told whether the device was idle as steps began
+LEAST_WINDOWS = 5  # for a figure of their cost
+LEAST_TOLD = 3  # windows, before it is reported whether the device was idle as steps began
 MOSTLY = 0.8  # of the steps
 KEPT = 3  # windows: the graph shows their kernels
 TOLD_EVERY = 8  # windows
@@ -51,7 +51,7 @@ class KernelSteps:
         self._kept: deque[KernelBurst] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
-        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # whether the device was, as the steps began
+        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # whether the device was idle as each step began
         self._said = ""  # of how the times come about
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
@@ -62,11 +62,11 @@ class KernelSteps:
         self._governor.models_by_kernels.add(steps.model)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether the step that begins now is to be recorded."""
+        """Return whether to record the step that begins now."""
         return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
     def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
-        """Record the step of that key, which begins; None if it cannot be."""
+        """Record the step of that key, which begins now. Returns None if that is not possible."""
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
@@ -92,19 +92,19 @@ class KernelSteps:
         return PlacedCalls(recording, self._steps.labelled, self._elements)
 
     def recorded(self, step: Hashable) -> None:
-        """The step has ended on the device: record what its kernels took."""
+        """Record the times of the kernels of `step`, which has ended on the device."""
         burst, self.burst = self.burst, KernelBurst()
         self.is_running = False
         burst.steps[step] += 1
         try:
             if burst.kernels:
                 self._record(step, burst)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             ours(error, "a step is not recorded by its kernels")
         self._count(clock.perf_counter_ns())
 
     def refuse(self, error: Exception) -> None:
-        """CUPTI is not to be had: the model is timed by stamps from its next step on."""
+        """Time the model by stamps from its next step on, because CUPTI is not available."""
         self.is_running, self.has_failed = False, True
         self.burst = KernelBurst()
         self._steps.profiler._by_kernels = False
@@ -116,7 +116,7 @@ class KernelSteps:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
     def _count(self, ended_ns: int) -> None:
-        """Take what the window cost, and let the next one be due when that is within the share."""
+        """Add the cost of the window. The next one is due when its cost is within the share allowed."""
         governor = self._governor
         paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
         self._first_ns = self._first_ns or self._began_ns
@@ -139,7 +139,7 @@ class KernelSteps:
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:
                 self._bursts.announce(_together(self._kept))
-            except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 ours(error, "kernels are not in the graph")
 
     def _say_measured(self) -> None:
@@ -195,7 +195,7 @@ def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -
 
 
 def _together(bursts: deque[KernelBurst]) -> KernelBurst:
-    """The sum of several bursts."""
+    """Return the sum of several bursts."""
     found = KernelBurst()
     for burst in bursts:
         found.steps.update(burst.steps)

@@ -1,14 +1,14 @@
-"""Steps of a model that is called: when each begins and ends, and when its bricks are timed.
+"""Steps of a model: when each begins and ends, and when its bricks are timed.
 
 Rules
-- The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers it
-  stays open until the token has been chosen, and begins where its inputs began to be prepared: what the host does
-  between two steps, such as to print a token, is in none.
-- A `generate` inside a model's call has steps of its own there; what is called to choose a token belongs to its step.
-- Of a model that an engine's runner runs, the runner's call is the step: the model's own calls are none.
+- The outermost call of a model, or of a part of it that holds a stack, is a step. In `generate` of transformers, it
+  begins as its inputs begin to be prepared, and stays open until the token has been chosen. The host's work between
+  two steps, such as printing a token, is in no step.
+- A `generate` inside a model's call has its own steps there. A call made to choose a token is in that token's step.
+- If an engine's runner runs the model, the runner's call is the step, and the model's own calls are not steps.
 - Each thread, task and greenlet has its own open steps (`Unit`).
-- Calls of modules are swapped in where a step is recorded, and out again at the next that is not.
-- Where something of ours fails, the step ends, the model is detached, and its call goes on.
+- Timed calls of modules are swapped in for a recorded step, and out again at the next step that is not recorded.
+- If cbtop's code fails, the step ends, the model is detached, and the model's call continues.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class Generation:
     __slots__ = ("is_assisted", "length", "model", "prepared")
 
     def __init__(self, model: object) -> None:
-        self.model = model  # whose tokens are chosen
+        self.model = model  # the one that generates
         self.is_assisted = False  # a draft proposes tokens
-        # When the inputs of the next step began to be prepared, and how long that took; None once a step has ended.
+        # When the preparation of the next step's inputs began, and how long it took. None after a step has ended.
         self.prepared: tuple[int, int] | None = None
-        self.length: int | None = None  # of its sequences, when the last token was chosen
+        self.length: int | None = None  # length of its sequences when the last token was chosen
 
 
 class Unit:
-    """What is open in one thread, task or greenlet: steps, and calls of `generate` one inside another."""
+    """The open steps and the nested calls of `generate` of one thread, task or greenlet."""
 
     __slots__ = ("__weakref__", "generations", "open")
 
@@ -83,11 +83,11 @@ class Unit:
 
     @property
     def generation(self) -> Generation | None:
-        """The innermost."""
+        """The innermost call of `generate`."""
         return self.generations[-1] if self.generations else None
 
     def end_generate(self, depth: int) -> None:
-        """The call of `generate` with so many around it has ended: close what waited for a token in it."""
+        """End the call of `generate` at `depth`: close the steps in it that waited for a token."""
         ended = self.generations[depth:]
         del self.generations[depth:]
         while self.open and self.open[-1].generation in ended:
@@ -96,14 +96,14 @@ class Unit:
 
 unit: Callable[[], Unit] = finder(Unit)
 _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
-LOOK_EVERY = 8  # recorded steps: to look through 400 modules takes as long as timing them does
-MODULES_PER_STEP = 200  # looked through per recorded step, on average: 0.3 ms
+LOOK_EVERY = 8  # recorded steps: looking through 400 modules takes as long as timing them
+MODULES_PER_STEP = 200  # to look through per recorded step, on average: 0.3 ms
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
-    """What times the recorded step that the caller is in, or notes what is captured; None outside of these."""
+    """Return the path that times the caller's recorded step, or notes its capture. None outside of both."""
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # the compiled path knows its position for a tenth of what `unit` costs
+    if len(paths) == 1:  # the compiled path finds its position at a tenth of the cost of `unit`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture
@@ -122,24 +122,24 @@ def _unless_it_fails(
     def guarded(self: OpenStep, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.steps.failed(error)
 
     return guarded
 
 
 class Called(Protocol):
-    """What is called as a step: a model, or a runner with its model."""
+    """A callable whose call is a step: a model, or a runner with its model."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
-        """What the call with these arguments does."""
+        """Return the phase, tokens and sequences of the call with these arguments."""
 
     @property
     def waits(self) -> bool:
         """Whether a token may be chosen after the call, in the same step, outside of `generate`."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """The same, wherever it is."""
+        """Return whether a token may be chosen after the call, in the same step, inside `generation` or outside."""
 
 
 class OpenStep:
@@ -164,7 +164,7 @@ class OpenStep:
     def __init__(self, steps: ModelSteps, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
-        self.is_running = True  # the model's call has not returned yet
+        self.is_running = True  # the model's call has not returned
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
@@ -213,7 +213,7 @@ class OpenStep:
 
     @_unless_it_fails
     def ended(self) -> None:
-        """End the step, or let it wait for its token: the model's call has returned."""
+        """End the step after the model's call, or let it wait for its token."""
         if self.waits:
             self.returned()
         else:
@@ -221,21 +221,21 @@ class OpenStep:
             self.close()
 
     def returned(self) -> None:
-        """The model's call has, and its token is waited for."""
+        """Note that the model's call has returned, and that the step waits for its token."""
         self.is_running = False
         if self._in_burst is not None:
             self._end_in_burst()
 
     @_unless_it_fails
     def begin_sampling(self) -> None:
-        """The scores are looked at: from here on a token is chosen; the model may be called for that, too."""
+        """Begin the choice of a token from the scores. The model may be called for that, too."""
         self.is_running = True
         if self._sampling is None and self.is_recorded:
             self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
 
     @_unless_it_fails
     def end_sampling(self, length: int | None) -> None:
-        """A token of each sequence, or several of one, has been chosen: the sequences are `length` long now."""
+        """End the choice: each sequence has a token more, or one has several, and sequences are `length` long."""
         if self._sampling is not None:
             self.steps.timing.stop_brick(self._sampling, self.call.sequences)
             self._sampling = None
@@ -247,7 +247,7 @@ class OpenStep:
 
     @_unless_it_fails
     def accept(self, tokens: int) -> None:
-        """So many tokens have come of it: those of a draft that were accepted, and one of each sequence."""
+        """Set the tokens of a verifying step: the accepted tokens of the draft, and one for each sequence."""
         if self.call.phase == VERIFY:
             self._step.tokens = tokens
 
@@ -257,7 +257,7 @@ class OpenStep:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """End it, and what is still open inside."""
+        """End the step, and the steps that are still open inside it."""
         try:
             self.is_running = False
             if self._in_burst is not None:
@@ -270,7 +270,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self._step.__exit__(kind, error, trace)
-                except BaseException:  # of a signal handler: what has ended by then ends no more
+                except BaseException:  # of a signal handler: parts that have ended by then do not end again
                     self._step.__exit__(kind, error, trace)
                     raise
                 if kind is None and (self._step._name or "").endswith(WARM_UP):
@@ -297,7 +297,7 @@ class OpenStep:
             self.steps.failed(trouble)
 
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
-        """Let this step be recorded by its kernels; gives whether it is."""
+        """Record this step by its kernels if one is due. Returns whether it is recorded so."""
         is_due = by_kernels.is_due(clock.perf_counter_ns())
         if not is_due or len(self._unit.open) > 1 or (self._step._name or "").endswith(WARM_UP):
             return False
@@ -315,7 +315,7 @@ class OpenStep:
         noting.begin(self.call)
 
     def _begin_in_burst(self) -> bool:
-        """Let its kernels be recorded instead of its times; gives whether they are."""
+        """Record its kernels instead of its times. Returns whether they are recorded."""
         self.steps.follow(None)
         recording = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
         if recording is None:
@@ -335,7 +335,7 @@ class OpenStep:
 
 
 class Noting:
-    """The calls of a model are noted by `capture`, from the beginning of one of its own to the end."""
+    """Lets `capture` note the calls of a model during one call of the model."""
 
     def __init__(self, steps: ModelSteps, capture: Capture) -> None:
         self.capture = capture
@@ -345,7 +345,7 @@ class Noting:
         self._span: Span | None = None
 
     def begin(self, call: phases.Call) -> None:
-        """The model is called, which `call` describes."""
+        """Begin to note: the model is called as `call` describes."""
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
@@ -354,11 +354,11 @@ class Noting:
                 one.swap_in()
             self._steps.ask()
             self._span = capture.begin_model(self._steps, call)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
 
     def end(self) -> None:
-        """It has returned."""
+        """End the noting: the model's call has returned."""
         try:
             self.capture.end(self._span)
             for one in self._noted:
@@ -407,7 +407,7 @@ class ModelSteps:
         "weight_version",
     )
 
-    _keys: tuple[object, ...]  # of the last plain step; kept in C
+    _keys: tuple[object, ...]  # of the last plain step; stored by C code
 
     def __init__(
         self,
@@ -419,46 +419,46 @@ class ModelSteps:
         self.profiler = profiler
         self.time_on(Timing(profiler._host_path))
         self.model = model
-        self.changed = changed  # plans anew where the model is no longer what it was
+        self.changed = changed  # plans anew if the model has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
-        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels; None: not done
-        self.kernels_due_ns = 0  # when the next one is to be, on the host's clock; 0: never; read in C
+        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
+        self.kernels_due_ns = 0  # when the next such step is due, on the host's clock; 0: never; read by C code
         self.calls: Sequence[BrickCall] = ()
-        self.is_of_runner = False  # the model's own calls are no steps
-        self.on_device: dict[Hashable, Hashable] = {}  # of bricks that the host times, what they are on the device
-        self.measured: Callable[[str], None] = lambda how: None  # is told how the device's times come about
+        self.is_of_runner = False  # True: the model's own calls are not steps
+        self.on_device: dict[Hashable, Hashable] = {}  # bricks timed by the host: the same on the device
+        self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         # Called with the type of autocast and the adapters, if they have changed since the last step.
         self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
         self._asked: tuple[torch.dtype | None, object] = (None, None)
-        self._device = ""  # its autocast is asked for
-        self._adapted: ref[nn.Module] | None = None  # this layer's adapters are asked for
+        self._device = ""  # the device whose autocast is checked
+        self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
         self.trains = False  # gradients are computed between its steps
-        self.weight_version: int | None = None  # of its first weight that can have a gradient
+        self.weight_version: int | None = None  # the version of its first weight that can have a gradient
         self._looks = 0  # recorded steps that have begun
         self.look_every = LOOK_EVERY  # recorded steps
-        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that have a part of this one, too
-        self._are_in: bool | None = False  # None: some of them may be
-        self._recorded: set[OpenStep] = set()  # that run
+        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
+        self._are_in: bool | None = False  # whether the timed calls are; None: some of them may be
+        self._recorded: set[OpenStep] = set()  # recorded steps that run
 
     def time_on(self, timing: Timing) -> None:
-        """Time its steps and their bricks so from now on."""
+        """Use `timing` for its steps and their bricks from now on."""
         self.timing, self.labelled = timing.path, timing.labelled
-        #: What times calls of modules, and of functions: the hot path itself where it can be, which is called in C.
+        #: Times the calls of modules and functions. It is the hot path itself, called from C, if there is one.
         self.path: HotPath | Path = getattr(timing.path, "_hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
         self._steps = self.profiler._steps_on(timing.path)
 
     def after_fork(self) -> None:
-        """In a child nobody holds the lock, and of the steps that ran those of this thread are left."""
+        """Make a new lock in a child process, and keep only this thread's steps: other threads are gone."""
         swaps.lock = threading.RLock()
         self._recorded.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
-        """Something of ours has, and this model is shown no longer; unless it is the host's, or its stack is full.
+        """Stop showing this model after `error` in cbtop's code, unless the host caused it or its stack is full.
 
-        Its step that waits for a token here ends: nobody may come to end it.
+        A step of it that waits for a token here ends, because it may never be ended otherwise.
         """
         let_through(error)
         if not isinstance(error, RecursionError):
@@ -470,27 +470,27 @@ class ModelSteps:
                 ours(trouble, "a model cannot be detached")
 
     def open_in(self, here: Unit) -> OpenStep | None:
-        """The step of this model that is open there."""
+        """Return the innermost open step of this model in `here`, or None."""
         found = [step for step in here.open if step.steps is self]
         return found[-1] if found else None
 
     def is_called_by_runner(self) -> None:
-        """Time nothing in a warm-up of a runner, which calls its model outside of any step."""
+        """Time nothing if a runner's warm-up calls the model, which is outside any step."""
         try:
             if self.open_in(unit()) is None:
                 self.follow(None)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
 
     def noted(self, capture: Capture, call: ModelCall, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model while a graph is captured: nothing runs: it is no step, and `capture` notes the calls."""
+        """Call the model while a graph is captured. Nothing runs, so it is not a step; `capture` notes the calls."""
         if not self.profiler.enabled or capture.is_in_call_of(self):
             return call.plain(*args, **kwargs)
         noting = None
         try:
             noting = Noting(self, capture)
             noting.begin(call.describe_captured(args, kwargs))
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         try:
             return call.plain(*args, **kwargs)
@@ -501,14 +501,14 @@ class ModelSteps:
     def run(
         self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> Any:
-        """Call `called`, which `call` stands in for, as a step; inside a step of its model it is only called.
+        """Call `called` as a step that `call` describes. Inside a step of the same model, only call it.
 
-        `called_ns` is when that was asked for.
+        `called_ns` is the time when the host made the call.
         """
         return call_in(self.begun(call, args, kwargs, called_ns), called, args, kwargs)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """The step that begins; None inside one of this model, and where it cannot."""
+        """Begin a step and return it. Returns None inside a step of this model, or if it fails."""
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -528,12 +528,12 @@ class ModelSteps:
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # it waited for a token, and the next call has come
+                    mine.close()  # it waited for a token, but this is already the next call
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine._step.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # else it generates inside
+                        return None  # otherwise the model calls `generate` inside its own call
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -551,7 +551,7 @@ class ModelSteps:
         return step
 
     def follow(self, recorded: OpenStep | None) -> None:
-        """Swap the calls in for a step that is recorded, and out for one that is not, where no other is running."""
+        """Swap timed calls in for a recorded step, and out for another step if no recorded one is running."""
         if recorded is None and self._are_in is False:
             return
         with swaps.lock:
@@ -575,9 +575,9 @@ class ModelSteps:
             self._are_in = recorded is not None
 
     def ask(self) -> None:
-        """Update the bricks for this step, if autocast or the adapters have changed.
+        """Update the bricks for this step if autocast or the adapters have changed.
 
-        Takes 0.2 us, under autocast 0.35 us: too long for each brick.
+        It takes 0.2 us, or 0.35 us under autocast, which is too long for each brick.
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -589,23 +589,23 @@ class ModelSteps:
             if (autocast, adapters) != self._asked:
                 self._asked = autocast, adapters
                 self.follow_mode(autocast, adapters)
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Ask for autocast on `device` and for the adapters of `adapted` from now on; now they are as in `mode`."""
+        """Check autocast on `device` and the adapters of `adapted` from now on. Their state now is `mode`."""
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
 
     def look_through(self, modules: int) -> None:
-        """Let looking again take a time per recorded step that does not grow with the number of modules."""
-        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C asks each LOOK_EVERY
+        """Set how often to look again, so that the time per recorded step does not grow with `modules`."""
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C checks each LOOK_EVERY
 
     def look_again(self) -> None:
-        """Whether the model is what it was."""
+        """Check whether the model has changed."""
         if not self._recorded and not self.is_of_runner:
-            with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+            with torch._C.DisableTorchFunction():  # the host's torch functions must not see this
                 self.changed()
 
     def look_for_gradients(self) -> None:
@@ -616,11 +616,11 @@ class ModelSteps:
         root = self.root()
         if root is None:
             return
-        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+        with torch._C.DisableTorchFunction():  # the host's torch functions must not see this
             for weight in root.parameters():
                 if weight.requires_grad:
                     if not weight.is_leaf:
-                        return  # computed, in its place: it has no gradient, and torch warns whoever asks for one
+                        return  # a computed tensor has no gradient, and torch warns if it is read
                     before, self.weight_version = self.weight_version, weight._version
                     if weight.grad is not None or before not in (None, self.weight_version):
                         self.trains = True
@@ -628,7 +628,7 @@ class ModelSteps:
                     return
 
     def share(self, other: ModelSteps) -> None:
-        """A part of this model is one of `other`, too: called in a step of that one, it is no step of this one."""
+        """Note that `other` shares a part with this model: a call in a step of `other` is not a step of this one."""
         self._shared_with[ref(other, self._shared_with.pop)] = None
 
     def remove(self) -> None:
@@ -647,7 +647,7 @@ def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, 
         result = called(*args, **kwargs)
         if step is not None:
             step.ended()
-    except BaseException:  # of the model, or of a signal handler
+    except BaseException:  # from the model, or from a signal handler
         if step is not None:
             step.close(*sys.exc_info())
         raise
@@ -655,9 +655,9 @@ def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, 
 
 
 class ModelCall(Call):
-    """Stands in for a call that is a step of its own where none of this model is open.
+    """Replaces the call of a model. The call is a step if no step of this model is open.
 
-    On a compiled hot path usual steps begin and end in C, which does the same: see compiled_steps.py.
+    On a compiled hot path, C code begins and ends usual steps in the same way (see compiled_steps.py).
     """
 
     __slots__ = ("_axis", "_names", "_steps", "_takes_ids", "has_cache", "without_cache")
@@ -679,7 +679,7 @@ class ModelCall(Call):
         step: OpenStep | None = None
         try:
             called, step = self.begin(args, kwargs, clock.perf_counter_ns())
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(error)
         return call_in(step, called, args, kwargs)
 
@@ -688,11 +688,11 @@ class ModelCall(Call):
     ) -> tuple[Callable[..., Any], OpenStep | None]:
         """Return what to call with these arguments, and the step that has begun, to be ended after it.
 
-        The caller does both, so that the model runs in no frame of ours if C code is the caller.
+        The caller does both, so that no frame of cbtop is around the model if C code is the caller.
         """
         called = self.instead
         if called is None:
-            called = self.module()._call_impl  # type: ignore[union-attr]  # it is being called: it lives
+            called = self.module()._call_impl  # type: ignore[union-attr]  # it exists, because it is being called
         steps = self._steps
         if is_compiling() or _is_tracing() or (_len_torch_dispatch_stack() and is_symbolic()):
             return called, None
@@ -705,14 +705,14 @@ class ModelCall(Call):
         if steps.is_of_runner:
             steps.is_called_by_runner()
             return called, None
-        try:  # as in `begun`, without the frames of that: each step has such calls
+        try:  # as in `begun`, but without its frames, because each step has such calls
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
             generation = here.generations[-1] if here is not None and here.generations else None
             if step is not None and step.steps is steps and step.is_running and step.generation is generation:
                 step._step.own_ns += clock.perf_counter_ns() - called_ns
                 return called, None
-        except Exception as error:  # noqa: BLE001 - trouble of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             steps.failed(error)
         return called, steps.begun(self, args, kwargs, called_ns)
 
@@ -721,7 +721,7 @@ class ModelCall(Call):
         if args:
             named = dict(zip(self._names, args, strict=False))
             args, kwargs = args[len(named) :], named | kwargs
-        with torch._C.DisableTorchFunction():  # the host's do not see that we ask
+        with torch._C.DisableTorchFunction():  # the host's torch functions must not see this
             return describe(
                 args,
                 kwargs,
@@ -733,7 +733,7 @@ class ModelCall(Call):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """What a replay of the call does, which is captured now."""
+        """Return what a replay of this captured call does."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],
@@ -749,7 +749,7 @@ class ModelCall(Call):
 
 
 def _takes_a_cache(module: nn.Module) -> bool:
-    """Whether a cache is an argument of `module`, or of what it only wraps."""
+    """Return whether `module`, or the module it only wraps, takes a cache as an argument."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
         known.remove("state")  # in a model written by hand it may be the state of any recurrent network
@@ -757,7 +757,7 @@ def _takes_a_cache(module: nn.Module) -> bool:
 
 
 def _has_words(module: nn.Module) -> bool:
-    """Whether `module` looks up rows of a table, or something in it is called so: its whole numbers may be ids."""
+    """Return whether `module` has a lookup table, or a part named like one, so that integer inputs may be ids."""
     if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
         return True
     names: set[str] = set()
@@ -770,7 +770,7 @@ def _has_words(module: nn.Module) -> bool:
 
 
 def _looks_both_ways(module: nn.Module) -> bool:
-    """Whether `module` says that none of its attention is causal."""
+    """Return whether the flags of `module` say that none of its attention is causal."""
     modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
@@ -779,7 +779,7 @@ def _looks_both_ways(module: nn.Module) -> bool:
 
 
 def _is_called_encoder(module: nn.Module) -> bool:
-    """Whether `module`, or what it only wraps, is an encoder by the name of its class."""
+    """Return whether `module`, or the module it only wraps, is an encoder by its class name."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
@@ -790,8 +790,10 @@ def _is_called_encoder(module: nn.Module) -> bool:
 
 
 def _axis_of_sequences(module: nn.Module) -> int | None:
-    """The axis of sequences in what `module` is given, by its own `batch_first`; of torch's own encoders by their
-    attention's. None: it does not say."""
+    """Return the axis of sequences in the input of `module`, from its `batch_first`, or None if that is unknown.
+
+    For torch's own encoders it comes from their parts.
+    """
     is_of_torch = type(module).__module__.startswith("torch.nn.")
     flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
     axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
@@ -799,7 +801,7 @@ def _axis_of_sequences(module: nn.Module) -> int | None:
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:
-    """What the arguments are called that `module`, or what it only wraps, is given by position."""
+    """Return the names of the positional arguments of `module`, or of the module it only wraps."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [
         tuple(name for name, parameter in parameters.items() if parameter.kind in by_position)
@@ -809,7 +811,7 @@ def _positional(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Of the call of `module`, and of those it only wraps: what only wraps another passes on what it is given."""
+    """Return the parameters of `module` and of each module it only wraps, because a wrapper passes them on."""
     found = []
     inner: nn.Module | None = module
     while inner is not None:

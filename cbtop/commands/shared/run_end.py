@@ -1,6 +1,6 @@
 """The process next to a run that prints a summary when it ends.
 
-It is a fork of `cbtop run`, and the program may run for days: nothing is loaded before there is something to show.
+It is a fork of `cbtop run`. The program may run for days, so nothing is loaded before a step is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STDERR = 2
 POLL_MS = 250  # how often to look whether the command runs, on a kernel without pidfd_open
-LOOK_MS = 1000  # from one look at the waits of recording processes to the next
+LOOK_MS = 1000  # between two looks at the waits of recording processes
 LATEST = 10  # looks
 MAX_LOOKED_AT = 8  # processes
 LESS_URGENT = 19  # for nice(2): the program needs the processors more
@@ -27,10 +27,10 @@ END = b"end"
 
 
 def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
-    """Print a summary when process `pid` ends, or says through `fifo` that it is about to.
+    """Print a summary when process `pid` ends, or announces its end through `fifo`.
 
-    `pidfd` becomes readable when the process ends; None if the kernel has no such descriptor. `path` is the file of
-    the FIFO, and `next_command` the last line of the summary.
+    `pidfd` becomes readable when the process ends. It is None if the kernel has no such descriptor. `path` is the
+    FIFO's file, and `next_command` the last line of the summary.
     """
     _close_all_but({fifo, pidfd})
     try:
@@ -44,7 +44,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, waits.percents())
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # the next run has removed it, if it found that this one was killed
+        with suppressed(OSError):  # another run removed it, because this one was killed
             os.unlink(path)
 
 
@@ -56,7 +56,7 @@ class _Waits:
         self._percents: dict[int, list[float]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """Note it for the last second, of the first processes."""
+        """Store the wait in the last second of the first MAX_LOOKED_AT processes."""
         for pid in list(pids)[:MAX_LOOKED_AT]:
             now_s, times = time.monotonic(), processor_times(pid)
             before_s, before = self._times.get(pid, (now_s, {}))
@@ -70,7 +70,7 @@ class _Waits:
                 del percents[:-LATEST]
 
     def percents(self) -> dict[int, float]:
-        """Return the mean of the last seconds of each process."""
+        """Return the mean wait of each process in its last seconds, in percent."""
         return {pid: sum(of) / len(of) for pid, of in self._percents.items()}
 
 
@@ -102,7 +102,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, waits: _Wait
 
 
 def _lines(fifo: int) -> list[bytes]:
-    """Read all that is in the FIFO; a line is written in one piece."""
+    """Read everything in the FIFO. Each line was written in one piece."""
     data = b""
     with suppressed(BlockingIOError):
         while piece := os.read(fifo, 1 << 16):
@@ -114,12 +114,12 @@ def _close_all_but(kept: set[int | None]) -> None:
     """Close all descriptors above stderr except `kept`: a pipe of the command would stay open for its reader."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
-            with suppressed(OSError):  # that of the directory
+            with suppressed(OSError):  # the descriptor of the directory itself
                 os.close(int(name))
 
 
 def _write(text: str) -> None:
-    """Write all of `text` to stderr, which may be closed, full, or not waited for."""
+    """Write all of `text` to stderr, which may be closed, full or non-blocking."""
     data = text.encode(errors="replace")
     with suppressed(OSError):
         while data:

@@ -1,4 +1,4 @@
-"""The summary of a run, made of the rings that its processes left."""
+"""The summary of a run, from the rings of its ended processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.model import SourceView
 
-MAX_RECORDS = 1 << 17  # the newest of a ring: adding them up takes 0.1 s
-WARM_UP_STEPS = 3  # of a process that names none: the first call allocates, compiles or reads from disk
+MAX_RECORDS = 1 << 17  # the newest in a ring: adding them up takes 0.1 s
+WARM_UP_STEPS = 3  # if a process names none: the first call allocates, compiles or reads from disk
 MAX_READ = 16  # processes: reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # of fewer, all are shown
+MIN_STEPS = 10  # if there are fewer, all are shown
 
 
 class SteadySource(Source):
-    """A ring that is read once, from the end of the warm-up: the last ten seconds at most."""
+    """A ring that is read once: the steps after the warm-up, of the last ten seconds at most."""
 
     def _count(self, batch: Batch) -> None:
         if not self._received and len(batch.node):
@@ -35,7 +35,7 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """The index of the first record to count. It follows the end of a step, so that no step is cut."""
+        """Return the index of the first record to count. It follows the end of a step, so that no step is cut."""
         steps = [node.id for node in self._nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
         ends = np.flatnonzero(is_end)
@@ -52,7 +52,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        while first < len(says_size) and says_size[first]:  # how many sequences the step before had
+        while first < len(says_size) and says_size[first]:  # the number of sequences of the previous step
             first += 1
         return first
 
@@ -60,10 +60,10 @@ class SteadySource(Source):
 def run_summary(
     directory: str, command_pid: int, pids: Sequence[int], next_command: str, waits: Mapping[int, float]
 ) -> list[str]:
-    """Return the lines of the summary: of the process whose steps took most time, the command itself among equals.
+    """Return the summary of the process with the most time in steps. If equal, prefer the command.
 
-    `pids` are the processes that recorded steps. `waits` has the shares (percent) of their last seconds in which they
-    waited for a processor. Returns nothing if no ring of theirs can be read.
+    `pids` are the processes that recorded steps. `waits` maps a process to the percentage of its
+    last seconds that it waited for a processor. Returns an empty list if none of their rings can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:

@@ -1,4 +1,4 @@
-"""Verdicts: what is wrong with a source, or what limits it, in a sentence with its numbers. One file each."""
+"""Verdicts: each says in one sentence, with numbers, what is wrong with a source or limits it. One file each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cbtop.viewmodels.verdicts.straggler import STRAGGLER
 from cbtop.viewmodels.verdicts.stuck import STUCK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-# The worst first: what makes other figures wrong, what loses time, what only limits.
+# The worst first: verdicts that make other figures wrong, then lost time, then mere limits.
 VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
@@ -57,15 +57,14 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
-# Of a process that waits for a processor these say nothing about its code.
+# While a process waits for a processor, these say nothing about its code.
 OF_LATENCY = (SLOWER_THAN_BASELINE, BIMODAL_LATENCY, OUTLIER_MEAN, OVER_BUDGET, SLOWS_DOWN)
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
-    """`view` with the verdicts on it, less those whose id is among `silenced`.
+    """Return `view` with its verdicts, except those whose id is in `silenced`.
 
-    Of a process that has only steps of a warm-up, its speed is not judged; of one that waits for a processor, its
-    latency is not.
+    The speed of a process is not judged if it has only warm-up steps, nor its latency while it waits for a processor.
     """
     rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
 

@@ -1,4 +1,4 @@
-"""Memory-bound and compute-bound: a large brick that is near the roof above it."""
+"""Memory-bound and compute-bound: a large brick is near its roof."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, Source
 from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-NEAR_PERCENT = 60.0  # of a roof: below it latency or overhead limits a brick, whatever its intensity
-MIN_SHARE_PERCENT = 10.0  # of the time in steps: what limits a smaller brick hardly matters
-_KINDS = {"memory": "bandwidth", "compute": "compute"}  # of a ceiling, by what it bounds
+NEAR_PERCENT = 60.0  # of a roof: below it, latency or overhead limits a brick at any intensity
+MIN_SHARE_PERCENT = 10.0  # of the time in steps: the limit of a smaller brick hardly matters
+_KINDS = {"memory": "bandwidth", "compute": "compute"}  # the kind of ceiling for each bound
 
 
 def _find(view: SourceView, bound: str) -> Finding | None:
@@ -30,7 +30,7 @@ def _find(view: SourceView, bound: str) -> Finding | None:
     rate = brick.gb_per_sec if bound == "memory" else brick.gflops
     assert rate is not None
     others = [row.percent or 0.0 for row in bricks if row is not brick]
-    more = f"; with {len(others)} more so bound it takes {percent(share + sum(others))} of a step" if others else ""
+    more = f"; with {len(others)} more such bricks it is {percent(share + sum(others))} of a step" if others else ""
     return Finding(
         f"{brick.name} is {bound}-bound: {percent(at_percent)} of the {_roof_in_words(roof, bound)} "
         f"({number(rate)} of {number(roof.value)} {roof.unit}){more}",
@@ -61,14 +61,14 @@ def _roof_in_words(roof: CeilingRow, bound: str) -> str:
 def _fires(roof: str) -> str:
     return (
         f"A brick with {MIN_SHARE_PERCENT:g} % or more of the time in steps reaches {NEAR_PERCENT:g} % to 100 % of "
-        f"the {roof} above it, and that roof is not unsure; the largest is named."
+        f"its roof ({roof}), and that roof is not unsure. The largest such brick is named."
     )
 
 
 MEMORY_BOUND = Rule(
     id="memory-bound",
     severity=Severity.NOTE,
-    means="The brick moves bytes about as fast as the memory can: it is not slow, it moves too much.",
+    means="The brick moves bytes about as fast as the memory can. It is not slow: it moves too many bytes.",
     fires=_fires("bandwidth"),
     advice="Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read of the "
     "weights.",
@@ -78,8 +78,8 @@ MEMORY_BOUND = Rule(
 COMPUTE_BOUND = Rule(
     id="compute-bound",
     severity=Severity.NOTE,
-    means="The brick computes about as fast as the processor can: more bandwidth or a larger batch changes nothing.",
+    means="The brick computes about as fast as the processor can. More bandwidth or a larger batch does not help.",
     fires=_fires("peak FLOP/s"),
-    advice="Compute less, or what multiplies float32 in a lower precision that was measured to be faster here.",
+    advice="Compute less, or multiply float32 in a lower precision that was measured to be faster here.",
     find=partial(_find, bound="compute"),
 )

@@ -1,9 +1,9 @@
-"""What every verdict has in common: how it is described, what it finds, and what mending it would gain."""
+"""The base of the verdicts: a rule, what it finds, and the tokens/s that a fix would gain."""
 
 # Rules
-# - A verdict is a pure function of one SourceView: of the stretch that it shows, the window or all that was seen.
-# - It says only what its numbers show. Where data is missing it finds nothing.
-# - Its thresholds are constants with their reason, and stand in the description of when it fires.
+# - A verdict is a pure function of one SourceView and its time range: the window, or everything seen.
+# - It claims only what its numbers show. If data is missing, it finds nothing.
+# - Its thresholds are constants with a reason. The description of when it fires contains them.
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from cbtop.units import count, duration
 from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
 
-# Of the time in steps that lies in the window: what no more than this lies before it is made of, matters little.
+# Step time before the window matters little if it is at most this part of the step time in the window.
 EDGE = 0.01
-# Mean recorded step to mean step, and the other way round: what recording costs makes them differ by less.
+# Ratio of the mean recorded step to the mean step, or its inverse. The cost of recording makes it smaller than this.
 LIKE_ALL = 1.10
-MIN_STEPS = 50  # so many steps have a distribution: one in fifty is no tail yet
+MIN_STEPS = 50  # fewer steps have no distribution: one in fifty is not a tail
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule has found in a view."""
+    """The problem that a rule found in a view."""
 
     sentence: str
     evidence: tuple[Evidence, ...]
     about: Subject
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""  # "it were as fast as the median layer"
-    advice: str = ""  # what to do in this case; "": what the rule says
-    is_inside: bool = False  # it is of what lies in steps, which is known of the recorded ones
+    advice: str = ""  # for this case; "": the advice of the rule
+    is_inside: bool = False  # the finding is about the inside of steps, which is known only for recorded steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Rule:
     find: Callable[[SourceView], Finding | None]
 
     def judge(self, view: SourceView) -> Verdict | None:
-        """The verdict on `view`; None where there is nothing to say."""
+        """Return the verdict on `view`, or None if the rule finds nothing."""
         found = self.find(view)
         if found is None:
             return None
@@ -62,10 +62,10 @@ class Rule:
 
 
 def gain(view: SourceView, percent: float) -> float | None:
-    """How many tokens/s of wall-clock time more there were if `percent` of the time in steps were not (Amdahl's law).
+    """Return the tokens/s of wall-clock time gained by saving `percent` of the time in steps (Amdahl's law).
 
-    None where that does not follow: steps that do not follow each other, books that do not close, a rate not known,
-    a step that began before the stretch and lay there for longer than most take.
+    Returns None if it cannot be derived: steps overlap, the books do not close, or the rate is unknown. Also None if
+    steps spent longer before the stretch than the median step takes.
     """
     steps, stretch = view.steps, view.stretch
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -80,25 +80,24 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:
-    """`gain` of a part of the time in recorded steps; None where these took clearly another time than all did."""
+    """Return `gain` for a part of the recorded step time, or None if recorded steps are unlike all steps."""
     return None if _unlike_all(view.steps) else gain(view, percent)
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """That recorded steps took clearly another time than all did, as the end of a sentence; "" where they did not."""
+    """Return the end of a sentence that says how recorded steps differ from all steps in time; "" if they do not."""
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
     if 1 / LIKE_ALL <= steps.recorded_mean_us / steps.mean_us <= LIKE_ALL:
         return ""
     return (
-        f"; this is of the {count(steps.recorded)} recorded steps, which took {duration(steps.recorded_mean_us)} on "
-        f"average, and not of all {count(steps.count)}, which took {duration(steps.mean_us)}"
+        f"; this covers the {count(steps.recorded)} recorded steps, which took {duration(steps.recorded_mean_us)} on "
+        f"average, not all {count(steps.count)}, which took {duration(steps.mean_us)}"
     )
 
 
 def in_turn(view: SourceView) -> bool:
-    """Whether one step ran after the other, as far as is known: not at the same time, of whatever phase, nor in
-    several processes."""
+    """Return whether steps of all phases ran one after another, in one process. True if their overlap is unknown."""
     steps, stretch = view.steps, view.stretch
     if steps is None or steps.overlap or view.merged is not None or stretch is None:
         return False
@@ -107,9 +106,9 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """The steps shown, where there are enough of them and each is of as many tokens: then their times compare.
+    """Return the steps shown if there are enough and all have the same number of tokens, so that times compare.
 
-    How many each is of, no record here tells; that of every second these are as many a step does.
+    No record here has the tokens of a single step. They are equal if the tokens per step are the same every second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:
@@ -120,5 +119,5 @@ def steps_alike(view: SourceView) -> StepsView | None:
 
 
 def pace_shown(view: SourceView) -> list[PaceView]:
-    """How long steps took, second by second, in the stretch shown; nothing of a merge."""
+    """Return the step times of the stretch shown, second by second. A merge has none."""
     return [one for one in view.pace if view.window is None or one.ago_s < view.window.covers_s]

@@ -1,4 +1,4 @@
-"""Below timer resolution: calls so short that the clock hardly tells them apart."""
+"""Below timer resolution: calls are so short that the clock can hardly measure them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cbtop.units import duration, number
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-READINGS = 5.0  # times what two readings of the clock tell apart: below it a fifth or more of a call is the clock's
+READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or more of the time is the clock's
 MIN_CALLS = 20
 
 
@@ -22,10 +22,10 @@ def _find(view: SourceView) -> Finding | None:
     if not short:
         return None
     p50_us, brick = min(short, key=lambda one: one[0])
-    more = f"; with it {len(short) - 1} more" if len(short) > 1 else ""
+    more = f"; the same holds for {len(short) - 1} more" if len(short) > 1 else ""
     return Finding(
         f"{brick.name} is below the timer's resolution: its median call takes {duration(p50_us)}, "
-        f"{number(p50_us / resolution_us)} times what two readings of the clock tell apart "
+        f"{number(p50_us / resolution_us)} times the smallest difference between two clock readings "
         f"({duration(resolution_us)}){more}",
         (
             Evidence("median call", p50_us, "µs"),
@@ -39,9 +39,10 @@ def _find(view: SourceView) -> Finding | None:
 BELOW_RESOLUTION = Rule(
     id="below-resolution",
     severity=Severity.NOTE,
-    means="Calls of a brick are so short that much of their time is the clock's own: statistics say little.",
-    fires=f"The median of {MIN_CALLS} calls or more is below {READINGS:g} times the least by which two readings of "
-    "the process's own clock differ, which it measures once as it begins. Not where it does not tell that.",
-    advice="Time what they are part of as one brick, or read their share of the step and not their calls.",
+    means="Calls of a brick are so short that much of the measured time is the clock's own. Statistics say little.",
+    fires=f"The median of {MIN_CALLS} calls or more is below {READINGS:g} times the smallest difference between two "
+    "readings of the process's clock. The process measures that once, as it begins. If it does not report it, there "
+    "is no verdict.",
+    advice="Time a larger part of the code as one brick, or read their share of the step instead of their calls.",
     find=_find,
 )

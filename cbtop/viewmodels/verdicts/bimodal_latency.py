@@ -1,4 +1,4 @@
-"""Bimodal latency: steps are of two kinds, one fast and one slow, or of more."""
+"""Bimodal latency: step times have two modes or more, a fast one and slower ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-APART = 1.20  # times as long as the fast mode: kinds that differ by less need no name
-MIN_PERCENT = 10.0  # of the steps in each mode: what is rarer is a tail
-VALLEY = 0.5  # between the modes: below this part of the smaller one
-BEYOND_CHANCE = 2.0  # standard deviations of a count, by which a valley may be higher and a mode lower than it looks
-_NUMBERS = {2: "two", 3: "three"}
-MIN_COUNT = 200  # steps: of fewer, the bars of a histogram jump by themselves
+APART = 1.20  # times the fast mode: a smaller difference is not worth a verdict
+MIN_PERCENT = 10.0  # of the steps in each mode: rarer steps are a tail
+VALLEY = 0.5  # of the smaller mode: the valley between two modes is lower
+BEYOND_CHANCE = 2.0  # standard deviations: a valley may be so much higher than it looks, and a mode so much lower
+_SHAPES = {2: "bimodal", 3: "trimodal"}
+MIN_COUNT = 200  # steps: with fewer, the bars of a histogram jump by chance
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -33,33 +33,33 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # that says it better
+        return None  # the other verdict explains it better
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
         name = "slow mode" if not at else f"slow mode {at + 1}"
         evidence += [Evidence(name, us, "µs"), Evidence(f"steps in the {name}", share, "%")]
     return Finding(
-        f"{steps.phase} steps are of {_NUMBERS.get(len(shares), len(shares))} kinds: {percent(shares[0])} take about "
+        f"{steps.phase} step times are {_SHAPES.get(len(shares), 'multimodal')}: {percent(shares[0])} take about "
         f"{duration(fast_us)}, {', '.join(said)}",
         tuple(evidence),
         Subject(About.STEPS, steps.phase),
         gain(view, longer_percent),
-        "all were of the fast kind",
+        "all were as fast as the fast mode",
     )
 
 
 def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
-    """The bars of each kind, the fastest first, where so many steps in `total` are in all of them."""
+    """Return the bars of each mode, the fastest first. `total` is the number of steps in the whole histogram."""
     cut = _valley(bars, total)
     return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
 
 
 def _valley(bars: Sequence[DurationBar], total: int) -> int | None:
-    """Where the deepest valley lies between two modes of enough of `total` steps; None where there are no two."""
+    """Return the index of the deepest valley between two modes that each have enough of `total` steps, or None."""
     counts = [bar.count for bar in bars]
     size, those = len(counts), sum(counts)
-    # Three bars together: single ones jump by chance.
+    # Sums of three bars, because single bars jump by chance.
     smooth = [sum(counts[max(0, at - 1) : at + 2]) for at in range(size)]
     best: tuple[float, int] | None = None
     before, peak_before = 0, 0
@@ -88,12 +88,12 @@ def _at_least(count: int) -> float:
 
 
 def _mean_us(bars: Sequence[DurationBar]) -> float:
-    """The mean step in these bars, each in the middle of its own."""
+    """Return the mean step time, with each step in the middle of its bar."""
     return sum(bar.count * (bar.from_us + bar.to_us) / 2 for bar in bars) / sum(bar.count for bar in bars)
 
 
 def _mode_us(bars: Sequence[DurationBar]) -> float:
-    """The middle of the fullest bar."""
+    """Return the middle of the fullest bar."""
     fullest = max(bars, key=lambda bar: bar.count)
     return (fullest.from_us + fullest.to_us) / 2
 
@@ -101,14 +101,14 @@ def _mode_us(bars: Sequence[DurationBar]) -> float:
 BIMODAL_LATENCY = Rule(
     id="bimodal-latency",
     severity=Severity.WARNING,
-    means="Steps of the same size are of two kinds, or more, and no mean or median is true of any: two code paths, a "
-    "garbage collection, a neighbour, processors of two speeds.",
-    fires=f"Of {MIN_COUNT} or more steps with the same number of tokens, the histogram has two modes, the slow one "
-    f"{100 * APART - 100:.0f} % above the fast one or more, each of {MIN_PERCENT:g} % of the steps, and between "
-    f"them a valley below half of the smaller one, each off by {BEYOND_CHANCE:g} standard deviations; or more modes, "
-    "with such a valley between each two. Not of steps that grow with the cache, or if waits for a processor explain "
-    "the slow ones.",
-    advice="Find what the slow steps share (time of day, sequence, thread): the histogram and the timeline tell "
-    "them apart.",
+    means="Steps of the same size have two typical times or more, and no mean or median describes them. Causes: two "
+    "code paths, garbage collection, another program on the machine, processors of two speeds.",
+    fires=f"There are {MIN_COUNT} or more steps with the same number of tokens, and their histogram has two modes or "
+    f"more. Each mode has {MIN_PERCENT:g} % or more of the steps, and a slow mode is {100 * APART - 100:.0f} % or "
+    "more above the fast one. The valley between two modes is below half of the smaller one, even if both are off by "
+    f"{BEYOND_CHANCE:g} standard deviations. Not if steps grow with the cache, or if waits for a processor explain "
+    "the slow steps.",
+    advice="Find what the slow steps have in common (time of day, sequence, thread). The histogram and the timeline "
+    "show which they are.",
     find=_find,
 )

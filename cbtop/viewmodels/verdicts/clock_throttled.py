@@ -1,4 +1,4 @@
-"""Clock throttled: a GPU it uses is held below its clock."""
+"""Clock throttled: a GPU of the process runs below its highest clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-SLOWED_PERCENT = 5.0  # so much below its maximum: the last percent of a clock is its power limit's play, always
+SLOWED_PERCENT = 5.0  # below its maximum: the power limit always moves a clock by a percent or so
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -24,7 +24,7 @@ def _find(view: SourceView) -> Finding | None:
     ]
     more = f"; so are {len(slowed) - 1} more of its GPUs" if len(slowed) > 1 else ""
     return Finding(
-        f"GPU {row.label} is held down by its {device.slowed_by}: {whole(device.clock_mhz)} of "
+        f"GPU {row.label} is slowed by its {device.slowed_by}: {whole(device.clock_mhz)} of "
         f"{whole(device.clock_max_mhz)} MHz, {percent(lost_percent)} less{more}",
         tuple(evidence),
         Subject(About.DEVICE, row.label),
@@ -32,7 +32,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """How far its clock is held below the maximum; None where it is not, or that is not known."""
+    """Return how far the clock is held below its maximum, in percent; None if it is not, or if that is unknown."""
     device = row.device
     if not device.slowed_by or not device.clock_mhz or not device.clock_max_mhz:
         return None
@@ -43,10 +43,11 @@ def _slowed_percent(row: DeviceRow) -> float | None:
 CLOCK_THROTTLED = Rule(
     id="clock-throttled",
     severity=Severity.WARNING,
-    means="The driver holds the clock of a GPU down, by its power cap, heat or a setting: times are not those of the "
-    "hardware at its best, and two runs do not compare.",
-    fires=f"A GPU that it uses names what slows it and runs over {SLOWED_PERCENT:g} % below its highest clock.",
-    advice="See its power, limit and temperature (view Devices): raise the cap, cool it, or compare at a fixed "
+    means="The driver lowers the clock of a GPU because of its power cap, heat or a setting. Times are worse than "
+    "the hardware allows, and two runs do not compare.",
+    fires=f"A GPU of the process reports a reason for slowing down and runs over {SLOWED_PERCENT:g} % below its "
+    "highest clock.",
+    advice="See its power, limit and temperature (view Devices). Raise the cap, cool the GPU, or compare at a fixed "
     "clock.",
     find=_find,
 )

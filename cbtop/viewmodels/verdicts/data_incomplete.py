@@ -1,4 +1,4 @@
-"""Data incomplete: records were lost, the books do not close, or nothing is heard."""
+"""Data incomplete: records were lost, the books do not close, or the daemon is silent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cbtop.units import count, counted, percent
 from cbtop.viewmodels.model import About, BooksView, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LOST_PERCENT = 0.1  # figures have three digits or four: less than that changes none of them
+LOST_PERCENT = 0.1  # figures have three or four digits, and a smaller loss changes none of them
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """So many records were lost, of those `seen` while somebody looked."""
+    """The number of records lost, of the `seen` ones since the daemon attached."""
 
     lost: int
     seen: int
-    when: str  # "", or in which part of that time
+    when: str  # the part of that time, or ""
 
     @property
     def percent(self) -> float:
@@ -26,7 +26,7 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """What was lost in all that time or, where that is more of it, in the window."""
+    """Return the records lost in all that time or in the window, whichever share is larger."""
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
     when = " in this range" if window and window.range_s else " in these last seconds"
@@ -41,7 +41,7 @@ def _find(view: SourceView) -> Finding | None:
     if view.state is SourceStatus.FAULTY:
         why.append(f"what it recorded cannot be trusted ({view.state_reason})")
     if view.stale_s is not None:
-        why.append(f"nothing was heard for {view.stale_s:.0f} s")
+        why.append(f"its daemon has been silent for {view.stale_s:.0f} s")
         evidence.append(Evidence("silent", view.stale_s, "s"))
     if found.percent > LOST_PERCENT:
         why.append(
@@ -53,10 +53,10 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("lost", found.percent, "%"),
         ]
     if loss.left_out:
-        why.append(f"{counted(loss.left_out, 'announcement')} had no room")
+        why.append(f"{counted(loss.left_out, 'announcement')} did not fit")
         evidence.append(Evidence("announcements left out", loss.left_out, "announcements"))
     if view.books is not None and not view.books.close:
-        why.append("the books do not close, so no share of a step's time can be trusted")
+        why.append("the books do not close, so shares of a step's time cannot be trusted")
         evidence.append(Evidence("books off by", _off_us(view.books), "µs"))
     if not why:
         return None
@@ -64,16 +64,16 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _off_us(books: BooksView) -> float:
-    """By how much parts are larger than what they are parts of."""
+    """Return by how much parts exceed their whole, in µs."""
     return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.outdone))
 
 
 DATA_INCOMPLETE = Rule(
     id="data-incomplete",
     severity=Severity.ERROR,
-    means="Something is missing from what is shown: figures may be wrong by more than their digits say.",
-    fires=f"More than {LOST_PERCENT:g} % of the records since somebody looked, or of those in the window, were lost, "
-    "announcements had no room, the books do not close, its daemon is silent, or the source is faulty.",
-    advice="See the line `records` and the books; a larger ring, or fewer recorded steps, loses fewer records.",
+    means="Some data is missing, so figures may be wrong by more than their digits suggest.",
+    fires=f"More than {LOST_PERCENT:g} % of the records were lost, in the window or since the daemon attached. "
+    "Or announcements did not fit, the books do not close, the daemon is silent, or the source is faulty.",
+    advice="See the line `records` and the books. A larger ring, or fewer recorded steps, loses fewer records.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Failed checks: a brick computes something else than it should."""
+"""Failed checks: a brick computes a wrong result."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _find(view: SourceView) -> Finding | None:
     ]
     advice = ""
     if first.is_of_input:
-        advice = "Look at what runs before it, not at its kernel, which is given what it does not take."
+        advice = "Look at what runs before it, not at its kernel: the input of the kernel is invalid."
     elif first.is_of_step:
-        advice = "It was wrong once, and where is not known: --check-contracts looks at every call of every kernel."
+        advice = "It was wrong once, at an unknown place. --check-contracts checks every call of every kernel."
     return Finding(
         f"{first.about} fails its check `{first.assertion}`{error}{others}",
         tuple(evidence),
@@ -45,9 +45,9 @@ def _find(view: SourceView) -> Finding | None:
 FAILED_CHECKS = Rule(
     id="failed-checks",
     severity=Severity.ERROR,
-    means="A brick's assertion was evaluated and does not hold: how fast it is, is no use.",
-    fires="Any check of the process failed, at any time of its life. What bears it is named: what the guard met, "
-    "else what failed first, and a precondition, which is of what a kernel is given, where nothing else failed.",
-    advice="Mend the kernel first; compare it with its reference.",
+    means="A brick's assertion was evaluated and does not hold. Its speed is irrelevant while its result is wrong.",
+    fires="Any check of the process failed, at any time. The likely origin is named: the value that the guard found, "
+    "otherwise the first failed check, and a precondition (on a kernel's input) only if nothing else failed.",
+    advice="Fix the kernel first; compare it with its reference.",
     find=_find,
 )

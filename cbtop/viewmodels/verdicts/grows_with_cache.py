@@ -1,4 +1,4 @@
-"""Grows with the cache: steps take longer, the more positions their caches hold, and not every brick alike."""
+"""Grows with the cache: steps take longer as their caches hold more positions, and some bricks more than others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cbtop.viewmodels.brick_growth import alike
 from cbtop.viewmodels.model import About, BrickGrowth, Evidence, PaceView, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # with steps: a line through fewer means proves little
-LONGER = 1.5  # times as many positions at the end as at the beginning: over less nothing else stays equal
-GROWTH = 1.2  # times as long a step: less is not worth a word
-MOST = 0.8  # of the growth: the bricks that are named
-CORRELATION = 0.9  # of the seconds' means: the cache explains four fifths of what moves them
-NOT_ATTENTION = "What grows is not attention: look at what these bricks do with what came before."
+MIN_SECONDS = 8  # with steps: a line through fewer points proves little
+LONGER = 1.5  # times as many positions at the end as at the beginning: a smaller growth may have other causes
+GROWTH = 1.2  # times the step: a smaller growth is not worth a verdict
+MOST = 0.8  # of the growth is in the bricks that are named
+CORRELATION = 0.9  # of the means of each second: the cache then explains four fifths of their variance
+NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -33,10 +33,10 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    if alike(view.brick_growth) is not None:  # a cache that grows does not slow every brick
+    if alike(view.brick_growth) is not None:  # a growing cache does not slow every brick
         return None
     growing = _growing(view)
-    named = f"; it is {', '.join(one.name for one in growing)} that takes longer" if growing else ""
+    named = f"; most of the growth is in {', '.join(one.name for one in growing)}" if growing else ""
     is_attention = any(one.category is BrickCategory.ATTENTION for one in growing)
     return Finding(
         f"{steps.phase} steps grow with the cache: {duration(short_us)} at {count(least)} positions, "
@@ -54,7 +54,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _growing(view: SourceView) -> list[BrickGrowth]:
-    """The bricks that most of the growth lies in, the largest first."""
+    """Return the bricks with most of the growth, the largest first; three at most."""
     longer = [one for one in view.brick_growth if one.after_us > one.before_us]
     growth_us = sum(one.after_us - one.before_us for one in longer)
     found: list[BrickGrowth] = []
@@ -66,7 +66,7 @@ def _growing(view: SourceView) -> list[BrickGrowth]:
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
-    """Slope (µs a position) and beginning (µs) of a step's time by positions; None where there is no line."""
+    """Return slope (µs a position) and intercept (µs) of step time over positions; None if they do not correlate."""
     points = [(one.cached, one.us) for one in pace if one.cached is not None]
     if len(points) < MIN_SECONDS:
         return None
@@ -74,7 +74,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # one of them is the same in all
+    except StatisticsError:  # one of the two is constant
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept
@@ -83,13 +83,13 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
 GROWS_WITH_CACHE = Rule(
     id="grows-with-cache",
     severity=Severity.NOTE,
-    means="Something in a step works on all that came before, as attention reads the whole cache: the longer the "
+    means="Part of a step works on all earlier positions, as attention reads the whole cache: the longer the "
     "sequence, the slower the token.",
     fires=f"In {MIN_SECONDS} seconds or more with steps of the same number of tokens, the mean step follows the mean "
-    f"number of cached positions (correlation {CORRELATION:g}), these grow by half or more, and a step by "
-    f"{100 * GROWTH - 100:.0f} %. Of the last two minutes at most, and only where the process says how much is "
-    "cached. Not if every larger brick takes longer by the same factor.",
-    advice="A smaller cache (grouped heads, a quantized one, a sliding window) or a fused attention kernel; compare "
-    "runs at equal lengths.",
+    f"number of cached positions (correlation {CORRELATION:g}). The positions grow by half or more, and a step by "
+    f"{100 * GROWTH - 100:.0f} %. It uses the last two minutes at most, and only if the process reports its cached "
+    "positions. Not if every larger brick takes longer by the same factor.",
+    advice="Use a smaller cache (grouped heads, a quantized one, a sliding window) or a fused attention kernel. "
+    "Compare runs at equal lengths.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Host-bound: much of a step lies in none of its bricks, and the GPU was idle meanwhile."""
+"""Host-bound: much of a step is outside its bricks, and the GPU is idle meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     named = ", ".join(f"{part.name} {duration(part.us)}" for part in outside.parts)
     return Finding(
-        f"{percent(outside.percent)} of {view.steps.phase}'s step time lies in none of its bricks ({named}), and its "
+        f"{percent(outside.percent)} of {view.steps.phase}'s step time is outside its bricks ({named}), and its "
         f"GPU was idle {percent(idle)} of the time: the host works between the bricks",
         (
             Evidence("in no brick", outside.percent, "%"),
@@ -26,13 +26,13 @@ def _find(view: SourceView) -> Finding | None:
         ),
         Subject(About.STEPS, view.steps.phase),
         gain_inside(view, min(outside.percent, idle)),
-        "nothing lay between the bricks",
+        "no time passed between the bricks",
         is_inside=True,
     )
 
 
 def _idle_percent(view: SourceView) -> float | None:
-    """How much of the last seconds the busiest of its GPUs was idle; None if it has no GPU or that is not known."""
+    """Return the idle percentage of its busiest GPU in the last seconds; None if it has no GPU or that is unknown."""
     busy = []
     for row in [row for machine in view.machines for row in machine.gpus_of(view.key)]:
         known = [each for each in row.busy_percent[-LATEST:] if each is not None]
@@ -45,11 +45,11 @@ def _idle_percent(view: SourceView) -> float | None:
 HOST_BOUND = Rule(
     id="host-bound",
     severity=Severity.WARNING,
-    means="Much of a step passes between its bricks while the GPU is idle: interpreter, dispatch, allocation. Faster "
-    "bricks change little.",
+    means="Much of a step is spent between its bricks while the GPU is idle: interpreter, dispatch, allocation. "
+    "Faster bricks change little.",
     fires=f"Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more of the steps' time (steps inside steps do "
     f"not count), the books close, and each GPU of the process was idle {OUTSIDE_PERCENT:g} % or more of the last "
-    "seconds. Without a GPU that time is not instrumented: nothing says that the host worked in it.",
-    advice="Time what runs there as bricks to see what it is; compile or capture the step if it is the interpreter.",
+    "seconds. Without a GPU that time is only `not instrumented`: nothing shows that the host worked in it.",
+    advice="Time the code there as bricks to see what it is. Compile or capture the step if it is the interpreter.",
     find=_find,
 )

@@ -7,7 +7,7 @@ from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subjec
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
 
-IDLE_PERCENT = 20.0  # what an ordinary loop does between steps (sampling, detokenizing) takes a few percent
+IDLE_PERCENT = 20.0  # an ordinary loop spends a few percent between steps (sampling, detokenizing)
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -15,10 +15,10 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or stretch is None or stretch.between_us is None or stretch.between_percent is None:
         return None
     if stretch.between_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # where records were lost, steps ran of which nothing is known
+        return None  # lost records may be steps that ran
     rate, ran_us = steps.tokens_per_sec, stretch.wall_us - stretch.between_us
     return Finding(
-        f"{percent(stretch.between_percent)} of the time lies between steps: {duration(stretch.between_us)} of "
+        f"{percent(stretch.between_percent)} of the time is between steps: {duration(stretch.between_us)} of "
         f"{duration(stretch.wall_us)}{'; gradients are computed between steps' if view.trains else ''}",
         (
             Evidence("between steps", stretch.between_percent, "%"),
@@ -36,10 +36,10 @@ IDLE_BETWEEN_STEPS = Rule(
     severity=Severity.WARNING,
     means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
     "requests. Faster kernels change nothing about that.",
-    fires=f"{IDLE_PERCENT:g} % or more of the time shown lies between steps of whatever phase, without that since "
-    "the last one; not where some steps left nothing, or records were lost. No gain if "
-    "gradients are computed between steps.",
-    advice="Look at what the program does between its steps; a server without requests is idle for good reason. In a "
-    "process that trains, backward passes and the optimizer run there.",
+    fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase, not counting the time since "
+    "the last step. Not if some steps left no record, or records were lost. No gain is given if gradients are "
+    "computed between steps.",
+    advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
+    "training, backward passes and the optimizer run there.",
     find=_find,
 )

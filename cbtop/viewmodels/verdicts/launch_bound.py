@@ -8,7 +8,7 @@ from cbtop.viewmodels.books import GPU_WAITED
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Of the bricks' time, and of their calls: one step that waited long (the first one, a pause) is no reason to say it.
+# Part of the bricks' time and of their calls. One step that waited long (the first one, a pause) is not enough.
 LAUNCH_BOUND_PERCENT = 20.0
 
 
@@ -20,7 +20,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
-    """Compare the kernels of a step with the median of all steps: few are recorded, and one may be a slow one."""
+    """Compare the kernels of a step with the median of all steps, because few are recorded and one may be slow."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:
         return None
@@ -31,8 +31,8 @@ def _found_by_kernels(view: SourceView) -> Finding | None:
     if share < LAUNCH_BOUND_PERCENT:
         return None
     return Finding(
-        f"Launch-bound: the GPU waits for its host {percent(share)} of {steps.phase}'s step time; of "
-        f"{duration(steps.p50_us)}, the median step, its kernels take {duration(kernels_us)}",
+        f"Launch-bound: the GPU waits for its host {percent(share)} of {steps.phase}'s step time; the median step "
+        f"takes {duration(steps.p50_us)}, its kernels {duration(kernels_us)}",
         (
             Evidence("GPU waits", share, "%"),
             Evidence("kernels of a step", kernels_us, "µs"),
@@ -63,13 +63,13 @@ def _found_by_stamps(view: SourceView) -> Finding | None:
 LAUNCH_BOUND = Rule(
     id="launch-bound",
     severity=Severity.WARNING,
-    means="Kernels end before the host has launched the next ones, so the device idles: what counts is how fast the "
-    "host launches, not how fast kernels are.",
-    fires=f"Of steps that are recorded by their kernels, these take {100 - LAUNCH_BOUND_PERCENT:g} % or less of the "
-    f"median step, in {LEAST_STEPS} or more of them, and the GPU was idle as most of them began. Of steps "
-    "recorded by stamps, bricks whose device waited for the host take "
-    f"{LAUNCH_BOUND_PERCENT:g} % or more of the time in steps, and are as large a part of all calls.",
-    advice="Capture the step as a CUDA graph (torch.compile with mode='reduce-overhead'), or work on more sequences "
-    "a step.",
+    means="Kernels end before the host has launched the next ones, so the device idles. The speed of launches limits "
+    "it, not the speed of kernels.",
+    fires=f"If steps are recorded by their kernels: the kernels take {100 - LAUNCH_BOUND_PERCENT:g} % or less of the "
+    f"median step, {LEAST_STEPS} steps or more are recorded, and the GPU was idle as most of them began. If steps "
+    "are recorded by stamps: bricks whose device waited for the host take "
+    f"{LAUNCH_BOUND_PERCENT:g} % or more of the time in steps, and of all calls.",
+    advice="Capture the step as a CUDA graph (torch.compile with mode='reduce-overhead'), or process more sequences "
+    "in a step.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""One odd layer: slower than the layers that do the same."""
+"""One odd layer: it is slower than the layers that do the same work."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ def _find(view: SourceView) -> Finding | None:
 ODD_LAYER = Rule(
     id="odd-layer",
     severity=Severity.WARNING,
-    means="One layer takes longer than the others that do the same: its weights lie elsewhere or in another format, "
-    "or its kernel took another path.",
-    fires=f"Of {MIN_LAYERS} or more layers with the same bricks, in {MIN_STEPS} recorded steps or more, its median "
-    f"is {100 * ODD - 100:.0f} % above the median layer, by the lower end of its interval, and an outlier (modified "
-    f"z-score above {OUTLIER_Z:g}); at most {100 * ODD_PART:.0f} % of the layers (not the first) do so half as far.",
-    advice="Compare its bricks with those of its neighbours in the graph: device, format and shape of its weights.",
+    means="One layer takes longer than the others that do the same work. Its weights are on another device or in "
+    "another format, or its kernel took another path.",
+    fires=f"There are {MIN_LAYERS} or more layers with the same bricks, in {MIN_STEPS} recorded steps or more. The "
+    f"layer's median (lower end of its interval) is {100 * ODD - 100:.0f} % above the median layer and is an outlier "
+    f"(modified z-score above {OUTLIER_Z:g}). At most {100 * ODD_PART:.0f} % of the layers (not counting the first) "
+    "are half as far above it.",
+    advice="Compare its bricks with those of its neighbours in the graph: device, format and shape of the weights.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Outlier-driven mean: a few long steps make it."""
+"""Outlier-driven mean: a few long steps raise it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-MEAN_OVER_MEDIAN = 1.10  # noise that is not outliers leaves a mean within a few percent of its median
-RARE_PERCENT = 10.0  # of the steps: where more are long, they are a kind of their own
+MEAN_OVER_MEDIAN = 1.10  # noise without outliers leaves the mean within a few percent of the median
+RARE_PERCENT = 10.0  # of the steps: if more are long, they are a mode and not outliers
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -20,17 +20,17 @@ def _find(view: SourceView) -> Finding | None:
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
-        return None  # that says it better
+        return None  # the other verdict explains it better
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
     rare_percent = 100 * many / steps.count
     if not many or rare_percent > RARE_PERCENT:
         return None
     over_us = sum(bar.count * ((bar.from_us + bar.to_us) / 2 - steps.p50_us) for bar in long)
-    # A bar has no one duration: no more is saved than makes the mean the median.
+    # Durations within a bar differ, so limit what is saved to the difference of mean and median.
     saved = 100 * min(over_us / steps.count, steps.mean_us - steps.p50_us) / steps.mean_us
     return Finding(
-        f"A few {steps.phase} steps make the mean: {percent(rare_percent)} take over {duration(long[0].from_us)}, "
+        f"A few {steps.phase} steps raise the mean: {percent(rare_percent)} take over {duration(long[0].from_us)}, "
         f"up to {duration(steps.max_us)}; the mean is {duration(steps.mean_us)}, the median "
         f"{duration(steps.p50_us)}",
         (
@@ -41,17 +41,17 @@ def _find(view: SourceView) -> Finding | None:
         ),
         Subject(About.STEPS, steps.phase),
         gain(view, saved),
-        "these were as the median",
+        "these took the median time",
     )
 
 
 OUTLIER_MEAN = Rule(
     id="outlier-mean",
     severity=Severity.WARNING,
-    means="The mean, and with it tokens/s, is that of a few very long steps; most are faster than it says.",
-    fires=f"Of steps with the same number of tokens the mean is {100 * MEAN_OVER_MEDIAN - 100:.0f} % or more above "
-    f"the median, and at most {RARE_PERCENT:g} % of them are longer than it; not where that is the "
-    "warm-up, or a recompilation.",
-    advice="Compare by p50 and p99; look for what stops the process: garbage collection, paging, a busy neighbour.",
+    means="A few very long steps raise the mean and lower tokens/s. Most steps are faster than the mean.",
+    fires=f"All steps have the same number of tokens, the mean is {100 * MEAN_OVER_MEDIAN - 100:.0f} % or more above "
+    f"the median, and at most {RARE_PERCENT:g} % of the steps are longer than the mean. Not if warm-up, a "
+    "recompilation or waits for a processor explain it.",
+    advice="Compare p50 and p99. Look for what stops the process: garbage collection, paging, another busy program.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Over budget: a brick takes more of a token's time than it declared."""
+"""Over budget: a brick takes more time per token than its declared budget."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _over_us(row: BrickRow) -> float:
 OVER_BUDGET = Rule(
     id="over-budget",
     severity=Severity.WARNING,
-    means="A brick takes longer a token than the budget that the process declared for it.",
-    fires="Any brick's µs/token are above its budget; the one that is by the most µs is named.",
-    advice="Its details (Enter) show layers and kernels; or the budget is not that of this machine.",
+    means="A brick takes more time per token than the budget that the process declared for it.",
+    fires="Any brick's µs/token exceed its budget. The brick that exceeds it by the most µs is named.",
+    advice="Its details (Enter) show layers and kernels. Or the budget was made for another machine.",
     find=_find,
 )

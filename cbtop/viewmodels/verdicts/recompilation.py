@@ -1,4 +1,4 @@
-"""Recompilation: code was compiled again, for what it was called with did not fit."""
+"""Recompilation: code was compiled again because it did not fit its arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cbtop.units import counted, duration, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 
-SHARE_PERCENT = 5.0  # of the time shown: that of one second in a minute or two is worth no word
+SHARE_PERCENT = 5.0  # of the time shown: one second in a minute or two is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -18,7 +18,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     rate, rest_us = steps.tokens_per_sec, compiling.wall_us - compiling.again_us
     return Finding(
-        f"It compiled again what did not fit: {counted(compiling.again, 'time')}, {duration(compiling.again_us)} of "
+        f"It recompiled code that did not fit: {counted(compiling.again, 'time')}, {duration(compiling.again_us)} of "
         f"{duration(compiling.wall_us)} ({percent(share)})",
         (
             Evidence("recompilations", compiling.again, "times"),
@@ -27,18 +27,18 @@ def _find(view: SourceView) -> Finding | None:
         ),
         Subject(About.STEPS, steps.phase),
         rate * (compiling.wall_us / rest_us - 1) if rate and rest_us > 0 and in_turn(view) else None,
-        "it compiled no more",
+        "it did not recompile",
     )
 
 
 RECOMPILATION = Rule(
     id="recompilation",
     severity=Severity.WARNING,
-    means="torch.compile had code for this, which did not fit what it was called with (another shape, type or flag), "
-    "and made new code while steps waited.",
-    fires=f"{SHARE_PERCENT:g} % or more of the time shown went into compilations of what was compiled before, as "
-    "Dynamo counts them; of a process under `cbtop run` or with an attached model.",
-    advice="TORCH_LOGS=recompiles names what did not fit; mark sizes that change (dynamic=True, mark_dynamic), or "
-    "pad to a few of them.",
+    means="torch.compile had code that did not fit its arguments (another shape, type or flag), so it made new code "
+    "while steps waited.",
+    fires=f"{SHARE_PERCENT:g} % or more of the time shown was spent on compiling code again, as Dynamo counts it. "
+    "Only for a process under `cbtop run` or with an attached model.",
+    advice="TORCH_LOGS=recompiles names what did not fit. Mark sizes that change (dynamic=True, mark_dynamic), or "
+    "pad to a few sizes.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Roof unsure: the rounds that measured a roof do not agree."""
+"""Roof unsure: the rounds that measured a roof disagree."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _find(view: SourceView) -> Finding | None:
 ROOF_UNSURE = Rule(
     id="roof-unsure",
     severity=Severity.NOTE,
-    means="The machine did something else while its roof was measured: shares of that roof are not to be trusted, "
-    "and no brick is said to be bound by it.",
-    fires=f"The median round of a roof over any brick is more than {UNSURE_PERCENT:g} % below the best one.",
-    advice="Run `cbtop calibrate` on a machine that does nothing else.",
+    means="The machine was busy while its roof was measured. Shares of that roof cannot be trusted, and no brick is "
+    "reported as bound by it.",
+    fires=f"The median round of a roof above any brick is more than {UNSURE_PERCENT:g} % below the best round.",
+    advice="Run `cbtop calibrate` while nothing else runs on the machine.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Slower than the baseline: a brick takes longer than when somebody said: compare with this."""
+"""Slower than the baseline: a brick takes longer than in the marked seconds or the recording of --baseline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subjec
 from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, MIN_BLOCKS
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LEAST_OF_ALL_PERCENT = 0.02  # of a token's time: what costs less is worth no word
+LEAST_OF_ALL_PERCENT = 0.02  # of a token's time: less is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    all_us = sum(change.now for change in found.bricks.values())  # what lies between bricks is one of them
+    all_us = sum(change.now for change in found.bricks.values())  # the time between bricks is one of them
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
         return None
@@ -34,14 +34,14 @@ def _find(view: SourceView) -> Finding | None:
         ),
         _subject(view, worst),
         gain_inside(view, 100 * change.delta / max(_mean_us(view, found.unit), all_us)),
-        "it were as at the baseline",
+        "it were as fast as in the baseline",
         is_inside=True,
     )
 
 
 def _mean_us(view: SourceView, unit: str) -> float:
-    """What a token, or a step, takes on average: more than typical calls add up to, where a few take long. 0 where
-    that is not known."""
+    """Return the mean time of a token or step in µs, or 0 if unknown. A few long calls can make it exceed the sum of
+    typical calls."""
     steps = view.steps
     if steps is None or steps.mean_us is None:
         return 0.0
@@ -50,7 +50,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """The layer with more of it than any other; none has half of it, else it would be that layer's."""
+    """Return the layer with the largest part, as words. No layer has half of it, or `worst` would be that layer."""
     if worst.layer is not None:
         return ""
     cells = [
@@ -74,13 +74,13 @@ def _subject(view: SourceView, worst: PlaceChange) -> Subject:
 SLOWER_THAN_BASELINE = Rule(
     id="slower-than-baseline",
     severity=Severity.WARNING,
-    means="A brick takes longer for a token than in the seconds that were marked with `b`, or in the recording that "
-    "--baseline names.",
-    fires=f"Its exclusive time for a token, in all layers or in one, is higher by {LEAST_PERCENT:g} % or more, by "
-    f"{LEAST_OF_ALL_PERCENT:g} % of a token's time, and by more than chance explains: {100 * CONFIDENCE:g} % sure of "
-    f"all bricks and layers together, by how blocks of steps scatter, {MIN_BLOCKS} on either side at least; the "
-    f"median call is longer by {LEAST_PERCENT:g} %, too. Not where model, batch or mix of phases are others, nor of "
-    "attention in every layer where the cache is longer, or nobody says how long it is.",
-    advice="Look at what has changed since: the code, the clocks, the neighbours, the machine.",
+    means="A brick takes longer for a token than in the seconds that were marked with `b`, or than in the recording "
+    "of --baseline.",
+    fires=f"Its exclusive time per token, in all layers or in one, is higher by {LEAST_PERCENT:g} % or more and by "
+    f"{LEAST_OF_ALL_PERCENT:g} % of a token's time, and its median call is longer by {LEAST_PERCENT:g} %. The "
+    f"difference is beyond chance: {100 * CONFIDENCE:g} % confidence over all bricks and layers together, from the "
+    f"scatter of at least {MIN_BLOCKS} blocks of steps on each side. Not if model, batch or mix of phases differ. "
+    "Not for attention in every layer if the cache is longer or its length is unknown.",
+    advice="Look at what has changed since: the code, the clocks, other programs, the machine.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Slows down: every brick takes longer alike, second by second."""
+"""Slows down: every brick takes longer by the same factor, second by second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subjec
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # with steps
-SLOWER = 1.2  # times as long a step at the end of the window as at its beginning
-CORRELATION = 0.9  # of the seconds' means with time
+SLOWER = 1.2  # times as long at the end of the window as at its beginning
+CORRELATION = 0.9  # of the means of each second with time
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -29,7 +29,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     return Finding(
         f"{steps.phase} steps slow down, every brick alike: {duration(shown[0].us)} at first, "
-        f"{duration(shown[-1].us)} at last; their processor or GPU has become slower",
+        f"{duration(shown[-1].us)} at last; the processor or GPU has become slower",
         (
             Evidence("step at first", shown[0].us, "µs"),
             Evidence("step at last", shown[-1].us, "µs"),
@@ -42,11 +42,11 @@ def _find(view: SourceView) -> Finding | None:
 SLOWS_DOWN = Rule(
     id="slows-down",
     severity=Severity.NOTE,
-    means="All that a step does takes longer from second to second. No brick does more: a clock falls, or other "
+    means="Everything in a step takes longer from second to second. No brick does more work: a clock falls, or other "
     "programs take more and more of the machine.",
     fires=f"In {MIN_SECONDS} seconds or more the mean step of the same number of tokens grows with time (correlation "
-    f"{CORRELATION:g}), and each larger brick takes at least {number(SLOWER)} times as long at the end, within "
+    f"{CORRELATION:g}). Each larger brick takes at least {number(SLOWER)} times as long at the end, within "
     f"{100 * ALIKE:.0f} % of the same factor.",
-    advice="Look at clocks, temperature and load in Devices; fix the clock before runs are compared.",
+    advice="Look at clocks, temperature and load in Devices. Fix the clock before you compare runs.",
     find=_find,
 )

@@ -1,4 +1,4 @@
-"""Starved: the process waits for a processor, because others use them."""
+"""Starved: the process waits for a processor because other programs use them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subjec
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # of all processors' time
-MISSING_PERCENT = 20.0  # of the time: in steps, but without a processor
-EXPLAINED = 0.5  # of the time by which some steps are longer: waits of this part of it tell nothing about the code
+MISSING_PERCENT = 20.0  # of the time: steps run, but the process has no processor
+EXPLAINED = 0.5  # of the time by which some steps are longer: waits of this part explain them, so the code may not
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
-    """Three shares (%) of the last seconds: steps ran, the process had a processor, all processors worked.
+    """Return three shares (%) of the last seconds: steps ran, the process had a processor, all processors were busy.
 
-    None if any of them is not known, or if the process uses a GPU: it may wait for that.
+    Returns None if any of them is unknown, or if the process uses a GPU, because it may wait for that.
     """
     stretch = view.stretch
     if len(view.machines) != 1 or stretch is None or stretch.in_steps_us is None or not stretch.wall_us:
@@ -64,7 +64,7 @@ def _find(view: SourceView) -> Finding | None:
 
 def _by_the_kernel(view: SourceView, waited: float) -> Finding:
     return Finding(
-        f"The process waits for a processor: its busiest thread could run and had none {percent(waited)} of the time",
+        f"The process waits for a processor: its busiest thread could run but had none {percent(waited)} of the time",
         (Evidence("waited for a processor", waited, "%"),),
         Subject(About.SOURCE, view.program),
     )
@@ -73,13 +73,13 @@ def _by_the_kernel(view: SourceView, waited: float) -> Finding:
 STARVED = Rule(
     id="starved",
     severity=Severity.WARNING,
-    means="Others use the processors that the process may use. Times of steps and bricks say little about the code.",
-    fires=f"The kernel says that its busiest thread waited for a processor {MISSING_PERCENT:g} % of the last seconds "
-    f"or more. If the kernel does not say it: the machine's processors are {BUSY_PERCENT:g} % busy or more, and the "
-    f"process has a processor for {MISSING_PERCENT:g} % less of the time than its steps take, and uses no GPU. "
-    "Verdicts about latency are withheld then; those about kinds of steps, outliers and warm-up "
-    f"also if waits may explain {100 * EXPLAINED:g} % of what makes some steps longer.",
-    advice="Look in Devices who has the processors. Stop it, or give the process processors of its own (taskset, a "
-    "larger limit of its container). Its own threads may be too many for them (torch.set_num_threads).",
+    means="Other programs use the processors of the process. Times of steps and bricks say little about the code.",
+    fires=f"The kernel reports that its busiest thread waited for a processor {MISSING_PERCENT:g} % or more of the "
+    f"last seconds. If the kernel does not report it: the machine's processors are {BUSY_PERCENT:g} % busy or more, "
+    f"the process has a processor for {MISSING_PERCENT:g} % less of the time than its steps take, and it uses no "
+    "GPU. Verdicts about latency are then withheld. Those about bimodal times, outliers and warm-up are withheld "
+    f"also if waits may explain {100 * EXPLAINED:g} % of the extra time of the longer steps.",
+    advice="See in Devices which program has the processors. Stop it, or give the process its own processors "
+    "(taskset, a larger limit of its container). Or it has too many threads (torch.set_num_threads).",
     find=_find,
 )

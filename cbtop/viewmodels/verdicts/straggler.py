@@ -1,4 +1,4 @@
-"""Straggler: one rank for which all others wait."""
+"""Straggler: all other ranks wait for one rank."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _find(view: SourceView) -> Finding | None:
 STRAGGLER = Rule(
     id="straggler",
     severity=Severity.WARNING,
-    means="One rank of a job works longer for a step than each of the others, and they wait for it.",
+    means="One rank of a job works longer on a step than every other rank, and they wait for it.",
     fires=f"Outside of communication its median step takes over {100 * THRESHOLD:.0f} % longer than that of every "
-    "other rank, beyond what pauses and noise explain, and the whole steps of all are about equally long: to within "
-    f"{100 * WAIT_WITHIN:.0f} % of its own, and nearer to it than to what they would be without the wait; over the "
-    "last five seconds, whatever stretch is shown. Not of replicas, which wait for nobody.",
-    advice="Look at its machine (clocks, neighbours, links) and at how work is divided among the ranks.",
+    "other rank, beyond pauses and noise. The whole steps of all ranks are about equally long: within "
+    f"{100 * WAIT_WITHIN:.0f} % of its own, and nearer to that than to their length without the wait. It always uses "
+    "the last five seconds. Not for replicas, which do not wait for each other.",
+    advice="Look at its machine (clocks, other programs, links) and at how work is divided among the ranks.",
     find=_find,
 )

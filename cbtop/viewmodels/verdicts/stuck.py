@@ -1,4 +1,4 @@
-"""Stuck: the process runs and does not go on."""
+"""Stuck: the process runs but makes no progress."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _go_on(view: SourceView) -> str:
-    """Of one that a signal has stopped no stacks need be looked at."""
+    """Return the advice for a suspended process, whose stacks need no look."""
     pid = "PID" if view.merged else view.pid
-    return f"`kill -CONT {pid}` on its host lets it go on where a signal has stopped it; a debugger does that itself."
+    return f"If a signal stopped it, `kill -CONT {pid}` on its host resumes it. A debugger resumes it by itself."
 
 
 STUCK = Rule(
     id="stuck",
     severity=Severity.ERROR,
-    means="The process runs, something in it has begun, and nothing has ended for much longer than usual: it hangs, "
-    "or a signal or a debugger has stopped it.",
-    fires=f"It is stalled: nothing was recorded for {MIN_S:g} s and {SLOW:g} times the p99 of what runs; or it is "
-    "suspended. Not between two steps, and not where it is not known what runs.",
-    advice="Look at what it waits for where it says (a collective: at the other ranks); py-spy shows its stacks. "
-    "One that is suspended goes on after `kill -CONT PID`.",
+    means="The process runs and is inside a step or brick, but nothing has ended for much longer than usual. It "
+    "hangs, or a signal or a debugger has stopped it.",
+    fires=f"It is stalled: nothing was recorded for {MIN_S:g} s and for {SLOW:g} times the p99 of the running step "
+    "or brick. Or it is suspended. Not between two steps, and not if it is unknown what runs.",
+    advice="Find out what it waits for at the place named (in a collective, look at the other ranks). py-spy shows "
+    "its stacks. A suspended process resumes after `kill -CONT PID`.",
     find=_find,
 )

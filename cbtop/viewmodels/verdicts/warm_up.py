@@ -1,4 +1,4 @@
-"""Warm-up: the first steps took much longer than those that followed."""
+"""Warm-up: the first steps took much longer than later ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subjec
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-MIN_SECONDS = 4  # with steps: of fewer nobody can say what they came to
-FACTOR = 2.0  # compiling, tuning and filling caches make a step several times as long
-FOUND_LATE = 2.0  # times the steps of a second: warm-up makes them fewer
-SHARE_PERCENT = 10.0  # of the time in steps: less changes no mean by much
+MIN_SECONDS = 4  # with steps: fewer do not show the usual time
+FACTOR = 2.0  # a step that compiles, tunes or fills caches takes several times as long
+FOUND_LATE = 2.0  # times the usual steps of a second: a warm-up has fewer steps, not more
+SHARE_PERCENT = 10.0  # of the time in steps: less hardly changes a mean
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -20,9 +20,9 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # its first steps are not known apart from those before it was found
+        return None  # its first steps cannot be told from those before cbtop found it
     if len({second.tokens / second.steps for second in pace}) > 1:
-        return None  # the first ones may have been of more tokens
+        return None  # the first ones may have had more tokens
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
@@ -36,7 +36,7 @@ def _find(view: SourceView) -> Finding | None:
     if share < SHARE_PERCENT or is_explained_by_waiting(view, share):
         return None
     return Finding(
-        f"Warm-up is in these figures: the first {counted(slow, f'{steps.phase} step')} took "
+        f"These figures include warm-up: the first {counted(slow, f'{steps.phase} step')} took "
         f"{duration(slow_us / slow)} each, later ones {duration(usual_us)}; that is {percent(share)} of the time in "
         "steps",
         (
@@ -52,10 +52,10 @@ def _find(view: SourceView) -> Finding | None:
 WARM_UP = Rule(
     id="warm-up",
     severity=Severity.NOTE,
-    means="The first steps compiled, tuned or filled caches; means and percentiles of all that was seen hold them.",
-    fires=f"Of all that was seen: in the first seconds with steps, a step of as many tokens took {count(FACTOR)} "
-    f"times as long as later or more, and what that cost is {SHARE_PERCENT:g} % of the time in steps or more. Not of "
-    "a process that was found late.",
-    advice="Look at the last seconds (`r`, --window), which leave it out; run a few steps before you measure.",
+    means="The first steps compiled, tuned or filled caches, and the means and percentiles shown include them.",
+    fires="Everything seen is shown, and in the first seconds a step of the same number of tokens took "
+    f"{count(FACTOR)} times as long as later or more. The extra time is {SHARE_PERCENT:g} % or more of the time in "
+    "steps. Not for a process that was found late.",
+    advice="Look at the last seconds (`r`, --window), which leave it out. Run a few steps before you measure.",
     find=_find,
 )

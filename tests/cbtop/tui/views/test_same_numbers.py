@@ -214,7 +214,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     between = stretch["between_steps_percent"], stretch["between_steps_us"], stretch["wall_us"]
     for where, shown in (("the screen", screen), ("the text", text)):
         yield from found_in(
-            f"between steps, {where}", rf"▲? ?({NUMBER}) of the time lies between steps: ({NUMBER}) of ({NUMBER})",
+            f"between steps, {where}", rf"▲? ?({NUMBER}) of the time is between steps: ({NUMBER}) of ({NUMBER})",
             shown, *((value, 1) for value in between),
         )  # fmt: skip
     for row in source["bricks"]:

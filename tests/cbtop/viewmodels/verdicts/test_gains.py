@@ -95,8 +95,8 @@ def test_recorded_steps_unlike_the_rest_give_no_gain_and_the_verdict_says_so(tmp
         assert view.steps is not None
         assert view.steps.recorded_mean_us is not None
         said = (
-            f"; this is of the {view.steps.recorded} recorded steps, which took "
-            f"{duration(view.steps.recorded_mean_us)} on average, and not of all {view.steps.count}, "
+            f"; this covers the {view.steps.recorded} recorded steps, which took "
+            f"{duration(view.steps.recorded_mean_us)} on average, not all {view.steps.count}, "
             f"which took {duration(view.steps.mean_us)}"
         )
         assert verdict.sentence.endswith(said) == (name == "unlike")
@@ -126,7 +126,7 @@ def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
     fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()
     verdict = BIMODAL_LATENCY.judge(view)
     assert verdict is not None
-    assert f"{ {2: 'two', 3: 'three', 4: '4'}[len(factors)] } kinds" in verdict.sentence
+    assert {2: "bimodal", 3: "trimodal", 4: "multimodal"}[len(factors)] in verdict.sentence
     shares = [float(said) for said in re.findall(r"([0-9.]+) %", verdict.sentence)]
     assert shares == pytest.approx([after - at for at, after in pairwise((*kinds, 100))], abs=0.5)
     modes = [one.value for one in verdict.evidence if one.unit == "µs"]

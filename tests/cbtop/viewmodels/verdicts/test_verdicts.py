@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from collections import Counter
 from dataclasses import asdict, replace
 from math import log2
@@ -90,13 +91,16 @@ def test_a_layer_far_ahead_of_another_odd_one_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("brick", "advice"),
-    [("AttentionScore", "A smaller cache (grouped heads"), ("DownProjection", "What grows is not attention")],
+    [
+        ("AttentionScore", "Use a smaller cache (grouped heads"),
+        ("DownProjection", "The bricks that grow are not attention"),
+    ],
 )
 def test_the_brick_that_grows_with_the_cache_is_named(tmp_path: Path, brick: str, advice: str) -> None:
     grows = Decoding(cached=lambda step: 100 + step, brick_factor={brick: lambda step: 1 + step / 150}, seconds=15)
     (verdict,) = run(tmp_path, grows).one().verdicts
     assert verdict.id == "grows-with-cache"
-    assert verdict.sentence.endswith(f"; it is {brick} that takes longer")
+    assert verdict.sentence.endswith(f"; most of the growth is in {brick}")
     assert verdict.advice.startswith(advice)
 
 
@@ -177,7 +181,7 @@ def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path:
         view = run(tmp_path / str(place), Decoding(checks=(*held, *checks))).one()
         (verdict,) = view.verdicts
         assert verdict.sentence == wanted
-        assert ("Mend the kernel" in verdict.advice) == (checks not in (failed[1:2], [once]))
+        assert ("Fix the kernel" in verdict.advice) == (checks not in (failed[1:2], [once]))
         first = view.failed_checks[0]
         lines = [line for line in REPORTS["text"]([view], []).splitlines() if line.startswith("check FAILED")]
         assert lines[0].startswith(f"check FAILED: {first.brick} {first.assertion}, ")
@@ -302,47 +306,46 @@ def _page(views: dict[str, SourceView]) -> str:
                 if gain is not None:
                     lines.append(f"> (+{gain:.1f} tokens/s if {example.gain_if})")
                 lines += ["", f"- Fires: {rule.fires}", f"- To do: {rule.advice}"]
-    lines += ["", "## What provokes what", "", _MATRIX_IS, "", _matrix(), "", *_LEFT_OUT]
+    lines += ["", "## What the tests show", "", _MATRIX_IS, "", _matrix(), "", *_LEFT_OUT]
     return "\n".join(lines) + "\n"
 
 
 def _matrix() -> str:
-    """A row a stream, a column a verdict: what the tests above find."""
-    rows = [f"| | {' | '.join(str(at) for at in range(1, len(IDS) + 1))} |", "|---" * (len(IDS) + 1) + "|"]
-    for name in STREAMS:
-        said = [name] if name in CAUSES else RECORDED[name][1] if name in RECORDED else []
-        number = f"{IDS.index(name) + 1} " if name in IDS else ""
-        rows.append(f"| {number}{name} | {' | '.join('×' if each in said else ' ' for each in IDS)} |")
-    return "\n".join(rows)
+    """Return the verdicts of each stream, as the tests above find them, and the streams without one in a sentence."""
+    rows = ["| recording | verdicts |", "|---|---|"]
+    rows += [f"| {name} | {', '.join(said)} |" for name, (_, said) in RECORDED.items() if said]
+    quiet = [*HEALTHY, *(name for name, (_, said) in RECORDED.items() if not said)]
+    sentence = textwrap.fill(f"Streams without a verdict: {'; '.join(quiet)}.", 118)
+    almost = textwrap.fill(f"Nor is there a verdict if its cause is too small: {', '.join(ALMOST)}.", 118)
+    return "\n".join([*rows, "", sentence, "", almost])
 
 
 _HEADINGS = {
     Severity.ERROR: "Errors: figures cannot be trusted",
-    Severity.WARNING: "Warnings: time is lost that need not be",
-    Severity.NOTE: "Notes: what limits it, or what a figure does not say",
+    Severity.WARNING: "Warnings: time is lost",
+    Severity.NOTE: "Notes: limits, and the meaning of figures",
 }
 _HEAD = """\
 # Verdicts
 
-What cbtop says is wrong with a process, or limits it: each in a sentence with its numbers, what to do, and, where
-that follows, how many tokens/s it would gain. They are in the text report and in the JSON, of the stretch shown: the
-last seconds or all that was seen. `--silence ID` leaves one out.
+A verdict says what is wrong with a process, or what limits it. It is one sentence with its numbers, with advice and,
+if it can be derived, with the tokens/s that a fix would gain. The text report and the JSON have the verdicts of the
+time range shown: the last seconds, or everything seen. `--silence ID` leaves one out.
 
-What a verdict would gain is derived, by Amdahl's law, from the rate of tokens by the wall's clock: nothing else
-changes. Where steps ran at the same time or in several processes, the books do not close, or much of a long step lies
-before the seconds shown, it is not known. Nor of what lies in recorded steps that took clearly another time (10 %)
-than all did: each tenth one may be of another kind.
+The gain is derived from the tokens/s of wall-clock time by Amdahl's law: nothing else changes. It is unknown if steps
+ran at the same time or in several processes, if the books do not close, or if much of a long step was before the
+seconds shown. A gain inside steps is also unknown if the recorded steps took a clearly different time (10 %) than all
+steps: they may be of another kind.
 
-This page is written by the tests (`CBTOP_UPDATE_GOLDENS=1`), from the list in `cbtop/viewmodels/verdicts`.
+The tests write this page (`CBTOP_UPDATE_GOLDENS=1`) from the list in `cbtop/viewmodels/verdicts`.
 """
 _MATRIX_IS = """\
-Rows are streams of made records: one with the cause of each verdict and nothing else wrong, then with too little of
-it, then healthy ones, then recordings of real runs. Columns are verdicts, by their numbers in the rows; × stands
-where a verdict was given."""
+Each verdict has a stream of made records with its cause and nothing else wrong. Each of these streams has its own
+verdict and no other. The recordings of real runs have these verdicts:"""
 _LEFT_OUT = """\
 ## What is not judged
 
-- What others than Dynamo compile (TensorRT): nobody tells when. It shows as outlier-mean.""".splitlines()
+- Compilers other than Dynamo (TensorRT) do not report when they compile. It shows as outlier-mean.""".splitlines()
 
 
 def test_the_speed_of_a_warm_up_is_not_judged(views: dict[str, SourceView]) -> None:
