@@ -64,7 +64,7 @@ class ByteBudget:
         return gb_per_sec >= self.gb_per_sec
 
     def utilization(self, gb_per_sec: float) -> float:
-        """Return the part of the budget that a measured rate uses: 1 is all of it, 1.2 is a fifth too slow."""
+        """Return the part of the budget that a measured rate uses: 1 is all of it, 1.2 is 17 % too slow."""
         return self.gb_per_sec / gb_per_sec
 
     def to_token_budget(self, bytes_per_token: float) -> TokenBudget:

@@ -26,7 +26,10 @@ def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachmen
 
 
 def install(profiler: BrickProfiler) -> None:
-    """Attach each model at its first call from now on. torch must be imported."""
+    """Attach each model at its first call from now on, or at its second if it has no list of layers.
+
+    torch must be imported.
+    """
     from cbtop.profiler.instrument import attachment
 
     attachment.install(profiler)
