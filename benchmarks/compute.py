@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from benchmarks.base import Figure, Ratio
 from benchmarks.llama_peer import Llama, library, write_model
-from cbtop.compute.demo_model import DEMO, Shape
+from cbtop.compute.demo_model import DEMO, ModelShape
 
 PEER = "llama.cpp"
-QWEN3 = Shape("qwen3", 1024, 16, 8, 3072, 28, 151_936, 0, key_length=128)
+QWEN3 = ModelShape("qwen3", 1024, 16, 8, 3072, 28, 151_936, 0, key_length=128)
 MODELS = {"82 MB": (DEMO, 11), "0.6 B": (QWEN3, 5)}  # and rounds
 DECODED, CACHED = 24, 64
 PREFILLS = (128, 512)
@@ -53,7 +53,7 @@ def run() -> list[Figure]:
     return figures
 
 
-def _of_model(name: str, path: Path, shape: Shape, rounds: int) -> Iterator[Figure]:
+def _of_model(name: str, path: Path, shape: ModelShape, rounds: int) -> Iterator[Figure]:
     from cbtop.compute.backends import available_threads, cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.int8 import model_to_run

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute import demo_model
-from cbtop.compute.demo_model import Shape
+from cbtop.compute.demo_model import ModelShape
 
 CONTEXT_LENGTH = 256
 _F16 = 1  # ggml's number of the default type of a cache's keys and values
@@ -30,12 +30,12 @@ class _Parameters(ctypes.Structure):
 _Pointer = ctypes.c_void_p
 
 
-def write_model(path: Path, shape: Shape) -> None:
+def write_model(path: Path, shape: ModelShape) -> None:
     """Write a GGUF file of that shape with random weights, without words, and with the keys that only llama.cpp
     needs."""
     metadata = demo_model._metadata
 
-    def with_words(shape: Shape) -> dict[str, Any]:
+    def with_words(shape: ModelShape) -> dict[str, Any]:
         words = {"tokenizer.ggml.model": "none", f"{shape.architecture}.vocab_size": shape.vocabulary}
         return metadata(shape) | words
 

@@ -31,11 +31,10 @@ from cbtop.profiler.roofline import NO_ROOF, SHARED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.lanes import Lane, Span
+from cbtop.viewmodels.lanes import Lane, TimelineSpan
 from cbtop.viewmodels.layers import MIN_STEPS
 from cbtop.viewmodels.model import (
     BesideView,
-    BooksView,
     CeilingRow,
     ClockView,
     CriticalPathView,
@@ -45,11 +44,12 @@ from cbtop.viewmodels.model import (
     ProcessCost,
     SourceRow,
     SourceView,
+    StallKind,
     StallView,
-    Standstill,
     StepsView,
     StragglerView,
-    StretchView,
+    TimeBreakdownView,
+    TimeRangeView,
     TroubledMember,
     Verdict,
     WarmUpView,
@@ -160,7 +160,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     if source.since_s is None:
         return "all that was seen"
     is_sum = source.merged is not None and source.merged.mode is MergeMode.SUM
-    begun = since(source.since_s, source.stretch.wall_us if source.stretch else None, with_date=with_date)
+    begun = since(source.since_s, source.time_range.wall_us if source.time_range else None, with_date=with_date)
     return f"since {begun}{' at the earliest' * is_sum}"
 
 
@@ -176,7 +176,7 @@ def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> s
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]
 
 
-def between_steps(found: StretchView | None) -> str:
+def between_steps(found: TimeRangeView | None) -> str:
     """Format `between steps 49.7 % (4.97 s of 10.0 s)`, `at least` if steps count whole; "" if unknown."""
     if found is None or found.between_us is None:
         return ""
@@ -186,9 +186,9 @@ def between_steps(found: StretchView | None) -> str:
     return f"between steps {share} ({duration(found.between_us)} of {duration(found.wall_us)})"
 
 
-def stretch(source: SourceView) -> str:
+def time_range(source: SourceView) -> str:
     """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one …`."""
-    found = source.stretch
+    found = source.time_range
     if found is None:
         return ""
     is_sum = source.merged is not None and source.merged.mode is not MergeMode.MAX
@@ -274,7 +274,7 @@ def rate_change(found: Change) -> str:
     return f"{number(found.now)} tokens/s, was {number(found.before)} ({change(found)})"
 
 
-def step_beside(found: Comparison, step: Span) -> str:
+def step_beside(found: Comparison, step: TimelineSpan) -> str:
     """Format `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`, or why it is unknown.
 
     One step is not judged as slower or faster.
@@ -402,7 +402,7 @@ def no_books(source: SourceView) -> str:
     return f"none of {counted(steps.count, f'{source.phase} step')} of this time was recorded inside"
 
 
-def books_trouble(books: BooksView | None) -> str:
+def books_trouble(books: TimeBreakdownView | None) -> str:
     """Return why the books do not close, and by how much: then shares of wall time may be above 100 % or below 0."""
     if books is None or books.close:
         return ""
@@ -412,14 +412,14 @@ def books_trouble(books: BooksView | None) -> str:
         why.append(f"bricks and gaps measured {percent(parts)} of the steps' wall time")
     if books.over:
         why.append(f"in {counted(books.over, 'step')} what ran took {duration(books.over_us)} more than there was")
-    if books.outdone:
-        named = ", ".join(f"{one.name} by {duration(one.us)}" for one in books.outdone[:_NAMED])
-        more = f" and {len(books.outdone) - _NAMED} more" if len(books.outdone) > _NAMED else ""
+    if books.exceeded:
+        named = ", ".join(f"{one.name} by {duration(one.us)}" for one in books.exceeded[:_NAMED])
+        more = f" and {len(books.exceeded) - _NAMED} more" if len(books.exceeded) > _NAMED else ""
         why.append(f"what ran inside outdid {named}{more}")
     return f"books do not close: {'; '.join(why)}"
 
 
-def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str]:
+def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:
     """Return notes on time outside the books, and on missing data.
 
     The part before the first comma is the short form.
@@ -429,15 +429,15 @@ def books_notes(books: BooksView | None, outside: BesideView | None) -> list[str
         found.append(f"in other threads for these steps: {_beside(books.adopted)}, beside the wall time")
     if outside is not None:
         found.append(f"outside steps: {_beside(outside)}, in no step's wall time")
-    if books is not None and books.loose:
-        calls = counted(books.loose, "call")
-        found.append(f"in no books: {duration(books.loose_us)} in {calls}, stopped twice, out of order or late")
+    if books is not None and books.unmatched_calls:
+        calls = counted(books.unmatched_calls, "call")
+        found.append(f"in no books: {duration(books.unmatched_us)} in {calls}, stopped twice, out of order or late")
     if books is not None and books.cancelled:
         steps = counted(books.cancelled, "step")
         found.append(f"in no books: bricks of {steps} cancelled or renamed inside, which the rows hold")
-    if books is not None and books.crowded:
+    if books is not None and books.in_shared_lane:
         found.append(
-            f"{counted(books.crowded, 'step')} ran beside fifteen others, whose bricks are whose is not known"
+            f"{counted(books.in_shared_lane, 'step')} ran beside fifteen others, whose bricks are whose is not known"
         )
     return found
 
@@ -638,7 +638,7 @@ def stall(found: StallView) -> str:
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
     # The process may have made no progress before it was suspended.
-    standing = "suspended, without progress" if found.word is Standstill.SUSPENDED else found.word
+    standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
         parts.append(f", after {after}")

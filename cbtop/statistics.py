@@ -312,7 +312,7 @@ def keys_of(origin: Origin) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ScreenColumn:
     """A column on the screen: its minimum width, and its priority (the lowest is dropped last)."""
 
     statistic: Statistic
@@ -332,8 +332,8 @@ class Place:
         return f"{text}/{self.limit.bare(row)}"
 
 
-def _places(of: Of, *columns: tuple[str, int, int]) -> tuple[Place, ...]:
-    return tuple(Place(statistic(key, of), width, priority) for key, width, priority in columns)
+def _places(of: Of, *columns: tuple[str, int, int]) -> tuple[ScreenColumn, ...]:
+    return tuple(ScreenColumn(statistic(key, of), width, priority) for key, width, priority in columns)
 
 
 def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
@@ -373,21 +373,21 @@ NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # next to the bar
 PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # if anything is off the critical path
 # Figures of a device, with their maxima.
 DEVICE_COLUMNS = (
-    Place(statistic("utilization_percent", Of.GPU), 6, 1),
-    Place(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
-    Place(
+    ScreenColumn(statistic("utilization_percent", Of.GPU), 6, 1),
+    ScreenColumn(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
+    ScreenColumn(
         statistic("power_watts", Of.GPU), 7, 3,
         limit=statistic("power_limit_watts", Of.GPU), instead=statistic("power_reading_watts", Of.GPU),
     ),
-    Place(statistic("clock_mhz", Of.GPU), 11, 4, limit=statistic("clock_max_mhz", Of.GPU)),
-    Place(statistic("temperature_celsius", Of.GPU), 3, 5),
-    Place(statistic("slowed_by", Of.GPU), 16, 6),
-    Place(statistic("pcie_received_bytes_per_sec", Of.GPU), 9, 8),
-    Place(statistic("pcie_sent_bytes_per_sec", Of.GPU), 9, 9),
-    Place(statistic("nvlink_received_bytes_per_sec", Of.GPU), 9, 10),
-    Place(statistic("nvlink_sent_bytes_per_sec", Of.GPU), 10, 11),
-    Place(statistic("memory_utilization_percent", Of.GPU), 10, 13),
-    Place(statistic("memory_clock_mhz", Of.GPU), 11, 14, limit=statistic("memory_clock_max_mhz", Of.GPU)),
+    ScreenColumn(statistic("clock_mhz", Of.GPU), 11, 4, limit=statistic("clock_max_mhz", Of.GPU)),
+    ScreenColumn(statistic("temperature_celsius", Of.GPU), 3, 5),
+    ScreenColumn(statistic("slowed_by", Of.GPU), 16, 6),
+    ScreenColumn(statistic("pcie_received_bytes_per_sec", Of.GPU), 9, 8),
+    ScreenColumn(statistic("pcie_sent_bytes_per_sec", Of.GPU), 9, 9),
+    ScreenColumn(statistic("nvlink_received_bytes_per_sec", Of.GPU), 9, 10),
+    ScreenColumn(statistic("nvlink_sent_bytes_per_sec", Of.GPU), 10, 11),
+    ScreenColumn(statistic("memory_utilization_percent", Of.GPU), 10, 13),
+    ScreenColumn(statistic("memory_clock_mhz", Of.GPU), 11, 14, limit=statistic("memory_clock_max_mhz", Of.GPU)),
 )  # fmt: skip
 PROCESS_COLUMNS = _places(
     Of.PROCESS, ("gpu_memory_bytes", 10, 3), ("gpu_utilization_percent", 6, 4), ("cpu_percent", 7, 5),
@@ -395,7 +395,7 @@ PROCESS_COLUMNS = _places(
 )  # fmt: skip
 
 
-def device_text(place: Place, device: Device) -> str:
+def device_text(place: ScreenColumn, device: Device) -> str:
     """Return a figure of a device and its limit; a dash if this kind of device has none."""
     return place.bare(device) if has_figure(place.statistic, device) else formatting.NONE_THERE
 

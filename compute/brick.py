@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Finding, Output
+from cbtop.compute.checks import AssertionResult, Output
 from cbtop.compute.contracts import WEIGHTS
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, with_copies
@@ -29,7 +29,7 @@ Violated = Callable[["ComputeBrick", Iterable[str]], None]  # gets a brick and i
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BrickLaunch:
     """A kernel as one brick runs it. `elements_per_token` is its part of the brick's elements."""
 
     kernel: Kernel
@@ -48,7 +48,7 @@ class ComputeBrick:
     def __init__(
         self,
         spec: BrickSpec,
-        launches: Sequence[Launch],
+        launches: Sequence[BrickLaunch],
         backend: str,
         profiler: Profiler,
         *,
@@ -129,7 +129,7 @@ class ComputeBrick:
             if failed := contract.after.failed(after):
                 violated(self, contract.after.names_of(failed))
 
-    def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, Finding]]:
+    def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
         Values that are not finite are replaced by the reference's, if those are finite, so that later bricks do not
@@ -140,13 +140,13 @@ class ComputeBrick:
             implementation(*arguments)
         with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
             every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
-            mended = any(found.not_finite for _, found in every) and self.mend(calls, before)
+            mended = any(found.not_finite for _, found in every) and self.use_reference_outputs(calls, before)
         for assertion, found in every:
             yield self.spec.name, assertion, replace(found, mended=mended and bool(found.not_finite))
 
     def compared(
         self, calls: Sequence[Arguments], before: Sequence[Arguments]
-    ) -> Iterator[tuple[str, Finding, Output, Output, str]]:
+    ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
         """Evaluate each assertion on each output of finished calls. `before` are the arguments before the calls, with
         outputs as copies. Yields (assertion, finding, checked output, the reference's rows, the output's name in the
         contract). An assertion without a reference looks at the whole output, any other at rows that the reference
@@ -163,7 +163,7 @@ class ComputeBrick:
                     met = rows if assertion.needs_reference else from_bits(arguments[place])
                     yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
-    def mend(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
+    def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Replace the outputs of finished calls by the references'. Returns whether all of these are finite. `before`
         as in `compared`."""
         is_finite = True
@@ -188,7 +188,7 @@ class ComputeBrick:
         )
 
 
-def combined_work(launches: Sequence[Launch]) -> Work:
+def combined_work(launches: Sequence[BrickLaunch]) -> Work:
     """Return the work of all kernels in a row, as one line in the sum of their elements. If they multiply several
     types, the work counts under the highest roof, int8's before bfloat16's, so that its share of the roof is never
     overstated.

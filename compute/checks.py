@@ -15,7 +15,7 @@ Output = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AssertionResult:
     """One assertion evaluated on one output. Values that are not finite have no error to show."""
 
     passed: bool
@@ -34,7 +34,7 @@ class Assertion(Protocol):
     @property
     def name(self) -> str: ...
 
-    def evaluate(self, output: Output, expected: Output) -> Finding: ...
+    def evaluate(self, output: Output, expected: Output) -> AssertionResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Finite:
     def name(self) -> str:
         return "finite"
 
-    def evaluate(self, output: Output, expected: Output) -> Finding:
+    def evaluate(self, output: Output, expected: Output) -> AssertionResult:
         met = _not_finite(output)
-        return Finding(not met, not_finite=met)
+        return AssertionResult(not met, not_finite=met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Equivalent:
     def name(self) -> str:
         return f"equals {self.peer}"
 
-    def evaluate(self, output: Output, expected: Output) -> Finding:
+    def evaluate(self, output: Output, expected: Output) -> AssertionResult:
         if met := _not_finite(output) or _not_finite(expected):
-            return Finding(False, None, self.tolerance, met)
+            return AssertionResult(False, None, self.tolerance, met)
         difference = float(np.abs(output.astype(np.float64) - expected).max())
         largest = float(np.abs(expected).max())
         error = difference / largest if largest > 0 else difference
-        return Finding(error <= self.tolerance, error, self.tolerance)
+        return AssertionResult(error <= self.tolerance, error, self.tolerance)
 
 
 def _not_finite(values: Output) -> str:
@@ -80,7 +80,7 @@ def _not_finite(values: Output) -> str:
     return "NaN" if np.isnan(values).any() else "infinity"
 
 
-def summary(findings: Iterable[tuple[str, str, Finding]]) -> list[CheckResult]:
+def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckResult]:
     """Return one CheckResult for each (brick name, assertion name). It passes if all passed, and has the largest
     error. It is skipped if one was skipped and none failed.
 

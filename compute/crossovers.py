@@ -55,7 +55,7 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class PairedTimes:
     """The duration of a call, both ways, in each round."""
 
     size: int
@@ -104,9 +104,9 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
 
 def timed(
     rungs: Sequence[Rung], clock_ns: Callable[[], int] = time.perf_counter_ns, pause_ns: int = PAUSE_NS
-) -> list[Times]:
+) -> list[PairedTimes]:
     """Return the times of ROUNDS rounds over a ladder of sizes."""
-    found = [Times(rung.size, [], []) for rung in rungs]
+    found = [PairedTimes(rung.size, [], []) for rung in rungs]
     for rung in rungs:
         rung.before()  # the first call compiles, or loads what was compiled
         rung.after()
@@ -120,7 +120,7 @@ def timed(
     return found
 
 
-def crossover(name: str, ladder: Sequence[Times], note: str = "") -> Crossover:
+def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
     """Return a crossover from the times at growing sizes: measured, with `note`, or static with the reason. Without a
     static value it is NEVER, and a static NEVER may count as measured."""
     at = len(ladder)

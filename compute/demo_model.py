@@ -30,7 +30,7 @@ PREDICTED_LOGIT_DEVIATION = 3.0  # about as in a trained model; makes the greedy
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A model's sizes. Matrices have hidden, feed_forward or heads * head_dim columns: multiples of 256."""
 
     architecture: str
@@ -55,8 +55,8 @@ class Shape:
         return self.key_length or self.hidden // self.heads
 
 
-DEMO = Shape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
-TINY = Shape("qwen2", 256, 4, 2, 512, 2, 512, 64)
+DEMO = ModelShape("qwen2", 768, 12, 2, 3840, 10, 32_768, 512)
+TINY = ModelShape("qwen2", 256, 4, 2, 512, 2, 512, 64)
 TINY_QWEN3 = replace(TINY, architecture="qwen3")
 TINY_PHI3 = replace(TINY, architecture="phi3", tied=False)
 TINY_LLAMA = replace(TINY, architecture="llama", tied=False)
@@ -97,7 +97,7 @@ def demo_model(progress: Progress) -> Path:
     return path
 
 
-def write_model(path: Path, shape: Shape, progress: Progress, seed: int = SEED) -> None:
+def write_model(path: Path, shape: ModelShape, progress: Progress, seed: int = SEED) -> None:
     """Write a random model of `shape` at `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -108,7 +108,7 @@ def write_model(path: Path, shape: Shape, progress: Progress, seed: int = SEED) 
         temporary.unlink(missing_ok=True)  # also after Ctrl-C
 
 
-def _write(path: Path, shape: Shape, progress: Progress, seed: int) -> None:
+def _write(path: Path, shape: ModelShape, progress: Progress, seed: int) -> None:
     tensors = list(_tensors(shape))
     rng = np.random.default_rng(seed)
     done, total = 0, sum(tensor.elements for tensor in tensors)
@@ -137,7 +137,7 @@ def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
     return out
 
 
-def _metadata(shape: Shape) -> dict[str, str | int | float]:
+def _metadata(shape: ModelShape) -> dict[str, str | int | float]:
     prefix = shape.architecture
     mixture = {
         f"{prefix}.expert_count": shape.experts,
@@ -169,7 +169,7 @@ def _metadata(shape: Shape) -> dict[str, str | int | float]:
     }
 
 
-def _tensors(shape: Shape) -> Iterator[_Tensor]:
+def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
     """Yield all tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     # Deviation 1/sqrt(columns) keeps a product as large as its input.
@@ -217,7 +217,7 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield _Tensor("output.weight", (shape.vocabulary, hidden), Q6_K, head_spread)
 
 
-def _norm(name: str, shape: Shape) -> Iterator[_Tensor]:
+def _norm(name: str, shape: ModelShape) -> Iterator[_Tensor]:
     yield _Tensor(f"{name}.weight", (shape.hidden,), F32, NORM_DEVIATION, 1.0)
     if shape.architecture == "stablelm":
         yield _Tensor(f"{name}.bias", (shape.hidden,), F32, BIAS_DEVIATION)

@@ -76,7 +76,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """The keys and the tensors. All of them are inside the file's `size_bytes`, and no two tensors overlap."""
 
     metadata: dict[str, Value]
@@ -99,7 +99,7 @@ def aligned(size_bytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
     return -(-size_bytes // alignment) * alignment
 
 
-def read_header(stream: BinaryIO, path: Path) -> Header:
+def read_header(stream: BinaryIO, path: Path) -> GgufHeader:
     """Read the header of the file `stream`. Raises ModelError unless it is a whole GGUF file of supported tensors."""
     return _Reader(stream, path).header()
 
@@ -115,7 +115,7 @@ class _Reader:
         self._array_elements = 0
         self._alignment = DEFAULT_ALIGNMENT
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         if not self._size:
             raise ModelError(f"{self._path} is empty; give a .gguf model")
         beginning = self._stream.read(len(LFS_POINTER))
@@ -146,7 +146,7 @@ class _Reader:
                 raise self._damaged(f"has tensors {name!r:.80} and {other!r:.80} in the same bytes")
         if in_order:
             self._require(in_order[-1][1].offset + in_order[-1][1].size_bytes)
-        return Header(metadata, placed, self._size)
+        return GgufHeader(metadata, placed, self._size)
 
     def _damaged(self, what: str) -> ModelError:
         return ModelError(f"{self._path} {what}: it is damaged; download or convert it again")

@@ -17,7 +17,7 @@ from typing import Any
 
 from cbtop.compute.ceilings import ceiling, largest_size
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.gpu_libraries import Gpu, Library, Run, gpu_library
+from cbtop.compute.gpu_libraries import GpuProperties, Library, Run, gpu_library
 from cbtop.compute.nvml import ManagedGpu
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, driver_version
@@ -70,7 +70,7 @@ def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[
         yield _measure(library, library.use(index), progress)
 
 
-def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoofs, list[str]]:
+def _measure(library: Library, gpu: GpuProperties, progress: Progress) -> tuple[DeviceRoofs, list[str]]:
     managed = ManagedGpu(gpu.uuid)
     found: list[Ceiling] = []
     missing = [f"power limit and other processes n/a: {managed.missing}"] if managed.missing else []
@@ -94,7 +94,7 @@ def _measure(library: Library, gpu: Gpu, progress: Progress) -> tuple[DeviceRoof
     return DeviceRoofs(gpu.name, ceilings, None, gpu.uuid, gpu.multiprocessors, driver_version(), limit_w), missing
 
 
-def _bandwidth(library: Library, gpu: Gpu, name: str, ways: int) -> Ceiling:
+def _bandwidth(library: Library, gpu: GpuProperties, name: str, ways: int) -> Ceiling:
     """Measure with the kernel `name`. `ways`: how often each byte that is read crosses the memory bus."""
     block_bytes = THREADS * LOADS * LOAD_BYTES
     wanted = min(LARGEST_BUFFER_BYTES, gpu.free_bytes // SHARE_OF_FREE_MEMORY)

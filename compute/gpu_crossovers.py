@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.crossovers import Rung, Times, crossover, timed
+from cbtop.compute.crossovers import PairedTimes, Rung, crossover, timed
 from cbtop.compute.decoder.base import MAX_EXPERTS, LayerWeights, Model, Norm, Projection, Rope
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
@@ -36,7 +36,7 @@ SEED = 11
 
 
 def measure_gpu_crossovers(
-    threads: int, progress: Callable[[str], None], time: Callable[..., list[Times]] = timed
+    threads: int, progress: Callable[[str], None], time: Callable[..., list[PairedTimes]] = timed
 ) -> tuple[Crossover, ...]:
     """Measure the work at which the first GPU begins to take less time than `threads` of the CPU. DECODING is in
     bytes of a layer's weights that a token reads, PROMPTS in these bytes times the tokens of a prompt. The note is

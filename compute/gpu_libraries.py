@@ -17,7 +17,7 @@ _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuProperties:
     """The properties of a GPU that decide how it is measured, and the uuid that identifies it."""
 
     name: str
@@ -34,7 +34,7 @@ class Library(Protocol):
 
     def count(self) -> int: ...
 
-    def use(self, index: int) -> Gpu: ...
+    def use(self, index: int) -> GpuProperties: ...
 
     def buffer(self, size_bytes: int) -> Any:
         """Return memory of random bits."""
@@ -85,12 +85,14 @@ class Torch:  # pragma: no cover - gpu
     def count(self) -> int:
         return int(self._torch.cuda.device_count())
 
-    def use(self, index: int) -> Gpu:
+    def use(self, index: int) -> GpuProperties:
         cuda = self._torch.cuda
         cuda.set_device(index)
         found = cuda.get_device_properties(index)
         free_bytes, _ = cuda.mem_get_info(index)
-        return Gpu(found.name, str(found.uuid), found.multi_processor_count, found.L2_cache_size, free_bytes)
+        return GpuProperties(
+            found.name, str(found.uuid), found.multi_processor_count, found.L2_cache_size, free_bytes
+        )
 
     def buffer(self, size_bytes: int) -> Any:
         return self._torch.empty(size_bytes // 4, dtype=self._torch.int32, device="cuda").random_()
@@ -130,12 +132,12 @@ class Cupy:  # pragma: no cover - gpu
     def count(self) -> int:
         return int(self._cupy.cuda.runtime.getDeviceCount())
 
-    def use(self, index: int) -> Gpu:
+    def use(self, index: int) -> GpuProperties:
         device = self._cupy.cuda.Device(index)
         device.use()
         found = self._cupy.cuda.runtime.getDeviceProperties(index)
         free_bytes, _ = device.mem_info
-        return Gpu(
+        return GpuProperties(
             found["name"].decode("utf-8", "replace"),
             str(uuid.UUID(bytes=bytes(found["uuid"]))),
             found["multiProcessorCount"],

@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Profiler
-from cbtop.compute.checks import Finding, Output
+from cbtop.compute.checks import AssertionResult, Output
 from cbtop.compute.errors import GuardError
 from cbtop.compute.kernels.base import Arguments, with_copies
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
@@ -57,7 +57,7 @@ class Met:
     """A fault of an output, with its finding, which may have a measured error."""
 
     fault: Fault
-    finding: Finding
+    finding: AssertionResult
 
 
 _NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the findings' names
@@ -150,7 +150,7 @@ class JidokaGuard:
         if not self._bears_all or self._of_pass is None:
             return
         self._not_found += 1
-        met = Met(self._of_pass, Finding(False, not_finite=_NOT_FINITE.get(self._of_pass, "")))
+        met = Met(self._of_pass, AssertionResult(False, not_finite=_NOT_FINITE.get(self._of_pass, "")))
         note = f"{met.fault.value} in position {self._position}; met {_times(self._not_found)}"
         self._announce(last, met, f"{note}; no brick was wrong when the step ran again", LOGITS_CHECK)
         if self._reaction is Reaction.STOP:
@@ -223,7 +223,7 @@ class JidokaGuard:
         if self._reaction is Reaction.FALLBACK:
             self._fallen[brick] = met, self._where(brick, met.fault)
             brick.fall_back()
-            brick.mend(calls, before)
+            brick.use_reference_outputs(calls, before)
 
     def _noted(self, brick: ComputeBrick, fault: Fault) -> str:
         times = self._times[brick] = self._times.get(brick, 0) + 1

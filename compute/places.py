@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cbtop.protocol.messages import Ceiling
 
 
-class Place(Protocol):
+class ComputeTarget(Protocol):
     """The place that a model runs on. `threads`: the number of CPU threads that compute; None: none."""
 
     label: str
@@ -33,7 +33,7 @@ class Place(Protocol):
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]: ...
 
 
-def place_of(options: WorkloadOptions) -> Place:
+def place_of(options: WorkloadOptions) -> ComputeTarget:
     """Return the place that the options name. Raises ComputeError if it does not exist."""
     if options.backend == "cuda":
         return OnGpu(options)

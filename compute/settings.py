@@ -15,7 +15,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TokenSampling:
     """The choice of the next token: `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that
     together have `top_p` of their probability, at a `temperature`. A temperature of 0 is the greedy choice. Below
     1e-6 a quotient by it could be infinite, and the choice would be greedy anyway.
@@ -51,7 +51,7 @@ def _is_whole(value: object, end: int) -> bool:
     return isinstance(value, SupportsIndex) and 0 <= value.__index__() < end
 
 
-GREEDY = Sampling()
+GREEDY = TokenSampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class WorkloadOptions:
     cache_type: str = "f16"
     is_exact: bool = False
     trace: tuple[str, ...] = ()
-    sampling: Sampling = GREEDY
+    sampling: TokenSampling = GREEDY
     check_contracts: bool = False
     guard: str | None = "log"
     prompt: str | None = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick_specs import BrickSpec
-from cbtop.compute.checks import Equivalent, Finding, Finite
+from cbtop.compute.checks import AssertionResult, Equivalent, Finite
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import (
@@ -278,7 +278,7 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
 def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
     kernel, contract, peer = variant.kernel, variant.kernel.contract, variant.peer
     equal = Equivalent(contract.tolerance, peer)
-    findings: list[Finding] = []
+    findings: list[AssertionResult] = []
     failed, missed, count = [], set(), 0
     for size in sizes:
         arguments = kernel.examples(np.random.default_rng([SEED, size]), size)

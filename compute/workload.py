@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.compute.decoder.tracing import DecodeTracing
-    from cbtop.compute.places import Place
+    from cbtop.compute.places import ComputeTarget
     from cbtop.compute.tokenizer import Tokenizer
     from cbtop.protocol.messages import Ceiling, CheckResult
 
@@ -368,7 +368,7 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
     return tokens
 
 
-def _manifest(model: Model, place: Place, context: int, ranks: int) -> Manifest:
+def _manifest(model: Model, place: ComputeTarget, context: int, ranks: int) -> Manifest:
     return Manifest(
         model=model.name,
         architecture=model.architecture,

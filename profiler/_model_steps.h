@@ -67,7 +67,7 @@ static Slots plain[PLAIN_TYPES] = {
 /* The other objects that Python lends, in the order of `compile_model_calls`. */
 static struct {
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
-    PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *let_through, *types_of_ids;
+    PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *reraise_host_error, *types_of_ids;
 } lent;
 static uint64_t golden;
 static PyObject *model_call_in_python;
@@ -353,7 +353,7 @@ forget_exception(void)
 {
     if (LIKELY(!PyErr_Occurred()))
         return 0;
-    return tell_of_exception(lent.let_through);
+    return tell_of_exception(lent.reraise_host_error);
 }
 
 /* Whether a command requests a burst of kernels: 1, also if not known; exceptions are cleared. */
@@ -1102,7 +1102,7 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         {"is_tracing", &lent.is_tracing},     {"dispatch_stack", &lent.dispatch_stack},
         {"is_sampled", &lent.is_sampled},     {"warm_up", &lent.warm_up},
         {"every", &lent.every},               {"look_every", &lent.look_every},
-        {"let_through", &lent.let_through}, {"types_of_ids", &lent.types_of_ids},
+        {"reraise_host_error", &lent.reraise_host_error}, {"types_of_ids", &lent.types_of_ids},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         PyObject *found = PyDict_GetItemString(given, wanted[i].name);

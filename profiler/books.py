@@ -30,11 +30,12 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class TimeBreakdown:
     """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
     They close unless the parts of a step took longer than it (`over_ns`, in `over` steps), or the parts of a layer or
-    brick took longer than that (`outdone`: its name, and by how much). Then no share of the wall time can be trusted.
+    brick took longer than that (`exceeded`: its name, and by how much). Then no share of the wall time can be
+    trusted.
     """
 
     wall_ns: int
@@ -44,11 +45,11 @@ class Books:
     open_ns: int  # in a step that has not ended
     over: int
     over_ns: int
-    outdone: tuple[tuple[str, int], ...]
-    loose: int  # calls stopped twice, out of order or after their step
-    loose_ns: int
+    exceeded: tuple[tuple[str, int], ...]
+    unmatched_calls: int  # calls stopped twice, out of order or after their step
+    unmatched_ns: int
     cancelled: int  # steps cancelled, or renamed inside: their bricks are not counted
-    crowded: int  # steps that ran with fifteen others: it is not known to which of them a brick belongs
+    in_shared_lane: int  # steps that ran with fifteen others: it is not known to which of them a brick belongs
     adopted: Beside | None  # in other threads or tasks, for these steps
 
     @property
@@ -58,10 +59,10 @@ class Books:
     @property
     def close(self) -> bool:
         """Whether no part is larger than its whole."""
-        return not (self.over or self.outdone or self.unattributed_ns < 0)
+        return not (self.over or self.exceeded or self.unattributed_ns < 0)
 
 
-def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
+def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase of `totals`, or None for a process without steps.
 
     Everything is derived from measured records. A brick's time is its own record. The gap `inside layers` is the
@@ -97,7 +98,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
     ]
     around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # the inside of a brick is its own
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
-    return Books(
+    return TimeBreakdown(
         wall_ns=int(closed[step.id]),
         bricks_ns=int(closed[bricks].sum() - in_bricks_ns),
         gaps_ns=gaps_ns,
@@ -105,11 +106,11 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> Books | None:
         open_ns=_open_ns(whole, bricks if whole is totals else _parts(whole)[0]),
         over=stats.rare("over", (step.id,)),
         over_ns=stats.rare("over_ns", (step.id,)),
-        outdone=tuple(sorted(outdone, key=lambda one: -one[1])),
-        loose=stats.rare("loose", every),
-        loose_ns=stats.rare("loose_ns", every),
+        exceeded=tuple(sorted(outdone, key=lambda one: -one[1])),
+        unmatched_calls=stats.rare("loose", every),
+        unmatched_ns=stats.rare("loose_ns", every),
         cancelled=stats.rare("cancelled", (step.id,)),
-        crowded=stats.rare("crowded", (step.id,)),
+        in_shared_lane=stats.rare("crowded", (step.id,)),
         adopted=_beside(
             [table[node] for node in adopted],
             {node: totals.count[node] - stats.rare("loose", (node,)) for node in adopted},

@@ -170,7 +170,7 @@ class DevicePath:
             amounts = HostTime(amount_of(sequences)), HostTime(amount_of(cached))
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
-    def emit_told(self, told: Told, flags: int) -> None:
+    def emit_deferred(self, told: Told, flags: int) -> None:
         """Defer the records of calls that were timed elsewhere."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cbtop.profiler.clocks import Mark, Stamp, StampingClock
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.scopes import Places, Scopes
+from cbtop.profiler.scopes import NamedScopes, Scopes
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, NO_NODE, UNKNOWN_AMOUNT
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, BrickId
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class HeldSteps:
                 finally:
                     self._is_settling = False
         except Exception as error:  # noqa: BLE001 - a device that is lost, or a recorder that fails
-            let_through(error)
+            reraise_host_error(error)
             self._steps.clear()
             self._callbacks.give_up(error)
         finally:
@@ -215,14 +215,14 @@ class HeldSteps:
         record, amounts = self._callbacks.record, self._callbacks.amounts
         if found.is_launch_bound:
             stamped = {id(scope) for scope, start, _, _, _ in step.held if not isinstance(start, int)}
-            places = Places(
+            places = NamedScopes(
                 self._scopes,
                 step.unnamed,
                 step.key,
                 lambda scope: launch_bound(scope.key) if id(scope) in stamped else scope.key,
             )
         else:
-            places = Places(self._scopes, step.unnamed, step.key)
+            places = NamedScopes(self._scopes, step.unnamed, step.key)
         for scope, start, end, elements, flags in step.held:
             start_ns = start if isinstance(start, int) else times.get(start)
             until_ns = end if isinstance(end, int) else times.get(end)

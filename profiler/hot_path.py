@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from cbtop.profiler.positions import finder
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWriter, pack_record
-from cbtop.protocol.signals import is_ours, let_through
+from cbtop.protocol.signals import is_ours, reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 TOO_MANY = 1 << 63  # elements
@@ -252,7 +252,7 @@ class HotPath:
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
-            let_through(error)
+            reraise_host_error(error)
             self._callbacks.uncounted(elements)
             return -1
 

@@ -94,7 +94,7 @@ class Path(Protocol):
     ) -> None:
         """Record a step that ran in `scope`, with its number of sequences and their positions, if known."""
 
-    def emit_told(self, told: Told, flags: int) -> None:
+    def emit_deferred(self, told: Told, flags: int) -> None:
         """Record calls that were timed elsewhere, on the host's clock."""
 
     def step_ended(self) -> None:
@@ -178,7 +178,7 @@ class HostPath:
                 cached = amount_of(cached)
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
-    def emit_told(self, told: Told, flags: int) -> None:
+    def emit_deferred(self, told: Told, flags: int) -> None:
         """Record calls that were timed elsewhere: hundreds of launches, while the next step waits for the host."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 
 MAX_PENDING = 8192  # without steps, the device is waited for after this many
 
@@ -81,7 +81,7 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                let_through(error)  # timings that a signal cut short are finalized later
+                reraise_host_error(error)  # timings that a signal cut short are finalized later
                 for _ in range(len(self.timings)):  # the device no longer has times for the rest
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)

@@ -26,7 +26,7 @@ ADOPTED = (NodeKind.ADOPTED, "adopted")
 UNDONE_WITHIN_S = 0.1  # it takes microseconds
 
 
-class Place:
+class GraphPlace:
     """The place in the graph of a thread, task or greenlet when it asked: its step, layer and brick."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
@@ -55,7 +55,7 @@ class Adopted:
         "_start",
     )
 
-    def __init__(self, path: Path, scopes: Scopes, give_up: Callable[[Exception], None], place: Place) -> None:
+    def __init__(self, path: Path, scopes: Scopes, give_up: Callable[[Exception], None], place: GraphPlace) -> None:
         self._path = path
         self._scopes = scopes
         self._give_up = give_up

@@ -30,18 +30,18 @@ from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, chec
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.path import Path, TimedBlock, host_path
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
-from cbtop.profiler.places import Adopted, Place
+from cbtop.profiler.places import Adopted, GraphPlace
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
-from cbtop.profiler.steps import Step, Steps
+from cbtop.profiler.steps import ActiveStep, Steps
 from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
 from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, UNKNOWN_AMOUNT, Record, RingWriter
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class BrickProfiler:
                     try:
                         count = elements(*args, **kwargs)
                     except Exception as error:  # noqa: BLE001 - a count that fails must not end the call
-                        let_through(error)
+                        reraise_host_error(error)
                         count = error
                 with self.brick(brick, count):
                     return function(*args, **kwargs)
@@ -343,26 +343,26 @@ class BrickProfiler:
 
         start_sidecar(parse_endpoint(endpoint))
 
-    def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> Step:
+    def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> ActiveStep:
         """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
 
         Values known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. If a
         process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records the
         inside of its first step of a name and of every k-th after it; the others are timed as a whole.
         """
-        return Step(self._steps, checked(name, "step"), tokens, checked(model, "model"))
+        return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
-    def place(self) -> Place:
+    def place(self) -> GraphPlace:
         """Return the caller's place in the graph, for `adopt` in a different thread or task."""
-        return Place(self._path.position)
+        return GraphPlace(self._path.position)
 
-    def adopt(self, place: Place) -> Adopted:
+    def adopt(self, place: GraphPlace) -> Adopted:
         """`with profiler.adopt(place):` assigns the work of this thread or task to the step and layer of `place`.
 
         Its times are added up under a node of their own, outside the step's wall time. A place ends with its step:
         work that continues after that is outside of steps.
         """
-        if not isinstance(place, Place):
+        if not isinstance(place, GraphPlace):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
         return Adopted(self._path, self._scopes, self._give_up, place)
 
@@ -570,7 +570,7 @@ class BrickProfiler:
             work: Work = scope.work(elements)
             flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
         except Exception as error:  # noqa: BLE001 - a host's function failed: the work of these calls is unknown
-            let_through(error)
+            reraise_host_error(error)
             name, why = getattr(scope.key, "name", scope.key), f"{type(error).__name__}: {error}"
             self._say_once("work", "the work of some calls of %s is unknown: %s", name, why)
         else:
@@ -594,7 +594,7 @@ class BrickProfiler:
         An exception that the host's own signal handler raised while our code ran goes on to the host.
         """
         try:
-            let_through(error)
+            reraise_host_error(error)
         except BaseException:
             self._set_recording()
             raise

@@ -46,7 +46,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.process import boot_id, pid_namespace, process_start
 from cbtop.protocol.ranks import ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 
 CLOCK_READINGS = 256  # to find the smallest difference between two of them
 FREE_UPDATE_BYTES = 1 << 20
@@ -159,7 +159,7 @@ class RingRecorder:
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
             except (TypeError, ValueError, OverflowError, ProtocolError) as error:
-                let_through(error)
+                reraise_host_error(error)
                 kind = type(message).__name__
                 self._leave_out(kind, f"cbtop cannot say a {kind}: {error}")
                 return
@@ -228,7 +228,7 @@ class RingRecorder:
                 self._reader = RingReader(self._path)
             return self._reader.read() if self._reader else None
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
+            reraise_host_error(error)
             self._failed("read its ring", error)
             return None
 
@@ -243,7 +243,7 @@ class RingRecorder:
             finally:
                 reader.close()
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
+            reraise_host_error(error)
             self._failed("read its ring", error)
             return None
 
@@ -351,7 +351,7 @@ class RingRecorder:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
+            reraise_host_error(error)
             self._failed(what, error)
 
     def _failed(self, what: str, error: Exception) -> None:
@@ -380,7 +380,7 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
-                    let_through(error)  # it opens them the next time
+                    reraise_host_error(error)  # it opens them the next time
                     self.failures += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -439,7 +439,7 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
         catalog.close()
         ring.close()
     except Exception as error:  # noqa: BLE001 - see the rules
-        let_through(error)
+        reraise_host_error(error)
         _log.warning("cbtop could not close %s: %s", catalog.path, error)
 
 

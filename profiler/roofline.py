@@ -49,7 +49,7 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
-def stands_under(dtype: str, roof_dtype: str) -> bool:
+def roof_applies(dtype: str, roof_dtype: str) -> bool:
     """Whether a compute roof for `roof_dtype` applies to work on numbers of `dtype`.
 
     It does if both are the same, or if one is not known and the other is of floats. No roof applies to an unknown

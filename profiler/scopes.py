@@ -14,7 +14,7 @@ from cbtop.profiler.hot_path import Scope
 from cbtop.protocol import codec
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.ring import HELD, NO_NODE
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step without a name yet: records in it are held
@@ -81,7 +81,7 @@ class Scopes:
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
-            let_through(error)
+            reraise_host_error(error)
             if not self.dropped:
                 _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)
             return NO_NODE
@@ -102,7 +102,7 @@ class Scopes:
         return nodes[0].id
 
 
-class Places:
+class NamedScopes:
     """The places of a step's inside once the step has its name, `key`. `label` gives the keys inside it."""
 
     def __init__(

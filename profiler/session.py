@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.books import Beside, Books, books_of, outside_steps
+from cbtop.profiler.books import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.profiler.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
 from cbtop.profiler.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.graph.from_nodes import graph_of_nodes
@@ -60,7 +60,7 @@ class Report:
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # steps without a count of tokens: with any, no rate is known
-    books: tuple[tuple[str, Books], ...] = ()  # of each phase
+    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # of each phase
     outside: Beside | None = None  # time outside of every step; None if there is none
     sample_every: int = 1  # one step in this many is recorded
     window_s: float | None = None  # None: everything since the beginning, or since `reset`
@@ -122,11 +122,11 @@ class Report:
         return "\n".join(lines)
 
 
-def _said_of(books: Books) -> list[str]:
+def _said_of(books: TimeBreakdown) -> list[str]:
     """Return the notes that a reader of shares needs."""
     found = []
     if not books.close:
-        over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.outdone))
+        over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.exceeded))
         found.append(
             f"the books do not close: what ran inside measured {over_ns / 1e3:.1f}µs more than what it ran in"
         )
@@ -134,15 +134,15 @@ def _said_of(books: Books) -> list[str]:
         found.append(f"{books.overlap_ns / 1e3:.1f}µs in which two of these ran at the same time, in both")
     if books.adopted:
         found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
-    if books.loose:
+    if books.unmatched_calls:
         what = "stopped twice, out of order or late, in no books"
-        found.append(f"{books.loose_ns / 1e3:.1f}µs in {books.loose} calls {what}")
+        found.append(f"{books.unmatched_ns / 1e3:.1f}µs in {books.unmatched_calls} calls {what}")
     if books.cancelled:
         found.append(
             f"{books.cancelled} steps cancelled or renamed inside: their bricks are in the rows, in no books"
         )
-    if books.crowded:
-        found.append(f"{books.crowded} steps ran beside fifteen others, whose bricks are whose is not known")
+    if books.in_shared_lane:
+        found.append(f"{books.in_shared_lane} steps ran beside fifteen others, whose bricks are whose is not known")
     return found
 
 

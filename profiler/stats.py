@@ -45,7 +45,7 @@ _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 # - `plain`: steps without a recorded inside; `plain_ns`: their time; `plain_tokens`: their tokens; `plain_uncounted`:
 #   those with an unknown number of tokens.
 # - `squared_tokens`: sum of each step's squared tokens, which tells with count and tokens if all had the same number.
-RARE = (
+SPARSE_COLUMNS = (
     "uncounted",
     "amounts",
     "flops",
@@ -93,7 +93,7 @@ MAX_OPEN_PARTS = 64  # per group, before they are added up
 SPARSE = 8  # this many empty cells can be skipped in the time it takes to sort one
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that this share of the calls does not exceed
 NO_MINIMUM = np.iinfo(np.int64).max
-RARE_BYTES = 200  # about: an entry of a dict, its key and its number
+SPARSE_BYTES = 200  # about: an entry of a dict, its key and its number
 _ENDS = ("min_ns", "max_ns")
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # beyond any value they are compared with
 
@@ -155,7 +155,7 @@ class Growth:
     @property
     def size_bytes(self) -> int:
         arrays = self.node.nbytes + self.sums.nbytes + self.cell.nbytes + self.count.nbytes
-        return arrays + RARE_BYTES * len(self.rare)
+        return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
         """Return one of SUMS, one entry per node."""
@@ -199,8 +199,8 @@ class NodeStats:
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
         self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
-        self._rare: dict[str, dict[int, int]] = {name: {} for name in RARE}
-        self._whole: NodeStats | None = None  # of `lately`, until min_ns and max_ns of all are needed
+        self._rare: dict[str, dict[int, int]] = {name: {} for name in SPARSE_COLUMNS}
+        self._whole: NodeStats | None = None  # of `recent_part`, until min_ns and max_ns of all are needed
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # by step: starts and ends of when any ran
         # By step and lane: when the last one ended, whether it was cancelled, and how much of its time was in none of
         # its parts.
@@ -294,7 +294,7 @@ class NodeStats:
     @property
     def size_bytes(self) -> int:
         """The approximate size of the table."""
-        return self._table.nbytes + self._histograms.size_bytes + RARE_BYTES * sum(map(len, self._rare.values()))
+        return self._table.nbytes + self._histograms.size_bytes + SPARSE_BYTES * sum(map(len, self._rare.values()))
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
         """Return the calls of `nodes` taken together, or None if there were none."""
@@ -427,7 +427,7 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """Return all columns of `node`: (COLUMNS, nodes). A result of `lately` lacks the extremes."""
+        """Return all columns of `node`: (COLUMNS, nodes). A result of `recent_part` lacks the extremes."""
         return self._table[:, node]
 
     def rare_value(self, name: str, node: int) -> int | None:
@@ -436,7 +436,7 @@ class NodeStats:
 
     def add_rare(self, other: NodeStats, place: Column) -> None:
         """Add the rare totals of `other`, whose node n is `place[n]` here. Skips moments because clocks differ."""
-        for name in RARE:
+        for name in SPARSE_COLUMNS:
             if name in _EXTREMES:
                 for node, value in list(other._rare[name].items()):
                     if node < len(place):
@@ -456,7 +456,7 @@ class NodeStats:
         wanted = set(nodes)
         found = [
             (node, at, value)
-            for at, name in enumerate(RARE)
+            for at, name in enumerate(SPARSE_COLUMNS)
             for node, value in self._rare[name].items()
             if node in wanted
         ]
@@ -485,8 +485,8 @@ class NodeStats:
         self._table[:, node] = totals
         more: dict[tuple[int, int], int] = {}
         for (at, one), value in rare.items():
-            known = self._rare[RARE[at]]
-            if RARE[at] not in _NO_TOTALS:
+            known = self._rare[SPARSE_COLUMNS[at]]
+            if SPARSE_COLUMNS[at] not in _NO_TOTALS:
                 more[at, one] = value - known.get(one, 0)
             known[one] = value
         return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
@@ -506,20 +506,20 @@ class NodeStats:
         """
         counted = NodeStats()
         counted.count(growth)
-        return self.lately(counted)
+        return self.recent_part(counted)
 
     def count(self, growth: Growth, times: int = 1) -> None:
         """Add `growth`, or subtract it with `times` of -1."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
         self._table[_SUM_ROWS, growth.node] += times * growth.sums
         for (at, node), value in growth.rare.items():
-            values = self._rare[RARE[at]]
+            values = self._rare[SPARSE_COLUMNS[at]]
             values[node] = values.get(node, 0) + times * value
             if not values[node]:
                 del values[node]
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
-    def lately(self, counted: NodeStats) -> NodeStats:
+    def recent_part(self, counted: NodeStats) -> NodeStats:
         """Return a table of `counted`, the latest part of this one's counts; see `since`.
 
         It shares the histograms of `counted`.
@@ -528,7 +528,7 @@ class NodeStats:
         found.grow(self._size)
         size = min(self._size, counted._size)
         found._table[_SUM_ROWS, np.arange(size)] = np.maximum(counted._table[_SUM_ROWS, np.arange(size)], 0)
-        for name in RARE:
+        for name in SPARSE_COLUMNS:
             values = self._rare[name] if name in _MOMENTS else counted._rare[name]
             found._rare[name] = dict(values)
         found._histograms = counted._histograms

@@ -27,7 +27,7 @@ from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
 from cbtop.profiler.path import Told, amount_of
 from cbtop.profiler.pending import HostTime
-from cbtop.profiler.scopes import UNNAMED, Places, Scopes
+from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
 from cbtop.protocol import clock
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
@@ -95,7 +95,7 @@ class Steps:
         self.warm_ups: Any = None  # names the first steps of each kind, see instrument/warm_up.py; None: not done
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
         # The step that took each lane last. The shared lane has none: it is for all further steps.
-        self._holders: dict[int, ref[Step] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
+        self._holders: dict[int, ref[ActiveStep] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
         self._warned: set[str] = set()  # shared by the same steps on other paths
 
@@ -122,7 +122,7 @@ class Steps:
         """The lanes without a step: their last one has ended, or has gone with its thread, task or generator."""
         return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
 
-    def take_lane(self, step: Step) -> int:
+    def take_lane(self, step: ActiveStep) -> int:
         """Give `step` a lane. It is the shared one if all others are taken."""
         with self._taking:
             for lane, holder in self._holders.items():
@@ -150,7 +150,7 @@ class Steps:
 
         `lost` is the number of steps that were not kept since the last one.
         """
-        step = Step(self, name, tokens, model)
+        step = ActiveStep(self, name, tokens, model)
         try:
             if self.path.recording:
                 lane = FLAG_PLAIN if parts is None else self.take_lane(step)
@@ -199,7 +199,7 @@ class Steps:
         position = self.path.position
         running = [holder() for holder in self._holders.values() if holder is not None]
         for step in [*running, position.step]:  # the last: it may be in the shared lane
-            if isinstance(step, Step):
+            if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
         while inner is not None:
@@ -261,12 +261,12 @@ def _key(name: str | None, model: str) -> tuple[object, ...]:
     return (STEP, name, model) if model else (STEP, name)
 
 
-def _is_free(lane: int, holder: ref[Step] | None) -> bool:
+def _is_free(lane: int, holder: ref[ActiveStep] | None) -> bool:
     step = None if holder is None else holder()
     return step is None or step._lane != lane
 
 
-class Step:
+class ActiveStep:
     """`with profiler.step("decode", tokens=1) as step:` is one forward pass; tokens are counted here, and only here.
 
     Values known only inside may be set inside: `name`, `model`, `tokens`, and `start_ns` (on the monotonic clock, of
@@ -407,7 +407,7 @@ class Step:
 
         self._record(ended, read)
 
-    def told_alike(
+    def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
         """Do the same as `told` for parts with known places: the start, end and elements of each."""
@@ -423,7 +423,7 @@ class Step:
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
-            path.emit_told(told, self._lane or 0)
+            path.emit_deferred(told, self._lane or 0)
             if isinstance(ended.end, int):
                 ended.end = HostTime(max([ended.end, *ends_ns]))
             if not self._waits:
@@ -442,7 +442,7 @@ class Step:
 
     # Both are in one piece, because after a model has run the code of each Python function must be fetched anew.
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> ActiveStep:
         try:
             steps, path = self._steps, self._steps.path
             governor, position = steps.governor, path.position
@@ -665,7 +665,7 @@ class Step:
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
         """Record the held calls under this step's name, and return the step's scope there."""
         path = self._steps.path
-        places = Places(self._steps.scopes, unnamed, self._key)
+        places = NamedScopes(self._steps.scopes, unnamed, self._key)
         for scope, start, end, elements, flags in held:
             path.emit(places.of(scope), None, start, end, elements, flags | lane)
         return places.named

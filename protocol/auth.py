@@ -101,14 +101,14 @@ class ZapAuthenticator:
         try:
             return {*self._keys.allowed(), self._keys.own.public}
         except (KeysError, EndpointError) as error:
-            self.say("the allow-list", f"{error}; until that is mended nobody is let in")
+            self.log_once("the allow-list", f"{error}; until that is mended nobody is let in")
             return {self._keys.own.public}
 
     def _refuse(self, peer: str, what: str) -> None:
         self.refused += 1
-        self.say(peer, f"refused {what} ({self.refused} refused so far)")
+        self.log_once(peer, f"refused {what} ({self.refused} refused so far)")
 
-    def say(self, about: str, line: str) -> None:
+    def log_once(self, about: str, line: str) -> None:
         """Log `line`, at most once in SAY_AGAIN_S for each `about`."""
         now_s = self._clock_s()
         self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}

@@ -23,7 +23,7 @@ from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.filesystem import in_words
 from cbtop.protocol.messages import CatalogMessage, Goodbye
 from cbtop.protocol.open_file import OpenFile
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 
 try:
     import fcntl
@@ -101,7 +101,7 @@ class CatalogWriter:
                 begin, frames = self._written_bytes, bytes(self._waiting)
                 end = begin + os.pwrite(self._descriptor, frames, begin)
             except OSError as error:  # a full disk is the host's business, not a reason to disturb it
-                let_through(error)
+                reraise_host_error(error)
                 self.trouble = error
             else:
                 if end > self._written_bytes:
@@ -134,7 +134,7 @@ class CatalogWriter:
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError as error:
-            let_through(error)
+            reraise_host_error(error)
             return False
 
 

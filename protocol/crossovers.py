@@ -14,7 +14,7 @@ from typing import Any
 
 from cbtop.protocol.codec import reader_for
 from cbtop.protocol.errors import RoofsError
-from cbtop.protocol.kept_file import keep, kept
+from cbtop.protocol.kept_file import read_list, write_list
 from cbtop.protocol.roofs import roofs_file
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
@@ -91,7 +91,7 @@ def crossovers_file() -> Path:
 
 def known_crossovers() -> tuple[MachineCrossovers, ...]:
     """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
-    found = kept(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
+    found = read_list(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
     return () if found is None else found
 
 
@@ -103,7 +103,7 @@ def keep_crossovers(measured: MachineCrossovers) -> None:
         known = ()  # losing an unreadable file does not matter
     of_others = [one for one in known if one.title != measured.title]
     machines = [*of_others, measured][-MAX_MACHINES:]
-    keep(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])
+    write_list(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])
 
 
 def crossovers_of(device: str, threads: int) -> MachineCrossovers | None:

@@ -26,7 +26,7 @@ from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.process import boot_id, has_mapped, is_running
 from cbtop.protocol.ring import RingReader
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
@@ -40,7 +40,7 @@ _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|n
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class EndedProcess:
     """The files of one ended process: its ring's path (even without a ring), last sign of life and size on disk."""
 
     ring_path: Path
@@ -75,11 +75,11 @@ def runs(ring_path: Path) -> bool:
             return is_locked(catalog)  # in another pid namespace it may well be alive
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
     except OSError as error:  # no descriptor left to look with
-        let_through(error)
+        reraise_host_error(error)
         return True
 
 
-def left_by(ring_path: Path) -> Left | None:
+def left_by(ring_path: Path) -> EndedProcess | None:
     """Return the files of the process of this ring, or None if they are not files of this user."""
     now_s, size_bytes, signs_s = clock.time(), 0, []
     for suffix in SUFFIXES:
@@ -94,10 +94,10 @@ def left_by(ring_path: Path) -> Left | None:
     with suppressed(RingError):  # if it is not a ring, its file times count
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
-    return Left(ring_path, last_sign_s, size_bytes, ring_path.exists())
+    return EndedProcess(ring_path, last_sign_s, size_bytes, ring_path.exists())
 
 
-def beyond_bounds(left: Collection[Left], directory: Path) -> list[Left]:
+def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[EndedProcess]:
     """Return those that exceed the bounds, the oldest first; none if they are within the bounds."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
@@ -152,7 +152,7 @@ def _is_closed(ring_path: Path) -> bool:
     try:
         reader = RingReader(ring_path)
     except RingError as error:
-        let_through(error)
+        reraise_host_error(error)
         return False  # of a different version, or not a ring: not known
     try:
         return reader.is_closed

@@ -6,7 +6,7 @@ import errno
 import struct
 import sys
 
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 
 # linux/fs.h, as x86-64, aarch64 and riscv64 number them; on other machines the kernel knows no such call.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
@@ -37,7 +37,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(wanted | _NO_COPY_ON_WRITE))
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to store it
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 

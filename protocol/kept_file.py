@@ -24,7 +24,9 @@ T = TypeVar("T")
 MAX_FILE_BYTES = 1 << 20
 
 
-def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...] | None:
+def read_list(
+    path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]
+) -> tuple[T, ...] | None:
     """Return `read` of each of at most `most` maps in the list `name`, or None if there is no file.
 
     `read` may raise ValueError and DecodeError. Raises RoofsError if the file cannot be read.
@@ -38,7 +40,7 @@ def kept(path: Path, schema: str, name: str, most: int, read: Callable[[dict[str
         raise RoofsError(f"{path} holds no {path.stem}: {error}") from error
 
 
-def keep(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
+def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
     """Write these as the list `name`, replacing the old file. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
@@ -46,7 +48,7 @@ def keep(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) 
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError if `keep` could not write its temporary file. Leaves no file."""
+    """Raise RoofsError if `write_list` could not write its temporary file. Leaves no file."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)

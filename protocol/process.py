@@ -10,7 +10,7 @@ import errno
 import io
 import os
 
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 
 TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def pid_namespace() -> int | None:
     try:
         return os.stat(f"{_PROC}/self/ns/pid").st_ino
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return None
 
 
@@ -36,7 +36,7 @@ def boot_id() -> str:
         with io.open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return ""
 
 
@@ -46,7 +46,7 @@ def has_mapped(pid: int, path: Path) -> bool:
         with io.open(f"{_PROC}/{pid}/maps", "rb") as file:
             return os.fsencode(path) in file.read()
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return True
 
 
@@ -67,7 +67,7 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
     try:
         threads = os.listdir(f"{_PROC}/{pid}/task")[:MAX_THREADS]
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return {}
     for thread in threads:
         try:
@@ -75,7 +75,7 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
                 ran_ns, waited_ns, _ = file.read().split()
             found[thread] = int(ran_ns), int(waited_ns)
         except (OSError, ValueError) as error:  # it has ended, or this kernel has a different format
-            let_through(error)
+            reraise_host_error(error)
     return found
 
 
@@ -99,7 +99,7 @@ def process_start(pid: int) -> int | None:
     except FileNotFoundError:
         return None if os.path.exists(f"{_PROC}/self/stat") else _start_without_proc(pid)
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None  # the process ended between open and read (ESRCH), or is hidden from us
@@ -124,7 +124,7 @@ def is_suspended(pid: int) -> bool:
     try:
         return _stat_from_state(pid)[0] in (b"T", b"t")
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return False
 
 
@@ -133,7 +133,7 @@ def _time_namespace(process: str) -> int | None:
     try:
         return os.stat(f"{_PROC}/{process}/ns/time").st_ino
     except OSError as error:
-        let_through(error)
+        reraise_host_error(error)
         return None
 
 

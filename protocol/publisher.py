@@ -86,7 +86,7 @@ class Publisher:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
         self._socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
         self._authenticator.guard(self._socket)
-        self._peers = Peers(TOPICS, lambda line: self._authenticator.say(line, line))
+        self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it during close

@@ -72,7 +72,7 @@ class FrameKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RecordingOrigin:
     """The host and time of a recording: `monotonic_ns` and `realtime_ns` were read together."""
 
     host: str
@@ -183,7 +183,7 @@ class RecordingWriter:
     Raises RecordingError if the file exists (unless `overwrite`), or cannot be made.
     """
 
-    def __init__(self, path: Path, origin: Origin, max_bytes: int, *, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, origin: RecordingOrigin, max_bytes: int, *, overwrite: bool = False) -> None:
         self.path = path
         self.size_bytes = 0
         self._max_bytes = max_bytes
@@ -330,7 +330,7 @@ class RecordingReader:
         length, crc, time_ns, kind = _HEAD.unpack(data)
         return length, crc, time_ns, kind
 
-    def _header(self) -> tuple[str, Origin]:
+    def _header(self) -> tuple[str, RecordingOrigin]:
         data = self._read(_HEADER.size, 0)
         if len(data) < _HEADER.size or data[: len(MAGIC)] != MAGIC:
             raise RecordingError(f"{self.path} is no recording of cbtop's")
@@ -343,7 +343,7 @@ class RecordingReader:
         if zlib.crc32(data[_HEADER.size - 80 :]) != crc or not 0 <= realtime_ns <= MAX_REALTIME_NS:
             raise RecordingError(f"{self.path}: its header is damaged")
         name = codec.sanitise(host.rstrip(b"\0").decode("utf-8", "replace"))
-        return f"{major}.{minor}", Origin(name, monotonic_ns, realtime_ns)
+        return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
         """Return the offset of the index, from the footer, or None if the recording was not closed."""

@@ -120,7 +120,7 @@ def answer_of(word: int) -> Answer:
     return Answer(number_of(word), state, steps)
 
 
-class Asker:
+class RequestSlot:
     """Asks the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
     It writes a word of the file and maps nothing.

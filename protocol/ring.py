@@ -81,7 +81,7 @@ from cbtop.protocol.errors import RingError
 from cbtop.protocol.filesystem import copies_on_write, in_words
 from cbtop.protocol.open_file import OpenFile
 from cbtop.protocol.process import boot_id, process_start
-from cbtop.protocol.signals import is_ours, let_through, suppressed
+from cbtop.protocol.signals import is_ours, reraise_host_error, suppressed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -258,7 +258,7 @@ class RingWriter:
         try:
             count = operator.index(elements)
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
-            let_through(error)
+            reraise_host_error(error)
         finally:  # an interrupt raised there goes on to the host, and the record is written
             known = 0 <= count < 1 << 63
             if not known:
@@ -289,11 +289,11 @@ class RingWriter:
         """
         self._words[CLOSED_WORD] = 1
         begun = max(self._words[CURSOR_WORD], next(self.reserve)[1] - 1)
-        kept_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
-        kept_bytes += -kept_bytes % mmap.PAGESIZE
-        if kept_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # Linux has it
+        used_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
+        used_bytes += -used_bytes % mmap.PAGESIZE
+        if used_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # Linux has it
             with suppressed(OSError):  # a file system without holes: the room stays taken
-                self._memory.madvise(mmap.MADV_REMOVE, kept_bytes, len(self._memory) - kept_bytes)
+                self._memory.madvise(mmap.MADV_REMOVE, used_bytes, len(self._memory) - used_bytes)
 
 
 def _record_function(ring: RingWriter) -> Record:

@@ -20,7 +20,7 @@ from typing import Any
 from cbtop.protocol.cache import cache_dir
 from cbtop.protocol.codec import plain_for, reader_for
 from cbtop.protocol.errors import RoofsError
-from cbtop.protocol.kept_file import keep, kept, try_to_write
+from cbtop.protocol.kept_file import read_list, try_to_write, write_list
 from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
@@ -78,7 +78,7 @@ def roofs_file() -> Path:
 
 def known_roofs() -> tuple[DeviceRoofs, ...]:
     """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
-    found = kept(roofs_file(), SCHEMA, "devices", MAX_DEVICES, _device)
+    found = read_list(roofs_file(), SCHEMA, "devices", MAX_DEVICES, _device)
     return () if found is None else found
 
 
@@ -90,7 +90,7 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
     except RoofsError:
         known = ()  # losing an unreadable file does not matter
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
-    keep(roofs_file(), SCHEMA, "devices", [_plain(one) for one in devices])
+    write_list(roofs_file(), SCHEMA, "devices", [_plain(one) for one in devices])
 
 
 def try_to_keep() -> None:

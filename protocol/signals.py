@@ -71,7 +71,7 @@ def _handlers() -> set[CodeType]:
     return found
 
 
-def let_through(error: BaseException) -> None:
+def reraise_host_error(error: BaseException) -> None:
     """Raise the host's part of `error`; return if no part of it is the host's.
 
     Call it wherever our code catches an exception. `error` may also have been caused by a signal handler's exception
@@ -96,7 +96,7 @@ class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the h
     ) -> bool:
         if not isinstance(error, self._kinds):
             return False
-        let_through(error)
+        reraise_host_error(error)
         return True
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.lean import Engine, lean, transformers_llama
-from cbtop.profiler.device.graph_surgery import Shape, StampedGraph
+from cbtop.profiler.device.graph_surgery import StampedGraph, StampSites
 from cbtop.profiler.instrument import attach, captured_graphs
 from cbtop.profiler.instrument.governor import GovernedProfiler, Sort
 from cbtop.profiler.profiler import BrickProfiler
@@ -79,11 +79,11 @@ def with_layer_stamps(engine: Engine) -> Callable[[], None]:
     """Return a step of a clone of the engine's graph that only has stamps between its layers."""
     captured = captured_graphs._graphs[engine.graph]
     device = captured._on.device
-    plan = captured_graphs.Plan(Shape.of(device.driver, captured.clone), captured._spans, None)
+    plan = captured_graphs.StampPlan(StampSites.of(device.driver, captured.clone), captured._spans, None)
     ends = {0, len(plan.places) - 1}
-    for stretch in plan.stretches:
-        if isinstance(stretch.keys[-1], tuple):  # a layer
-            ends |= {stretch.begin, stretch.end}
+    for time_range in plan.time_ranges:
+        if isinstance(time_range.keys[-1], tuple):  # a layer
+            ends |= {time_range.begin, time_range.end}
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Self
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.kept_roofs import KeptRoofs
+from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.link import Link
 from cbtop.client.marks import Marks
 from cbtop.client.own_cost import OwnCost
@@ -37,7 +37,7 @@ from cbtop.viewmodels.model import (
     TimeView,
     Verdict,
 )
-from cbtop.viewmodels.on_demand import Later, with_parts
+from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.sources import daemon_cost, source_row
 from cbtop.viewmodels.straggler import Job, job_of, straggler
@@ -53,7 +53,7 @@ class FeedEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FeedSnapshot:
     """A source with its daemon's store, the daemon's silence (`stale_s`, None if not silent) and the clock offset.
 
     `now_ns` is the current monotonic clock of its host, or None if not known.
@@ -80,7 +80,7 @@ class Views:
         self._own_cost.tick()
 
     @abstractmethod
-    def seen(self) -> Mapping[str, Seen]:
+    def seen(self) -> Mapping[str, FeedSnapshot]:
         """Return every source by its key."""
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
@@ -154,9 +154,9 @@ class Views:
             waiting_percent=waiting_percent(source.store, source.record),
             straggler=found,
             machines=machines,
-            listed=Later(lambda: self.listed(phase, window=window)),
+            listed=LazyValue(lambda: self.listed(phase, window=window)),
         )
-        view = with_parts(view, baseline=Later(partial(self._compared, source, view)))
+        view = with_parts(view, baseline=LazyValue(partial(self._compared, source, view)))
         return judged(view, self.silenced)
 
     def merged(
@@ -188,9 +188,9 @@ class Views:
             stale_s=heard[0].stale_s,
             straggler=found,
             machines=machines,
-            listed=Later(lambda: self.listed(phase, window=window)),
+            listed=LazyValue(lambda: self.listed(phase, window=window)),
         )
-        view = with_parts(view, baseline=Later(partial(self._compared, seen[key], view)))
+        view = with_parts(view, baseline=LazyValue(partial(self._compared, seen[key], view)))
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
@@ -222,7 +222,7 @@ class Views:
         """Stop comparing with a baseline."""
         self.baselines = ()
 
-    def _with_rate_change(self, source: Seen, row: SourceRow) -> SourceRow:
+    def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
         """Return `row` with the change of its tokens/s since the baseline, or the reason why it is unknown."""
         change, why = None, "it marks no steps"
         if row.phase is not None:
@@ -231,7 +231,7 @@ class Views:
         unknown = () if change else (Unknown("rate_change", why),)
         return replace(row, rate_change=change, unknown=(*row.unknown, *unknown))
 
-    def _compared(self, source: Seen, view: SourceView) -> Comparison | None:
+    def _compared(self, source: FeedSnapshot, view: SourceView) -> Comparison | None:
         """Compare the recent window of `source` with its baseline, in the phase of `view`.
 
         None if it has no baseline.
@@ -261,9 +261,9 @@ class StoreViews(Views):
     def now_ns(self) -> int:
         """The current monotonic clock of the daemon's host."""
 
-    def seen(self) -> Mapping[str, Seen]:
+    def seen(self) -> Mapping[str, FeedSnapshot]:
         return {
-            key: Seen(record, self._store, now_ns=self.now_ns)
+            key: FeedSnapshot(record, self._store, now_ns=self.now_ns)
             for key, record in self._store.sources.items()
             if not self._selected or is_selected(record, self._selected)
         }
@@ -293,7 +293,7 @@ class Feed(Views):
         self.window_s = window_s
         self.keys = keys
         self._selected = selected
-        self._kept_roofs = KeptRoofs()
+        self._kept_roofs = StoredRoofs()
         self._follows_records = False
         self._marks: Marks | None = None
         self._heard_ns = 0
@@ -338,7 +338,7 @@ class Feed(Views):
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
             return view
-        view = with_parts(view, verdicts=Later(partial(self._verdicts_on, view)))
+        view = with_parts(view, verdicts=LazyValue(partial(self._verdicts_on, view)))
         self._marks.judge(self._heard_ns, view)
         return view
 
@@ -365,16 +365,16 @@ class Feed(Views):
             for link in self._links:
                 link.follow_records(on)
 
-    def seen(self) -> Mapping[str, Seen]:
+    def seen(self) -> Mapping[str, FeedSnapshot]:
         """Return every selected source. If two links report the same source, use one that is not silent."""
         by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
-        found: dict[str, Seen] = {}
+        found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
             clock = self._clock_of(link)
             now_ns = None if clock is None else time.perf_counter_ns() + round(clock.monotonic_offset_us * 1e3)
             for key, record in link.store.sources.items():
                 if not self._selected or is_selected(record, self._selected):
-                    found[key] = Seen(record, link.store, link.stale_s, clock, now_ns)
+                    found[key] = FeedSnapshot(record, link.store, link.stale_s, clock, now_ns)
         return found
 
     def daemon_costs(self) -> Iterator[ProcessCost]:
@@ -489,18 +489,18 @@ def _knows_devices(store: Store) -> bool:
     return bool(found) and reasons.isdisjoint((NO_ANSWER_YET, TWO_SAMPLES)) and running <= told
 
 
-def gpus_of(source: Seen) -> list[str]:
+def gpus_of(source: FeedSnapshot) -> list[str]:
     """Return the names of the GPUs this source is known to use."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
-def _machines(sources: Iterable[Seen]) -> tuple[MachineView, ...]:
+def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
     """Return the machine of each daemon, each once."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
 
-def _slowest(seen: Mapping[str, Seen], job: Job | None, phase: str | None) -> StragglerView | None:
+def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:
     """Return the straggler among the ranks of a job."""
     if job is None or phase is None:
         return None

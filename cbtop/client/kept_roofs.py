@@ -15,7 +15,7 @@ from cbtop.protocol.vocabulary import Provenance
 WEIGHTS = "weights_read"  # measured over a working set as large as the model's weights
 
 
-class KeptRoofs:
+class StoredRoofs:
     """Reads the roofs file of `cbtop calibrate`, and again when it changes."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from cbtop.protocol.ended import ring_of, rings_of, runs
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.messages import KernelBurst, Node
-from cbtop.protocol.requests import WHY, Answer, Asker, State
+from cbtop.protocol.requests import WHY, Answer, RequestSlot, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.kernels import BurstView, burst_view
 
@@ -34,7 +34,7 @@ class KernelRequest:
         self._deadline_s = time.monotonic() + wait_s
         self.status = f"waiting for a step of pid {self._pid}, at most {wait_s:g} s"
         self.done: float | None = None  # 0..1
-        self._asker = Asker(source.ring_path)
+        self._asker = RequestSlot(source.ring_path)
         try:
             if not self._asker.listens:
                 raise CbtopError(

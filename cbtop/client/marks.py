@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cbtop.client.store import SourceRecord
-from cbtop.viewmodels.model import Mark, Severity, SourceView, Standstill
+from cbtop.viewmodels.model import Mark, Severity, SourceView, StallKind
 from cbtop.viewmodels.stall import stall_view
 
 MAX_MARKS = 10_000
@@ -14,7 +14,7 @@ SECOND_NS = 1_000_000_000
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat, because making the verdicts takes as long as half a frame
 FOUND_WITHIN_NS = 30 * SECOND_NS
-_STILL = (Standstill.STALLED, Standstill.SUSPENDED)
+_STILL = (StallKind.STALLED, StallKind.SUSPENDED)
 _URGENCY = list(Mark)
 
 
@@ -98,11 +98,11 @@ def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
 
 def _busiest_phase(record: SourceRecord) -> str:
     """Return the phase that took the most of its last second, or "" if it ran no step."""
-    lately = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
-    newest_ns = max((samples[-1].monotonic_ns for samples in lately.values()), default=0)
+    latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
+    newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {
         phase: now.time_ns - before.time_ns
-        for phase, (before, now) in lately.items()
+        for phase, (before, now) in latest.items()
         if now.monotonic_ns == newest_ns and now.time_ns > before.time_ns
     }
     return max(took_ns, key=took_ns.__getitem__, default="")

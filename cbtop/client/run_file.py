@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import Figure
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
-from cbtop.viewmodels.runs import Pace, Part, Run, TooShort
+from cbtop.viewmodels.runs import Pace, Run, StepGroup, TooShort
 
 SCHEMA = "cbtop.runs/1"
 MAX_FILE_BYTES = 64 << 20
@@ -114,7 +114,7 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: StepGroup) -> dict[str, Any]:
     return {name: getattr(part, name) for name in _PART} | {
         "work": list(part.work),
         "wall_us": _figure_out(part.wall_us),
@@ -186,7 +186,7 @@ def _pace(value: object) -> Pace:
     return Pace(cache_us, memory_us)
 
 
-def _part_in(document: object) -> Part:
+def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
     tokens, sequences = _row(said.get("work"), "work", 2)
     said = {"failed": 0, **said}  # older files lack it
@@ -213,7 +213,7 @@ def _part_in(document: object) -> Part:
     typical_us = _or_none(_figure)(said.get("typical_us"), "typical_us")
     if not (wall_us.mean > 0 and inside_us.mean > 0) or (typical_us and not typical_us.mean > 0):
         raise _WrongError("wall_us, inside_us and typical_us: no step takes no time")
-    return Part(
+    return StepGroup(
         work=(_or_none(_whole)(tokens, "work"), _or_none(_whole)(sequences, "work")),
         wall_us=wall_us,
         inside_us=inside_us,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from cbtop.client.feed import Seen, gpus_of
+from cbtop.client.feed import FeedSnapshot, gpus_of
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.client.store import SourceRecord
@@ -20,9 +20,9 @@ from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.baseline import surroundings_of
-from cbtop.viewmodels.model import Standstill
+from cbtop.viewmodels.model import StallKind
 from cbtop.viewmodels.noise import MIN_BLOCKS
-from cbtop.viewmodels.runs import Part, Run, TooShort, kernels_of, part_of
+from cbtop.viewmodels.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.viewmodels.stall import stall_view
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
@@ -32,7 +32,7 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 class _Read:
     """A process being read: its records, the samples of its devices with their times, and its last live state."""
 
-    seen: Seen
+    seen: FeedSnapshot
     blocks: StepBlocks
     tally: RecordTally
     first_ns: int | None = None
@@ -138,7 +138,7 @@ def _stall(name: str, source: _Read) -> str:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
     found = stall_view(record)
-    if found is None or found.word not in (Standstill.STALLED, Standstill.SUSPENDED):
+    if found is None or found.word not in (StallKind.STALLED, StallKind.SUSPENDED):
         return ""
     place = f" in {' → '.join(found.place)}" if found.place else ""
     return (
@@ -148,7 +148,7 @@ def _stall(name: str, source: _Read) -> str:
 
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
-    parts: list[Part] = []
+    parts: list[StepGroup] = []
     too_short: list[TooShort] = []
     for work, blocks in source.blocks.blocks().items():
         part = part_of(table, work, blocks)

@@ -31,7 +31,7 @@ ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in low
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step does: its node, and its rounded-down numbers of tokens and sequences (None if not reported).
 
     Amounts that differ by less than a quarter count as equal.
@@ -70,7 +70,7 @@ class StepBlocks:
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
-        self._piles: dict[Work, _Pile] = {}
+        self._piles: dict[StepWork, _Pile] = {}
         self._held: list[Batch] = []
         self._reached_ns: int | None = None  # the latest end of any step
         self.steps = 0
@@ -84,7 +84,7 @@ class StepBlocks:
         if len(self._held[0].node) > MAX_HELD:
             self._held = []
 
-    def blocks(self) -> dict[Work, list[StepBlock]]:
+    def blocks(self) -> dict[StepWork, list[StepBlock]]:
         """Return the blocks of each work, in the order of first appearance, without partial blocks.
 
         Nothing may be added afterwards.
@@ -93,12 +93,12 @@ class StepBlocks:
         self._held = []
         return {work: pile.blocks for work, pile in self._piles.items()}
 
-    def count_of(self, work: Work) -> int:
+    def count_of(self, work: StepWork) -> int:
         """Return the number of steps that did this work, in blocks or not."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
-    def time_us_of(self, work: Work) -> float:
+    def time_us_of(self, work: StepWork) -> float:
         """Return the wall time of these steps in µs, including what ran before each."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
@@ -133,11 +133,11 @@ class StepBlocks:
         said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
         said = said[batch.node[said] == batch.node[ends[owner[said]]]]
         sequences[owner[said]] = batch.start_ns[said]
-        numbers: dict[Work, int] = {}
+        numbers: dict[StepWork, int] = {}
         of = np.full(len(ends), -1)
         columns = (counted, batch.node[ends[counted]], batch.elements[ends[counted]], sequences[counted])
         for at, node, tokens, given in zip(*(column.tolist() for column in columns), strict=True):
-            of[at] = numbers.setdefault(Work(node, _alike(tokens or None), _alike(given)), len(numbers))
+            of[at] = numbers.setdefault(StepWork(node, _alike(tokens or None), _alike(given)), len(numbers))
         own = (owner >= 0) & (owner < len(ends))
         work_of_record = np.full(len(owner), -1)
         work_of_record[own] = of[owner[own]]
@@ -148,7 +148,7 @@ class StepBlocks:
         self.steps += len(counted)
 
     def _pile(
-        self, work: Work, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
+        self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
         """Add the steps numbered `chosen`, with their `records`, to the pile of their work."""
         pile = self._piles.get(work)

@@ -19,7 +19,7 @@ from cbtop.client.window import Losses, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, RARE, Growth, NodeStats
+from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, SPARSE_COLUMNS, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal, comes_to_fail
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
@@ -83,7 +83,7 @@ SANE = 1 << 62  # above it, adding two totals would overflow
 
 
 _MIN_ROW = COLUMNS.index("min_ns")  # a node without records has an out-of-range value here
-_UNION, _FIRST = RARE.index("union_ns"), RARE.index("first_ns")
+_UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -592,7 +592,7 @@ def _update_stats(record: SourceRecord, update: StatsUpdate) -> None:
     rare = _column(update.rare_node), _column(update.rare_column), np.frombuffer(update.rare_value, dtype="<f8")
     if len({len(column) for column in rare}) != 1 or not _within(rare[0], 1, MAX_NODES + 1):
         raise DecodeError(f"an update of {record.key} with uneven rare columns or node ids out of range")
-    if not (_within(rare[1], 0, len(RARE)) and _are_amounts(rare[2])):
+    if not (_within(rare[1], 0, len(SPARSE_COLUMNS)) and _are_amounts(rare[2])):
         raise DecodeError(f"an update of {record.key} with rare values out of range")
     said = dict(zip(zip(rare[1].tolist(), rare[0].tolist(), strict=True), map(int, rare[2].tolist()), strict=True))
     for column, value in ((_UNION, update.steps_ns), (_FIRST, update.first_ns)):

@@ -23,7 +23,7 @@ from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import DaemonGoodbye, Heartbeat, HistoryPiece, Message, SourceCatalog
 from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
 from cbtop.protocol.record_batch import RecordTally, tally
-from cbtop.protocol.recording import SUFFIX, FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.recording import SUFFIX, FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.subscriber import Subscriber
 
 KEYFRAME_S = 5.0
@@ -183,7 +183,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         head, frames = _ask_history(subscriber, 0)
         if not frames:
             raise CbtopError(f"the daemon at {subscriber.endpoint} keeps no history")
-        origin = Origin(head.host, head.monotonic_ns, head.realtime_ns)
+        origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
             end = head.end  # what comes after our request is left for the next one
@@ -214,5 +214,5 @@ def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, lis
     raise CbtopError(f"the daemon at {subscriber.endpoint} did not answer: {why}")
 
 
-def _origin() -> Origin:
-    return Origin(socket.gethostname(), time.perf_counter_ns(), time.time_ns())
+def _origin() -> RecordingOrigin:
+    return RecordingOrigin(socket.gethostname(), time.perf_counter_ns(), time.time_ns())

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from cbtop.profiler.histograms import Column, distinct
-from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
+from cbtop.profiler.stats import SPARSE_BYTES, SPARSE_COLUMNS, Growth, NodeStats
 
 # A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
 # daemon's clock, so that every viewer shows the same whenever it connected. The window begins with a slice, so it may
@@ -22,11 +22,11 @@ from cbtop.profiler.stats import RARE, RARE_BYTES, Growth, NodeStats
 SPACING_S = 1.0
 SLICES = 10
 SUM_KEPT_S = 5.0  # after the last request
-_UNION = RARE.index("union_ns")
+_UNION = SPARSE_COLUMNS.index("union_ns")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TimeRange:
     """A time range on the clock of the source's host.
 
     Statistics count a step where it ended. `before_ns` is, per step node, the part of the counted step time that was
@@ -51,7 +51,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SliceGrowth:
     """The growth in one finished slice, between two moments on the clock of the source's host."""
 
     begin_ns: int
@@ -68,7 +68,7 @@ class _Slice:
 
     @property
     def size_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.parts) + RARE_BYTES * len(self.before_ns)
+        return sum(part.size_bytes for part in self.parts) + SPARSE_BYTES * len(self.before_ns)
 
 
 def reaches_back_s(length_s: float) -> float:
@@ -170,7 +170,7 @@ class Window:
                     one.before_ns[step] = min(before_ns, grown[step])  # a false length would make sums overflow
                 else:
                     one.before_ns.pop(step, None)
-            self.size_bytes += RARE_BYTES * (len(one.before_ns) - before)
+            self.size_bytes += SPARSE_BYTES * (len(one.before_ns) - before)
 
     def shorten(self) -> None:
         """Drop the oldest slice."""
@@ -179,13 +179,13 @@ class Window:
             self._before -= 1
         self.size_bytes -= self._slices.popleft().size_bytes
 
-    def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
+    def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
         """Return the statistics of the window and its time range; `stats` are the current totals.
 
         Read them before anything more is counted.
         """
         if not self._slices:
-            return NodeStats(), Stretch(self.now_ns, self.now_ns)
+            return NodeStats(), TimeRange(self.now_ns, self.now_ns)
         first = self._first()
         if self._sum is None:
             self._sum, self._before = NodeStats(), len(self._slices)
@@ -193,7 +193,7 @@ class Window:
         self._begin_sum_at(self._sum, first)
         begins = self._slices[first]
         before_ns = dict(begins.before_ns) if self._is_told else None
-        return stats.lately(self._sum), Stretch(begins.begin_ns, self.now_ns, before_ns)
+        return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
         """Move the begin of the sum to slice `first`: subtract the slices before it, or add missing ones."""
@@ -202,10 +202,10 @@ class Window:
                 total.count(part, -1 if first > self._before else 1)
         self._before = first
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[SliceGrowth]:
         """Return the finished slices of the window, oldest first."""
         shown = list(self._slices)[self._first() :] if self._slices else []
-        return [Block(one.begin_ns, then.begin_ns, Growth.of(one.parts)) for one, then in pairwise(shown)]
+        return [SliceGrowth(one.begin_ns, then.begin_ns, Growth.of(one.parts)) for one, then in pairwise(shown)]
 
     @property
     def losses(self) -> Losses:

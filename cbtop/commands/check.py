@@ -19,7 +19,7 @@ from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import one_of
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
-from cbtop.commands.shared.sarif import Failure, Rule, sarif
+from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
@@ -376,7 +376,7 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
         beside = next(iter(baselines), found.now.name)  # for rules without a file of their own
-        rules = {one.rule: Rule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
+        rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
         return sarif(list(rules.values()), failures).rstrip("\n")
     writers: dict[str, Callable[[Sequence[Judged], RunDiff], str]] = {

@@ -35,7 +35,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
-from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, Sampling
+from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, TokenSampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
@@ -237,7 +237,7 @@ def serve(options: argparse.Namespace) -> int:
                 cache_type=options.kv_cache,
                 is_exact=options.exact,
                 trace=options.trace,
-                sampling=Sampling(options.temperature, options.top_k, options.top_p, options.seed),
+                sampling=TokenSampling(options.temperature, options.top_k, options.top_p, options.seed),
                 check_contracts=options.check_contracts,
                 guard=None if options.guard == "off" else options.guard,
                 prompt=options.prompt,

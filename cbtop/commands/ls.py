@@ -113,18 +113,18 @@ def _rows(feed: Feed) -> list[SourceRow]:
     )
 
 
-def _with_rates(row: SourceRow, lately: SourceRow) -> SourceRow:
-    """Return `row` with the steps of `lately`, and the reasons of unknown figures."""
+def _with_rates(row: SourceRow, recent: SourceRow) -> SourceRow:
+    """Return `row` with the steps of `recent`, and the reasons of unknown figures."""
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
-    unknown += [one for one in lately.unknown if one.figure in of_steps]
+    unknown += [one for one in recent.unknown if one.figure in of_steps]
     return replace(
         row,
-        phase=lately.phase,
-        steps=lately.steps,
-        steps_per_sec=lately.steps_per_sec,
-        window=lately.window,
-        since_s=lately.since_s,
-        wall_us=lately.wall_us,
+        phase=recent.phase,
+        steps=recent.steps,
+        steps_per_sec=recent.steps_per_sec,
+        window=recent.window,
+        since_s=recent.since_s,
+        wall_us=recent.wall_us,
         unknown=tuple(unknown),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cbtop import signs
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.names import one_of, unknown
-from cbtop.commands.shared.settings import Setting, config_file, settle, yes_or_no
+from cbtop.commands.shared.settings import SettingsKey, config_file, settle, yes_or_no
 from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.protocol.endpoint import parse_endpoint
@@ -361,12 +361,12 @@ def _seconds(text: str, least: float, most: float) -> float:
 
 # The keys of config.toml, which are the options of these names.
 SETTINGS = {
-    "view": Setting(_view, OVERVIEW),
-    "window": Setting(_window),
-    "sort": Setting(_column),
-    "filter": Setting(str, ""),
-    "theme": Setting(_theme),
-    "ascii": Setting(yes_or_no),
-    "color": Setting(yes_or_no),
-    "silence": Setting(_verdict, (), is_list=True),
+    "view": SettingsKey(_view, OVERVIEW),
+    "window": SettingsKey(_window),
+    "sort": SettingsKey(_column),
+    "filter": SettingsKey(str, ""),
+    "theme": SettingsKey(_theme),
+    "ascii": SettingsKey(yes_or_no),
+    "color": SettingsKey(yes_or_no),
+    "silence": SettingsKey(_verdict, (), is_list=True),
 }

@@ -14,9 +14,9 @@ from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.errors import UsageError
 from cbtop.reports.tables import Table, table
-from cbtop.tuning.kept import KeptSetting, keep
-from cbtop.tuning.measuring import Bench, Request, Setting
-from cbtop.tuning.paired import CONFIDENCE_PERCENT, Pair
+from cbtop.tuning.kept import KeptSetting, store_setting
+from cbtop.tuning.measuring import Bench, Setting, TuningRequest
+from cbtop.tuning.paired import CONFIDENCE_PERCENT, PairedTest
 from cbtop.tuning.tuner import BrickTuner, Tuned
 
 DESCRIPTION = (
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError
 
-    request = Request(options.n_prompt, options.n_gen)
+    request = TuningRequest(options.n_prompt, options.n_gen)
     setting = Setting(options.threads or max(1, available_threads() - 1), options.exact, options.kv_cache)
     try:
         cpu_backend(setting.threads)
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         line.clear()
     kept = None
     if tuned.has_told and not tuned.was_interrupted:
-        kept = keep(path, tuned, available_threads())
+        kept = store_setting(path, tuned, available_threads())
     sys.stdout.write((_json if options.json else _text)(path, tuned, kept))
     return INTERRUPTED if tuned.was_interrupted else 0
 
@@ -154,7 +154,7 @@ def _outcome(tuned: Tuned) -> list[str]:
     return [f"best: {tuned.best.text}, {how}{said}"]
 
 
-def _interval(pair: Pair) -> str:
+def _interval(pair: PairedTest) -> str:
     return "n/a" if pair.interval is None else f"{pair.interval[0]:.3f} to {pair.interval[1]:.3f}"
 
 
@@ -199,7 +199,7 @@ def _setting(setting: Setting) -> dict[str, Any]:
     return {"threads": setting.threads, "is_exact": setting.is_exact, "kv_cache": setting.cache_type}
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def _pair(pair: PairedTest) -> dict[str, Any]:
     low, high = pair.interval or (None, None)
     return {
         "ratio": pair.ratio,

@@ -16,7 +16,7 @@ from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.shared.sarif import Failure, Rule, sarif
+from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
 from cbtop.compute.settings import BACKENDS
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
@@ -259,11 +259,11 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     for one in model:  # include checks of whole passes, which are in no contract
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
-        rules.setdefault((name, one.assertion), Rule(f"{name}/{one.assertion}", one.assertion, file, 1))
+        rules.setdefault((name, one.assertion), SarifRule(f"{name}/{one.assertion}", one.assertion, file, 1))
     return sarif(list(rules.values()), [Failure(rules[contract.name, what], said) for contract, what, said in failed])
 
 
-def _rules(contract: Contract) -> Iterator[Rule]:
+def _rules(contract: Contract) -> Iterator[SarifRule]:
     """Yield everything checked of a kernel, with the line of its contract."""
     from cbtop.compute.verification import PEERS
 
@@ -271,7 +271,9 @@ def _rules(contract: Contract) -> Iterator[Rule]:
     lines |= {one.name: one.expression.text for one in (*contract.preconditions, *contract.postconditions)}
     lines |= {fault: fault for fault in (*contract.output_faults, *(one.name for one in contract.argument_faults))}
     for what, text in lines.items():
-        yield Rule(f"{contract.name}/{what}", what, f"compute/contracts/{contract.name}.yaml", contract.line_of(text))
+        yield SarifRule(
+            f"{contract.name}/{what}", what, f"compute/contracts/{contract.name}.yaml", contract.line_of(text)
+        )
 
 
 FORMATS: dict[str, Callable[[Sequence[Verified], Sequence[CheckResult]], str]] = {

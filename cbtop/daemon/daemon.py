@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Self
 
 from cbtop.daemon.devices import SAMPLERS
-from cbtop.daemon.devices.sampling import Sampling
+from cbtop.daemon.devices.sampling import NewestSamples
 from cbtop.daemon.history import MAX_HISTORY_S, History
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
-from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, Left, beyond_bounds, left_by, rings_of, runs
+from cbtop.protocol.ended import MAX_ENDED, MAX_ENDED_BYTES, EndedProcess, beyond_bounds, left_by, rings_of, runs
 from cbtop.protocol.endpoint import check_descriptors, runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.keys import DaemonKeys
@@ -104,14 +104,14 @@ class Daemon:
     ) -> None:
         self._directory = directory or runtime_dir()
         self._publisher = Publisher(endpoint, keys)
-        self._devices = Sampling(SAMPLERS)
+        self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
         self._sources: dict[Path, Source] = {}
         self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to try again
         self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
         self._there_before: frozenset[str] | None = None  # rings that existed when this daemon began
         self._list_again_s = 0.0
-        self._left: dict[str, tuple[Left, float]] = {}  # by ended processes, and since when they are known
+        self._left: dict[str, tuple[EndedProcess, float]] = {}  # by ended processes, and since when they are known
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # every source was read at this moment, or later
@@ -211,7 +211,7 @@ class Daemon:
     def _look_at(self, name: str) -> Source | None:
         """Open that ring and watch its source. Returns None if it is not watched."""
         path = self._directory / name
-        left: Left | None = None
+        left: EndedProcess | None = None
         if not runs(path):
             left = left_by(path)
             if left is None:
@@ -229,7 +229,7 @@ class Daemon:
         self._sources[path] = source
         return source
 
-    def _has_room_for(self, left: Left | None) -> bool:
+    def _has_room_for(self, left: EndedProcess | None) -> bool:
         """Whether one more source can be watched. A running one (None) or a later ended one replaces the oldest."""
         if len(self._sources) < MAX_SOURCES:
             return True
@@ -248,7 +248,7 @@ class Daemon:
         now_s = time.monotonic()
         for path, source in self._sources.items():
             if source.ended_at_s is not None and path.name not in self._left:
-                self._left[path.name] = left_by(path) or Left(path, time.time(), 0), now_s
+                self._left[path.name] = left_by(path) or EndedProcess(path, time.time(), 0), now_s
         going = [left for left, since_s in self._left.values() if now_s - since_s > KEEP_ENDED_S]
         try:
             if not going and (going := beyond_bounds([left for left, _ in self._left.values()], self._directory)):
@@ -345,14 +345,14 @@ class Daemon:
         if not self._history_s:
             return
         read = (each for each in self._sources.values() if not each.is_behind and not each.is_left_unread)
-        lately = [source for source in read if not _ended_before(source, self._history_s)]
-        versions = {source.key: source.version for source in lately}
+        recent = [source for source in read if not _ended_before(source, self._history_s)]
+        versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
         if versions != self._history_versions or is_old:  # otherwise the last keyframe is still complete
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
-            keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(lately))
+            keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(recent))
             self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:

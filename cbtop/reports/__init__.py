@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cbtop.viewmodels.model import ReplayView, SourceView
 
 
-class Report(Protocol):
+class ReportMaker(Protocol):
     """Makes a report of sources. `rows` has the user's filter and order of bricks."""
 
     def __call__(
@@ -56,4 +56,4 @@ def _json(
     return json_report(views, sections, replay)
 
 
-REPORTS: dict[str, Report] = {"text": _text, "json": _json}
+REPORTS: dict[str, ReportMaker] = {"text": _text, "json": _json}

@@ -25,18 +25,18 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.lanes import Gap, Span
+from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.model import (
     BesideView,
-    BooksView,
     CriticalPathView,
     GraphRow,
     ReplayView,
     RooflineView,
     SourceView,
     StepsView,
-    StretchView,
+    TimeBreakdownView,
+    TimeRangeView,
     TraceView,
 )
 from cbtop.viewmodels.noise import Change
@@ -164,7 +164,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "window_covers_s": view.window.covers_s if view.window else None,
         "range_s": view.window.range_s if view.window else None,
         "since_s": view.since_s,
-        "stretch": _stretch(view.stretch),
+        "stretch": _time_range(view.time_range),
         "inside_of_all": view.is_inside_of_all,
         "warm_up": asdict(view.warm_up) if view.warm_up else None,
         "moved_gb_per_sec": view.moved_gb_per_sec,
@@ -289,7 +289,7 @@ def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, 
     return None if median_us is None else {"median_step_us": median_us}
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _span(span: TimelineSpan) -> dict[str, Any]:
     return {
         **_part(span),
         "node": span.node,
@@ -302,7 +302,7 @@ def _span(span: Span) -> dict[str, Any]:
     }
 
 
-def _part(part: Span | Gap) -> dict[str, Any]:
+def _part(part: TimelineSpan | Gap) -> dict[str, Any]:
     return {"name": part.name, "start_ns": part.start_ns, "duration_ns": part.duration_ns, "in": part.where}
 
 
@@ -375,17 +375,17 @@ def _steps(steps: StepsView | None) -> dict[str, Any] | None:
     }
 
 
-def _stretch(stretch: StretchView | None) -> dict[str, Any] | None:
-    if stretch is None:
+def _time_range(time_range: TimeRangeView | None) -> dict[str, Any] | None:
+    if time_range is None:
         return None
     return {
-        "wall_us": stretch.wall_us,
-        "in_steps_us": stretch.in_steps_us,
-        "in_steps_by_phase": [asdict(phase) for phase in stretch.by_phase],
-        "steps_count_whole": stretch.counts_whole,
-        "between_steps_us": stretch.between_us,
-        "between_steps_percent": stretch.between_percent,
-        "since_last_step_us": stretch.since_last_us,
+        "wall_us": time_range.wall_us,
+        "in_steps_us": time_range.in_steps_us,
+        "in_steps_by_phase": [asdict(phase) for phase in time_range.by_phase],
+        "steps_count_whole": time_range.counts_whole,
+        "between_steps_us": time_range.between_us,
+        "between_steps_percent": time_range.between_percent,
+        "since_last_step_us": time_range.since_last_us,
     }
 
 
@@ -513,7 +513,7 @@ def _not_instrumented(view: SourceView) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
-def _books(books: BooksView | None) -> dict[str, Any] | None:
+def _books(books: TimeBreakdownView | None) -> dict[str, Any] | None:
     if books is None:
         return None
     return {
@@ -528,11 +528,11 @@ def _books(books: BooksView | None) -> dict[str, Any] | None:
         "close": books.close,
         "over_steps": books.over,
         "over_us": books.over_us,
-        "outdone": [asdict(one) for one in books.outdone],
-        "loose_calls": books.loose,
-        "loose_us": books.loose_us,
+        "outdone": [asdict(one) for one in books.exceeded],
+        "loose_calls": books.unmatched_calls,
+        "loose_us": books.unmatched_us,
         "cancelled_steps": books.cancelled,
-        "crowded_steps": books.crowded,
+        "crowded_steps": books.in_shared_lane,
         "adopted": _beside(books.adopted),
     }
 

@@ -35,7 +35,7 @@ from cbtop.viewmodels.model import (
     SourceView,
     SpanView,
     StepsView,
-    StretchView,
+    TimeRangeView,
     TraceView,
     Verdict,
 )
@@ -146,7 +146,7 @@ def head_text(view: SourceView) -> str:
             f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
             f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
         )
-        lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(steps, view.stretch)}")
+        lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(steps, view.time_range)}")
         if steps.sequences or steps.cached:
             lines.append(f"{'' if len(shown) == 1 else '  '}{_held(steps)}")
     if any(steps.failed for steps in view.phases):
@@ -215,11 +215,11 @@ def _rates(view: SourceView, steps: StepsView) -> str:
     return tokens if steps.has_tokens else f"{tokens}, {fmt.throughput(view, steps)}"
 
 
-def _in_steps(steps: StepsView, stretch: StretchView | None) -> str:
+def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
     """Return the rate while steps ran, their concurrency, and the time of a token."""
     at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
-    ran_us = next((one.us for one in stretch.by_phase if one.name == steps.phase), None) if stretch else None
-    of = fmt.duration(stretch.wall_us if stretch else None)
+    ran_us = next((one.us for one in time_range.by_phase if one.name == steps.phase), None) if time_range else None
+    of = fmt.duration(time_range.wall_us if time_range else None)
     ran = f"steps ran {fmt.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
     before_us = (steps.union_us or 0) - (ran_us or steps.union_us or 0)
     ran += f", and {fmt.duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ""
@@ -356,14 +356,14 @@ def books_text(view: SourceView) -> str:
     gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
     shared = f" - {fmt.OVERLAP} {fmt.duration(books.overlap_us)}" if books.overlap_us else ""
     still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
-    stretch = f"\n{found}" if (found := fmt.stretch(view)) else ""
+    time_range = f"\n{found}" if (found := fmt.time_range(view)) else ""
     if none := fmt.no_books(view):
-        return f"books: n/a ({none}){still_open}{stretch}"
+        return f"books: n/a ({none}){still_open}{time_range}"
     return (
         f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
         f"= bricks {fmt.duration(books.bricks_us)}{gaps}{shared} "
         f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
-        f"{_not_instrumented(view)}{stretch}"
+        f"{_not_instrumented(view)}{time_range}"
     )
 
 

@@ -12,7 +12,7 @@ from operator import add
 
 from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
-from cbtop.telemetry.metrics import MAX_SERIES, Durations, Kind, Metric, Point, Snapshot
+from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
 MAX_KEPT = 4 * MAX_SERIES  # the most recently exported series; older ones start anew
 
@@ -23,8 +23,8 @@ class _Counted:
 
     life: HostHello | None
     since_ns: int
-    before: float | Durations  # 0 without earlier lives
-    highest: float | Durations
+    before: float | DurationHistogram  # 0 without earlier lives
+    highest: float | DurationHistogram
 
 
 class Counters:
@@ -41,7 +41,7 @@ class Counters:
         """Return `found`, made from `store`, with each counter and histogram at least at its previous value."""
         held: Snapshot = {}
         for metric, points in found.items():
-            is_cumulative = metric.kind in (Kind.COUNTER, Kind.HISTOGRAM)
+            is_cumulative = metric.kind in (MetricType.COUNTER, MetricType.HISTOGRAM)
             held[metric] = [self._held(metric, point, store) for point in points] if is_cumulative else points
         while len(self._counted) > MAX_KEPT:
             self._counted.popitem(last=False)
@@ -63,12 +63,12 @@ class Counters:
         return replace(point, value=_sum(counted.before, counted.highest), since_ns=counted.since_ns)
 
 
-def _sum(before: float | Durations, value: float | Durations) -> float | Durations:
-    if not isinstance(before, Durations):
-        return value if isinstance(value, Durations) else before + value
-    assert isinstance(value, Durations)
+def _sum(before: float | DurationHistogram, value: float | DurationHistogram) -> float | DurationHistogram:
+    if not isinstance(before, DurationHistogram):
+        return value if isinstance(value, DurationHistogram) else before + value
+    assert isinstance(value, DurationHistogram)
     is_same = before.bounds_ns == value.bounds_ns
-    return Durations(
+    return DurationHistogram(
         bounds_ns=value.bounds_ns if is_same else (),
         counts=tuple(map(add, before.counts, value.counts)) if is_same else (sum(before.counts) + sum(value.counts),),
         total_ns=before.total_ns + value.total_ns,
@@ -77,15 +77,15 @@ def _sum(before: float | Durations, value: float | Durations) -> float | Duratio
     )
 
 
-def _highest(before: float | Durations, value: float | Durations) -> float | Durations:
-    if not isinstance(before, Durations):
-        assert not isinstance(value, Durations)
+def _highest(before: float | DurationHistogram, value: float | DurationHistogram) -> float | DurationHistogram:
+    if not isinstance(before, DurationHistogram):
+        assert not isinstance(value, DurationHistogram)
         return max(before, value)
-    assert isinstance(value, Durations)
+    assert isinstance(value, DurationHistogram)
     is_same = before.bounds_ns == value.bounds_ns
     counts = tuple(map(max, before.counts, value.counts)) if is_same else value.counts
     is_known = sum(counts) >= sum(before.counts)  # otherwise the durations of the missing calls are unknown
-    return Durations(
+    return DurationHistogram(
         bounds_ns=value.bounds_ns if is_known else (),
         counts=counts if is_known else (sum(before.counts),),
         total_ns=max(before.total_ns, value.total_ns),

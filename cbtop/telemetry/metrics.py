@@ -12,7 +12,7 @@ from enum import StrEnum
 MAX_SERIES = 10_000  # per export; a brick has 34 of them, which is enough for about 20 models of 15 bricks
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """The type of a metric."""
 
     INFO = "info"  # always 1: the labels are the content
@@ -26,7 +26,7 @@ class Metric:
     """One metric: its name, the labels of its points, its unit ("" is a plain number)."""
 
     name: str
-    kind: Kind
+    kind: MetricType
     labels: tuple[str, ...]
     about: str
     unit: str = ""
@@ -35,70 +35,81 @@ class Metric:
 _PHASE = ("source", "phase")
 _BRICK = ("source", "phase", "brick", "category", "backend")
 
-DAEMON = Metric("cbtop_daemon", Kind.INFO, ("version", "host"), "The daemon that exports.")
+DAEMON = Metric("cbtop_daemon", MetricType.INFO, ("version", "host"), "The daemon that exports.")
 LEFT_OUT = Metric(
-    "cbtop_left_out", Kind.GAUGE, ("of",), f"What was left out of this export, to keep it below {MAX_SERIES} series."
+    "cbtop_left_out",
+    MetricType.GAUGE,
+    ("of",),
+    f"What was left out of this export, to keep it below {MAX_SERIES} series.",
 )
 SOURCE = Metric(
     "cbtop_source",
-    Kind.INFO,
+    MetricType.INFO,
     ("source", "pid", "host", "program", "rank", "sample_every", "model", "architecture", "quantization", "backend"),
     "A profiled process; rank and what follows are as it said (static), empty where it did not. What lies in "
     "steps is recorded of one in sample_every: what is said of bricks is of those, and nothing is multiplied.",
 )
 STATE = Metric(
     "cbtop_source_state",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     ("source", "state"),
     "1 for the state it is in: live, stalled, suspended, idle, quiet, ended, gone or faulty.",
 )
 QUIET = Metric(
     "cbtop_source_quiet",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     ("source", "phase", "layer", "brick"),
     "Time for which a process that is stalled, suspended, idle or quiet has not gone on, and what it is in.",
     "seconds",
 )
-WEIGHTS = Metric("cbtop_source_weights", Kind.GAUGE, ("source",), "The model's weights (static).", "bytes")
+WEIGHTS = Metric("cbtop_source_weights", MetricType.GAUGE, ("source",), "The model's weights (static).", "bytes")
 PRODUCED = Metric(
-    "cbtop_records_produced", Kind.COUNTER, ("source",), "Records read or lost: received + dropped, always."
+    "cbtop_records_produced", MetricType.COUNTER, ("source",), "Records read or lost: received + dropped, always."
 )
-RECEIVED = Metric("cbtop_records_received", Kind.COUNTER, ("source",), "Records that are in the statistics.")
+RECEIVED = Metric("cbtop_records_received", MetricType.COUNTER, ("source",), "Records that are in the statistics.")
 DROPPED = Metric(
     "cbtop_records_dropped",
-    Kind.COUNTER,
+    MetricType.COUNTER,
     ("source", "reason"),
     "Records overwritten, overwritten before the daemon first looked, or rejected.",
 )
-UNREAD = Metric("cbtop_records_unread", Kind.GAUGE, ("source",), "Records written and not read yet.")
+UNREAD = Metric("cbtop_records_unread", MetricType.GAUGE, ("source",), "Records written and not read yet.")
 CHECK = Metric(
     "cbtop_check_passed",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     ("source", "brick", "assertion"),
     "1 where a brick's assertion holds, else 0.",
 )
-TOKENS = Metric("cbtop_tokens", Kind.COUNTER, _PHASE, "Tokens of all steps, counted once a step.")
-STEP_DURATION = Metric("cbtop_step_duration", Kind.HISTOGRAM, _PHASE, "Wall time of all steps.", "seconds")
+TOKENS = Metric("cbtop_tokens", MetricType.COUNTER, _PHASE, "Tokens of all steps, counted once a step.")
+STEP_DURATION = Metric("cbtop_step_duration", MetricType.HISTOGRAM, _PHASE, "Wall time of all steps.", "seconds")
 RECORDED_STEPS = Metric(
-    "cbtop_recorded_steps", Kind.COUNTER, _PHASE, "Steps whose inside was recorded: bricks are of these."
+    "cbtop_recorded_steps", MetricType.COUNTER, _PHASE, "Steps whose inside was recorded: bricks are of these."
 )
-RECORDED_TOKENS = Metric("cbtop_recorded_tokens", Kind.COUNTER, _PHASE, "Tokens of these steps.")
+RECORDED_TOKENS = Metric("cbtop_recorded_tokens", MetricType.COUNTER, _PHASE, "Tokens of these steps.")
 BRICK_DURATION = Metric(
-    "cbtop_brick_duration", Kind.HISTOGRAM, _BRICK, "Time of each call, with what runs inside it.", "seconds"
+    "cbtop_brick_duration", MetricType.HISTOGRAM, _BRICK, "Time of each call, with what runs inside it.", "seconds"
 )
 BRICK_EXCLUSIVE = Metric(
     "cbtop_brick_exclusive",
-    Kind.COUNTER,
+    MetricType.COUNTER,
     _BRICK,
     "Time without the bricks that run inside it, over ended steps (derived).",
     "seconds",
 )
-BRICK_FAILED = Metric("cbtop_brick_failed", Kind.COUNTER, _BRICK, "Calls that ended in an exception.")
-BRICK_ELEMENTS = Metric("cbtop_brick_elements", Kind.COUNTER, _BRICK, "Elements, as the caller counts them.")
-BRICK_FLOPS = Metric("cbtop_brick_flops", Kind.COUNTER, _BRICK, "Floating-point operations (derived from shapes).")
-BRICK_TRAFFIC = Metric("cbtop_brick_traffic", Kind.COUNTER, _BRICK, "Bytes moved (derived from shapes).", "bytes")
+BRICK_FAILED = Metric("cbtop_brick_failed", MetricType.COUNTER, _BRICK, "Calls that ended in an exception.")
+BRICK_ELEMENTS = Metric("cbtop_brick_elements", MetricType.COUNTER, _BRICK, "Elements, as the caller counts them.")
+BRICK_FLOPS = Metric(
+    "cbtop_brick_flops", MetricType.COUNTER, _BRICK, "Floating-point operations (derived from shapes)."
+)
+BRICK_TRAFFIC = Metric(
+    "cbtop_brick_traffic", MetricType.COUNTER, _BRICK, "Bytes moved (derived from shapes).", "bytes"
+)
 BRICK_BUDGET = Metric(
-    "cbtop_brick_budget", Kind.GAUGE, _BRICK, "The time a token it may take (static: somebody set it).", "seconds"
+    "cbtop_brick_budget",
+    MetricType.GAUGE,
+    _BRICK,
+    "The time a token it may take (static: somebody set it).",
+    "seconds",
 )
 
 _DEVICE = ("device", "kind")
@@ -107,65 +118,75 @@ _ON_DEVICE = ("source", "device")
 
 DEVICE = Metric(
     "cbtop_device",
-    Kind.INFO,
+    MetricType.INFO,
     (*_DEVICE, "label", "name", "part_of", "host"),
     "A GPU or a MIG device by its uuid, or all processors of the host (cpu).",
 )
 DEVICE_UTILIZATION = Metric(
     "cbtop_device_utilization",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     _DEVICE,
     "Of a GPU the share of time in which any kernel ran, however little of it that used; of the cpu, of all time.",
     "ratio",
 )
 DEVICE_MEMORY_UTILIZATION = Metric(
     "cbtop_device_memory_utilization",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     _DEVICE,
     "Share of time in which its memory was read or written.",
     "ratio",
 )
-DEVICE_MEMORY_USED = Metric("cbtop_device_memory_used", Kind.GAUGE, _DEVICE, "Memory in use.", "bytes")
-DEVICE_MEMORY_SIZE = Metric("cbtop_device_memory_size", Kind.GAUGE, _DEVICE, "Memory there is.", "bytes")
+DEVICE_MEMORY_USED = Metric("cbtop_device_memory_used", MetricType.GAUGE, _DEVICE, "Memory in use.", "bytes")
+DEVICE_MEMORY_SIZE = Metric("cbtop_device_memory_size", MetricType.GAUGE, _DEVICE, "Memory there is.", "bytes")
 DEVICE_POWER = Metric(
     "cbtop_device_power",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     _DEVICE,
     "Mean power of three seconds (derived from its energy counter; without one, as the driver says it).",
     "watts",
 )
-DEVICE_POWER_LIMIT = Metric("cbtop_device_power_limit", Kind.GAUGE, _DEVICE, "At which its driver holds it.", "watts")
-DEVICE_CLOCK = Metric("cbtop_device_clock", Kind.GAUGE, _DEVICE, "Clock: of a GPU that of its SMs.", "hertz")
-DEVICE_MEMORY_CLOCK = Metric("cbtop_device_memory_clock", Kind.GAUGE, _DEVICE, "Clock of its memory.", "hertz")
-DEVICE_TEMPERATURE = Metric("cbtop_device_temperature", Kind.GAUGE, _DEVICE, "Of its chip.", "celsius")
+DEVICE_POWER_LIMIT = Metric(
+    "cbtop_device_power_limit", MetricType.GAUGE, _DEVICE, "At which its driver holds it.", "watts"
+)
+DEVICE_CLOCK = Metric("cbtop_device_clock", MetricType.GAUGE, _DEVICE, "Clock: of a GPU that of its SMs.", "hertz")
+DEVICE_MEMORY_CLOCK = Metric("cbtop_device_memory_clock", MetricType.GAUGE, _DEVICE, "Clock of its memory.", "hertz")
+DEVICE_TEMPERATURE = Metric("cbtop_device_temperature", MetricType.GAUGE, _DEVICE, "Of its chip.", "celsius")
 DEVICE_SLOWED = Metric(
-    "cbtop_device_slowed", Kind.GAUGE, (*_DEVICE, "by"), "1 for each thing that holds its clocks down."
+    "cbtop_device_slowed", MetricType.GAUGE, (*_DEVICE, "by"), "1 for each thing that holds its clocks down."
 )
 DEVICE_SENT = Metric(
-    "cbtop_device_sent", Kind.GAUGE, _LINK, "Over PCIe or all its NVLinks, in the last interval.", "bytes_per_second"
+    "cbtop_device_sent",
+    MetricType.GAUGE,
+    _LINK,
+    "Over PCIe or all its NVLinks, in the last interval.",
+    "bytes_per_second",
 )
 DEVICE_RECEIVED = Metric(
     "cbtop_device_received",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     _LINK,
     "Over PCIe or all its NVLinks, in the last interval.",
     "bytes_per_second",
 )
 SOURCE_DEVICE_MEMORY = Metric(
-    "cbtop_source_device_memory", Kind.GAUGE, _ON_DEVICE, "Memory of a GPU that the process has.", "bytes"
+    "cbtop_source_device_memory", MetricType.GAUGE, _ON_DEVICE, "Memory of a GPU that the process has.", "bytes"
 )
 SOURCE_DEVICE_UTILIZATION = Metric(
     "cbtop_source_device_utilization",
-    Kind.GAUGE,
+    MetricType.GAUGE,
     _ON_DEVICE,
     "Share of the time in which the process ran on a GPU's SMs.",
     "ratio",
 )
 SOURCE_CPU = Metric(
-    "cbtop_source_cpu", Kind.GAUGE, ("source",), "Processor time of the process (derived); 1 is a processor.", "ratio"
+    "cbtop_source_cpu",
+    MetricType.GAUGE,
+    ("source",),
+    "Processor time of the process (derived); 1 is a processor.",
+    "ratio",
 )
 SOURCE_RESIDENT = Metric(
-    "cbtop_source_resident", Kind.GAUGE, ("source",), "Memory of the host that the process has.", "bytes"
+    "cbtop_source_resident", MetricType.GAUGE, ("source",), "Memory of the host that the process has.", "bytes"
 )
 
 METRICS = (
@@ -212,7 +233,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
+class DurationHistogram:
     """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the previous bound.
 
     The last count has no upper bound. Without bounds there is only the number of calls, because some durations are
@@ -231,7 +252,7 @@ class Point:
     """A value of a metric with its label values in order, and when its counting began (Unix time)."""
 
     labels: tuple[str, ...]
-    value: float | Durations
+    value: float | DurationHistogram
     since_ns: int
 
 

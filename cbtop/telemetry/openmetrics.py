@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from cbtop.errors import CbtopError, NoDataError, UsageError
-from cbtop.telemetry.metrics import Durations, Kind, Metric, Snapshot
+from cbtop.telemetry.metrics import DurationHistogram, Metric, MetricType, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -98,26 +98,26 @@ def _family(metric: Metric, snapshot: Snapshot) -> Family:
     )
 
     points = snapshot[metric]
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricType.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.about, labels=metric.labels, unit=metric.unit)
         for point in points:
-            if isinstance(point.value, Durations):
+            if isinstance(point.value, DurationHistogram):
                 histogram.add_metric(point.labels, _buckets(point.value), point.value.total_ns / 1e9)
         return histogram
-    if metric.kind is Kind.INFO:
+    if metric.kind is MetricType.INFO:
         info = InfoMetricFamily(metric.name, metric.about)
         for point in points:
             info.add_metric((), dict(zip(metric.labels, point.labels, strict=True)))
         return info
-    of = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    of = CounterMetricFamily if metric.kind is MetricType.COUNTER else GaugeMetricFamily
     family = of(metric.name, metric.about, labels=metric.labels, unit=metric.unit)
     for point in points:
-        if not isinstance(point.value, Durations):
+        if not isinstance(point.value, DurationHistogram):
             family.add_metric(point.labels, point.value)
     return family
 
 
-def _buckets(value: Durations) -> list[tuple[str, float]]:
+def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
     bounds = [repr(bound_ns / 1e9) for bound_ns in value.bounds_ns]
     return [*zip([*bounds, "+Inf"], accumulate(value.counts), strict=True)]
 

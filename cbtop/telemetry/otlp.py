@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cbtop.errors import NoDataError, UsageError
-from cbtop.telemetry.metrics import Durations, Kind, Metric, Point, Snapshot
+from cbtop.telemetry.metrics import DurationHistogram, Metric, MetricType, Point, Snapshot
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _resource() -> Resource:
 
 def _name(metric: Metric) -> str:
     """Return `cbtop.brick.duration` for cbtop_brick_duration: converted back, it has the suffixes of OpenMetrics."""
-    return metric.name.replace("_", ".") + (".info" if metric.kind is Kind.INFO else "")
+    return metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
 
 
 def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | Histogram:
@@ -168,7 +168,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
         return dict(zip(metric.labels, point.labels, strict=True))
 
     cumulative = export.AggregationTemporality.CUMULATIVE
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricType.HISTOGRAM:
         return export.Histogram(
             [
                 export.HistogramDataPoint(
@@ -183,7 +183,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
                     max=value.max_ns / 1e9,
                 )
                 for point in points
-                if isinstance(value := point.value, Durations)
+                if isinstance(value := point.value, DurationHistogram)
             ],
             cumulative,
         )
@@ -191,10 +191,12 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points
-        if not isinstance(point.value, Durations)
+        if not isinstance(point.value, DurationHistogram)
     ]
     return (
-        export.Sum(numbers, cumulative, is_monotonic=True) if metric.kind is Kind.COUNTER else export.Gauge(numbers)
+        export.Sum(numbers, cumulative, is_monotonic=True)
+        if metric.kind is MetricType.COUNTER
+        else export.Gauge(numbers)
     )
 
 

@@ -61,7 +61,7 @@ from cbtop.telemetry.metrics import (
     TOKENS,
     UNREAD,
     WEIGHTS,
-    Durations,
+    DurationHistogram,
     Metric,
     Point,
     Snapshot,
@@ -80,7 +80,7 @@ MAX_BRICKS = 256  # per phase
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
-Value = tuple[Metric, tuple[str, ...], float | Durations]  # of a metric, for its labels
+Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # of a metric, for its labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Part:
 
     @property
     def series(self) -> int:
-        return sum(len(BOUNDS_NS) + 3 if isinstance(value, Durations) else 1 for _, _, value in self.values)
+        return sum(len(BOUNDS_NS) + 3 if isinstance(value, DurationHistogram) else 1 for _, _, value in self.values)
 
 
 def snapshot(store: Store, now_ns: int) -> Snapshot:
@@ -267,10 +267,10 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         yield BRICK_BUDGET, labels, stats.budget_us_per_token / 1e6
 
 
-def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> Durations:
+def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
     assert calls.min_ns is not None  # known for a whole life
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
     if sum(counts) != calls.count:  # nodes without a histogram, or an update that is still to come
-        return Durations((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
-    return Durations(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)
+        return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
+    return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

@@ -20,7 +20,7 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.row_choice import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
-from cbtop.tui.feeds import AppFeed, SavedHistory
+from cbtop.tui.feeds import AppFeed, HistoryFile
 from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.roofs import Roofs
@@ -117,7 +117,7 @@ class CbtopApp(App[int]):
         feed: AppFeed,
         *,
         interval_s: float = 0.5,
-        save_history: Callable[[], SavedHistory] | None = None,
+        save_history: Callable[[], HistoryFile] | None = None,
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
@@ -349,7 +349,7 @@ class CbtopApp(App[int]):
         self.action_view(self._views.index(graph))
         graph.open_node(event.node)
 
-    def on_sources_chosen(self, event: Sources.Chosen) -> None:
+    def on_sources_source_chosen(self, event: Sources.SourceChosen) -> None:
         """Show this source alone in every view, and stay with it."""
         self.selection.choose(event.key)
         self.merge = None
@@ -402,7 +402,7 @@ class CbtopApp(App[int]):
         if self._travel.can_look_back and not self.paused:
             self._freeze()
 
-    def on_time_bar_chosen(self, event: TimeBar.Chosen) -> None:
+    def on_time_bar_time_chosen(self, event: TimeBar.TimeChosen) -> None:
         if self._travel.past is not None:
             self._travel.go_to(event.share * self._travel.past.duration_s)
 
@@ -493,15 +493,15 @@ class CbtopApp(App[int]):
         if save is not None:
             self.run_worker(partial(self._save, save, what), thread=True, group="history")
 
-    def _save(self, save: Callable[[], SavedHistory], what: str) -> None:
+    def _save(self, save: Callable[[], HistoryFile], what: str) -> None:
         try:
             saved = save()
         except (CbtopError, ProtocolError) as error:
-            say = partial(self.notify, clean(str(error)), severity="error", markup=False)
+            show = partial(self.notify, clean(str(error)), severity="error", markup=False)
         else:
             text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
-            say = partial(self.notify, text, title=what, markup=False)
-        self.call_from_thread(say)
+            show = partial(self.notify, text, title=what, markup=False)
+        self.call_from_thread(show)
 
     def action_kernels(self) -> None:
         self._kernels.begin(self.source, is_recording=self.replay() is not None)

@@ -19,7 +19,7 @@ from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from cbtop.tui.patience import PatientSelector
+from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
 ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then never will
@@ -59,7 +59,7 @@ class AnswerParser(XTermParser):
 
 # The driver creates its parser and selector under these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
-vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": PatientSelector})
+vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
 
 class AskingDriver(LinuxDriver):

@@ -43,7 +43,7 @@ class Awaited(Protocol[Found_co]):
         """Return the result, or None while waiting. Raises if there will be none."""
 
 
-class Errand(ABC, Generic[Found]):
+class BackgroundTask(ABC, Generic[Found]):
     """A task that runs once at a time. Leaving the screen ends it."""
 
     TITLE: ClassVar[str]

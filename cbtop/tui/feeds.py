@@ -17,7 +17,7 @@ class AppFeedEnd(Protocol):
     def exit_code(self) -> int: ...
 
 
-class SavedHistory(Protocol):
+class HistoryFile(Protocol):
     """A file with a daemon's history."""
 
     @property

@@ -10,12 +10,12 @@ from textual.app import App
 from cbtop import formatting
 from cbtop.client.kernel_request import KernelRequest, own_source
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.tui.errand import Errand, Progress
+from cbtop.tui.errand import BackgroundTask, Progress
 from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import SourceView
 
 
-class Kernels(Errand[BurstView]):
+class Kernels(BackgroundTask[BurstView]):
     """Records kernels on request.
 
     They are not part of statistics; the graph shows them, after a pause when it resumes.

@@ -8,7 +8,7 @@ PATIENT_S = 0.5  # also the longest wait for that thread on exit, unless by a ke
 TYPING_LOOKS = 10  # polls without input before waiting longer: the rest of a key may still come
 
 
-class PatientSelector(selectors.SelectSelector):
+class SlowPollSelector(selectors.SelectSelector):
     """Waits for the given timeout, or longer if there was no input for some time."""
 
     def __init__(self) -> None:

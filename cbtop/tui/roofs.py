@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cbtop.client.calibration import Calibration, why_not_measured
-from cbtop.tui.errand import Errand
+from cbtop.tui.errand import BackgroundTask
 from cbtop.viewmodels.model import SourceView
 
 
-class Roofs(Errand[list[str]]):
+class Roofs(BackgroundTask[list[str]]):
     """Measures roofs, which loads the machine for some seconds."""
 
     TITLE = "roofs"

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 
 from cbtop.tui.app import CbtopApp
-from cbtop.tui.feeds import AppFeed, SavedHistory
+from cbtop.tui.feeds import AppFeed, HistoryFile
 from cbtop.tui.time_travel import AskBack
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
@@ -56,7 +56,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
         program: AppProgram,
         *,
         interval_s: float = 0.5,
-        save_history: Callable[[], SavedHistory] | None = None,
+        save_history: Callable[[], HistoryFile] | None = None,
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:

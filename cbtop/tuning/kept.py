@@ -67,12 +67,12 @@ _read = reader_for(KeptSetting)
 _plain = plain_for(KeptSetting)
 
 
-def kept_file() -> Path:
+def settings_file() -> Path:
     """Return the path of the file."""
     return cache_dir() / "tuned.json"
 
 
-def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
+def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     """Store the result for the model at `path`, replacing an earlier one.
 
     Raises CbtopError if it cannot be written.
@@ -89,7 +89,7 @@ def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
         known = ()  # an unreadable file may be replaced
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
-    file = kept_file()
+    file = settings_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(file, json.dumps(document, indent=1).encode())
@@ -98,7 +98,7 @@ def keep(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     return new
 
 
-def kept_for(path: Path, processors: int) -> KeptSetting | None:
+def stored_setting(path: Path, processors: int) -> KeptSetting | None:
     """Return the setting for the model at `path` on a machine like this, or None.
 
     Raises CbtopError if the file cannot be read.
@@ -109,7 +109,7 @@ def kept_for(path: Path, processors: int) -> KeptSetting | None:
 
 def known_settings() -> tuple[KeptSetting, ...]:
     """Return all stored settings, the newest last. Raises CbtopError if they cannot be read."""
-    file = kept_file()
+    file = settings_file()
     try:
         text = bytes_of(file, MAX_FILE_BYTES)
         return () if text is None else _decoded(text)

@@ -37,7 +37,7 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TuningRequest:
     """A prompt of random tokens, and tokens generated after it."""
 
     n_prompt: int
@@ -128,7 +128,7 @@ class Bench:
         return took_ns(self.decoder(setting), test, should_stop)
 
     def request_ns(
-        self, setting: Setting, request: Request, should_stop: Callable[[], bool] = lambda: False
+        self, setting: Setting, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
         """Return the times of the prompt and of the tokens generated after it."""
         return request.run(self.decoder(setting), should_stop)

@@ -32,7 +32,7 @@ def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairedTest:
     """One test as measured on both sides in each round, one of `compared` tests that are compared together.
 
     `tokens` of the test; None if its work is not counted in tokens.
@@ -89,10 +89,10 @@ class Pair:
         return [1e9 * (self.tokens or 1) / each for each in self.sides_ns[side]]
 
 
-def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[Pair]:
+def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[PairedTest]:
     """Return each test with its times over the rounds."""
     return [
-        Pair(name, of, tuple(a[name] for a, _ in rounds), tuple(b[name] for _, b in rounds), len(tokens))
+        PairedTest(name, of, tuple(a[name] for a, _ in rounds), tuple(b[name] for _, b in rounds), len(tokens))
         for name, of in tokens.items()
         if rounds
     ]

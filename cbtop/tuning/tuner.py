@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.protocol.attributes import Work
-from cbtop.tuning.measuring import Bench, InterruptedTurnError, Request, Setting
-from cbtop.tuning.paired import Pair, Round, in_turns, pairs_of
+from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
+from cbtop.tuning.paired import PairedTest, Round, in_turns, pairs_of
 from cbtop.viewmodels.noise import LEAST_PERCENT, MIN_BLOCKS
 
 if TYPE_CHECKING:  # it loads Numba
@@ -61,10 +61,10 @@ class Try:
 
     candidate: Candidate
     beside: Setting
-    pairs: tuple[Pair, ...]
+    pairs: tuple[PairedTest, ...]
 
     @property
-    def request(self) -> Pair:
+    def request(self) -> PairedTest:
         return next(pair for pair in self.pairs if pair.name == REQUEST)
 
     @property
@@ -99,13 +99,13 @@ class Tuned:
     try was kept and there was time. `load_percent`: the share of all processors that other processes used meanwhile.
     """
 
-    request: Request
+    request: TuningRequest
     before: Setting
     best: Setting
     shares: tuple[Share, ...]
     tries: tuple[Try, ...]
     untried: tuple[Untried, ...]
-    together: Pair | None
+    together: PairedTest | None
     load_percent: float
     was_interrupted: bool
 
@@ -115,7 +115,7 @@ class Tuned:
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
-    def gain(self) -> Pair | None:
+    def gain(self) -> PairedTest | None:
         """The measured comparison of `best` with `before`; None if they are equal or were not measured together."""
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
@@ -141,7 +141,7 @@ class BrickTuner:
         self,
         bench: Bench,
         setting: Setting,
-        request: Request,
+        request: TuningRequest,
         *,
         progress: Callable[[str, float | None], None] = lambda what, done: None,
         should_stop: Callable[[], bool] = lambda: False,

@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Block, Stretch
+from cbtop.client.window import SliceGrowth, TimeRange
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import intensity
-from cbtop.profiler.stats import RARE, Calls, Growth, NodeStats
+from cbtop.profiler.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
-from cbtop.viewmodels.places import Brick, Place, Places, PlaceTimes, place_times
+from cbtop.viewmodels.places import Brick, PhasePlaces, Place, PlaceTimes, place_times
 from cbtop.viewmodels.steps import steps_views
 from cbtop.viewmodels.stretch import of_model
 
-_PLAIN, _PLAIN_TOKENS = RARE.index("plain"), RARE.index("plain_tokens")
+_PLAIN, _PLAIN_TOKENS = SPARSE_COLUMNS.index("plain"), SPARSE_COLUMNS.index("plain_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class BrickWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class PhaseTimes:
     """The times of a phase."""
 
     unit: str  # "token" or "step": the µs of bricks and layers are per this unit
@@ -92,7 +92,7 @@ class PhaseFigures:
     sequences: float | None  # mean per step
     cached: float | None  # mean positions in the cache of each sequence before a step
     blocks: int  # with recorded steps
-    times: Times | None
+    times: PhaseTimes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surrounding
 
 def _phase(
     record: SourceRecord,
-    blocks: Sequence[Block],
+    blocks: Sequence[SliceGrowth],
     stats: NodeStats,
     steps: StepsView,
     everything: int,
@@ -184,7 +184,7 @@ def _phase(
     totals = PhaseTotals.of(record.nodes, stats, steps.phase)
     assert totals.step is not None
     if blocks:
-        whole = Stretch(blocks[0].begin_ns, blocks[-1].end_ns)
+        whole = TimeRange(blocks[0].begin_ns, blocks[-1].end_ns)
         of = of_model(record, whole, totals.step.label)
         blocks = [block for block in blocks if block.end_ns > of.begin_ns and block.begin_ns < of.end_ns]
     ran = [(block, each) for block in blocks if (each := _recorded(block.growth, totals.step.id))[0] > 0]
@@ -204,12 +204,12 @@ def _phase(
 
 def _times(
     totals: PhaseTotals,
-    blocks: Sequence[Block],
-    ran: Sequence[tuple[Block, tuple[int, int]]],
+    blocks: Sequence[SliceGrowth],
+    ran: Sequence[tuple[SliceGrowth, tuple[int, int]]],
     *,
     is_sample: bool,
     inside: bool,
-) -> Times:
+) -> PhaseTimes:
     """Return the times. `ran` has the `blocks` with recorded steps, each with its numbers of steps and tokens."""
     assert totals.step is not None
     step = totals.step.id
@@ -225,7 +225,7 @@ def _times(
     if is_counted and not is_sample:
         wall_s = np.array([block.end_ns - block.begin_ns for block in blocks]) / 1e9
         (rate,) = figures(np.array([[_of(block.growth, "elements", step)] for block in blocks], float), wall_s)
-    return Times(
+    return PhaseTimes(
         unit="token" if is_counted else "step",
         step_us=step_us,
         tokens_per_sec=rate,
@@ -238,7 +238,7 @@ def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
     """Return the times of every place in blocks, each with its number of `units` and `steps`."""
-    places = Places(totals)
+    places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
     # A median of few calls is still given, although its error is unknown.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbtop.profiler.books import Beside, Books
+from cbtop.profiler.books import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
-from cbtop.viewmodels.model import BesideView, BooksView, NamedTime
+from cbtop.viewmodels.model import BesideView, NamedTime, TimeBreakdownView
 
 # For a step recorded by its kernels: the time without any running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
-def books_view(books: Books | None, measured: str = "") -> BooksView | None:
+def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:
     """Return the books in µs, or None for a process without steps. `measured` is the backend as in the manifest."""
     if books is None:
         return None
@@ -21,7 +21,7 @@ def books_view(books: Books | None, measured: str = "") -> BooksView | None:
     if BY_KERNELS in measured and unattributed_ns > 0:
         name = GPU_WAITED if BY_KERNELS + IDLE_BEFORE in measured else NOT_ITS_KERNELS
         gaps_ns[name], unattributed_ns = unattributed_ns, 0
-    return BooksView(
+    return TimeBreakdownView(
         wall_us=books.wall_ns / 1e3,
         bricks_us=books.bricks_ns / 1e3,
         gaps=_named(gaps_ns.items()),
@@ -33,11 +33,11 @@ def books_view(books: Books | None, measured: str = "") -> BooksView | None:
         close=books.close,
         over=books.over,
         over_us=books.over_ns / 1e3,
-        outdone=_named(books.outdone),
-        loose=books.loose,
-        loose_us=books.loose_ns / 1e3,
+        exceeded=_named(books.exceeded),
+        unmatched_calls=books.unmatched_calls,
+        unmatched_us=books.unmatched_ns / 1e3,
         cancelled=books.cancelled,
-        crowded=books.crowded,
+        in_shared_lane=books.in_shared_lane,
         adopted=beside_view(books.adopted),
     )
 

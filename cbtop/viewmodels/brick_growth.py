@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Block
+from cbtop.client.window import SliceGrowth
 from cbtop.profiler.brick_stats import brick_stats
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
@@ -39,7 +39,9 @@ def alike(growth: Sequence[BrickGrowth]) -> float | None:
     return factor if is_alike else None
 
 
-def _us_a_step(record: SourceRecord, blocks: Sequence[Block], phase: str) -> dict[tuple[str, BrickCategory], float]:
+def _us_a_step(
+    record: SourceRecord, blocks: Sequence[SliceGrowth], phase: str
+) -> dict[tuple[str, BrickCategory], float]:
     """Return the exclusive µs per recorded step of each brick, by name and category."""
     stats = NodeStats()
     for block in blocks:

@@ -13,7 +13,7 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.roofline import Distance, intensity
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
-from cbtop.viewmodels.on_demand import Later, OnDemand
+from cbtop.viewmodels.on_demand import Lazy, LazyValue
 
 TREND_S = SECONDS
 
@@ -65,14 +65,14 @@ class BrickRow:
     size_bytes: float | None = None  # of collectives, derived from shapes
     dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
     # Histogram of its calls from shortest to longest; empty if not every call is counted in it.
-    durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
+    durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token (per call without steps) in each of the last 60 s, oldest first; None if none ended.
-    trend_us: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
     # Its intensity and GFLOP/s in each of these seconds; None if unknown, empty if all are unknown.
-    trail: OnDemand[tuple[tuple[float, float] | None, ...]] = OnDemand(())
+    trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
     # By cached positions and by sequences per step, smallest first; empty if unknown.
-    by_cached: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
-    by_batch: OnDemand[tuple[SizePoint, ...]] = OnDemand(())
+    by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
+    by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -216,11 +216,11 @@ def _row(
         size_bytes=stats.size_bytes,
         budget_gb_per_sec=stats.budget_gb_per_sec,
         dtypes=stats.dtypes,
-        durations=Later(lambda: _durations(stats, nodes, totals)),
-        trend_us=Later(partial(trend.us, first)) if has_trend else (),
-        trail=Later(partial(trend.trail, first)),
-        by_cached=Later(lambda: _by_size(trend.by_second(first), cached())) if is_in_steps else (),
-        by_batch=Later(lambda: _by_size(trend.by_second(first), batch())) if is_in_steps else (),
+        durations=LazyValue(lambda: _durations(stats, nodes, totals)),
+        trend_us=LazyValue(partial(trend.us, first)) if has_trend else (),
+        trail=LazyValue(partial(trend.trail, first)),
+        by_cached=LazyValue(lambda: _by_size(trend.by_second(first), cached())) if is_in_steps else (),
+        by_batch=LazyValue(lambda: _by_size(trend.by_second(first), batch())) if is_in_steps else (),
     )
 
 

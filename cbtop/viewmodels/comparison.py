@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
-from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
@@ -217,7 +217,7 @@ def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     return [base for base in bases if is_far(base) == nearest]
 
 
-def _changes(before: Times, after: Times) -> tuple[PlaceChange, ...]:
+def _changes(before: PhaseTimes, after: PhaseTimes) -> tuple[PlaceChange, ...]:
     both = [place for place in before.places if place in after.places]
     shared = shared_ratio(before.places, after.places)
     found = [

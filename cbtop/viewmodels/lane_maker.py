@@ -25,7 +25,7 @@ from cbtop.viewmodels.lanes import (
     Gap,
     Lane,
     Row,
-    Span,
+    TimelineSpan,
 )
 
 
@@ -44,8 +44,8 @@ class LaneMaker:
         """Return the lane of `records`, each given with its depth: the number of records that contain it."""
         layers = self._layers(records)
         bricks = self._has_steps + layers
-        rows: dict[int, list[Span]] = {}
-        open_: list[Span] = []  # the spans that may contain the next record, outermost first
+        rows: dict[int, list[TimelineSpan]] = {}
+        open_: list[TimelineSpan] = []  # the spans that may contain the next record, outermost first
         known: dict[int, tuple[Node, str, bool]] = {}  # each node, its name, and whether it is a layer or a step
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -64,7 +64,7 @@ class LaneMaker:
                 level += sum([one.level >= bricks for one in open_])
             elif is_container:
                 level = len(open_)
-            span = Span(
+            span = TimelineSpan(
                 start_ns,
                 record.end_ns - record.start_ns,
                 level,
@@ -109,14 +109,14 @@ class LaneMaker:
             at = self._nodes.parent_of[at]
         return at == outer
 
-    def _close(self, open_: list[Span], depth: int, bricks: int) -> None:
+    def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
         """Close all open spans but the first `depth`. The rest of a step or layer is a gap."""
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)
             open_.pop()
 
-    def _gap(self, until_ns: int, around: Sequence[Span]) -> None:
+    def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
         """Add the time up to `until_ns` that is not covered yet as a gap inside `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
@@ -138,7 +138,7 @@ class GapNames:
     holes: Sequence[Hole]
     inside: dict[int, str] = field(default_factory=dict)  # by node of the enclosing step or layer
 
-    def of(self, start_ns: int, end_ns: int, around: Sequence[Span]) -> Iterator[Gap]:
+    def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
         """Yield the gaps in this time inside `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
@@ -153,7 +153,7 @@ class GapNames:
     def _is_in_hole(self, begin_ns: int, end_ns: int) -> bool:
         return any(hole.begin_ns < end_ns and begin_ns < hole.end_ns for hole in self.holes)
 
-    def _inside(self, innermost: Span) -> str:
+    def _inside(self, innermost: TimelineSpan) -> str:
         if innermost.kind is NodeKind.STEP:
             return NOT_LOOKED_INTO if innermost.is_plain else UNATTRIBUTED
         found = self.inside.get(innermost.node)

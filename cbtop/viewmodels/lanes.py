@@ -32,7 +32,7 @@ STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopte
 
 
 # Named tuples: a timeline makes hundreds a frame, and a frozen dataclass takes five times as long to make.
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """One record. `start_ns` counts from the begin of the timeline; `level` is its row: steps, layers, bricks."""
 
     start_ns: int
@@ -71,7 +71,7 @@ class Row:
     """Spans of one lane that do not overlap, by start."""
 
     name: str
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Lane:
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """Return how the time between two moments is spent: `bricks`, and gaps by name, the longest first."""
         found = {BRICKS: 0}
-        rows: tuple[tuple[Span | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
+        rows: tuple[tuple[TimelineSpan | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
         for row in rows:
             for part in row[_first_from(row, begin_ns) :]:
                 inside_ns = min(part.end_ns, end_ns) - max(part.start_ns, begin_ns)
@@ -99,6 +99,6 @@ class Lane:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _first_from(parts: Sequence[Span | Gap], begin_ns: int) -> int:
+def _first_from(parts: Sequence[TimelineSpan | Gap], begin_ns: int) -> int:
     """Return the index of the first of `parts` (disjoint, in order) that ends after a moment."""
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

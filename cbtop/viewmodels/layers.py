@@ -16,7 +16,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
+from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 ODD = 1.2  # factor over the median of its peers at which a layer stands out; machine noise stays below it
 BETWEEN = "between bricks"
@@ -58,9 +58,9 @@ class LayerRow:
     # What exceeds the median of its peers by most: a brick or the time between bricks, and its excess (µs per step).
     # Calculated from medians of calls, which ignore single events, or from means if medians explain less than half of
     # the excess. None if the layer does not stand out.
-    excess: OnDemand[tuple[str, float] | None] = OnDemand(None)
+    excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # µs of the median call of each of LayersView.bricks, as measured.
-    p50_cells: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
     low_us: float | None = None  # lower end of the interval of p50_us; None if unknown
 
     @property
@@ -222,9 +222,9 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     bricks = places.bricks
     cells = _cells(cells_us, runs_in)
     between_us = (layer_us - cells_us.sum(axis=1)).tolist()
-    medians_ns = Later(partial(totals.stats.medians_ns, ids))
-    p50_cells = Later(lambda: _p50_cells(totals, places, medians_ns.value()))
-    excess = Later(lambda: _excesses(found, usual_us()))
+    medians_ns = LazyValue(partial(totals.stats.medians_ns, ids))
+    p50_cells = LazyValue(lambda: _p50_cells(totals, places, medians_ns.value()))
+    excess = LazyValue(lambda: _excesses(found, usual_us()))
 
     def usual_us() -> dict[int, NDArray[np.float64]]:
         us = _sums(_usual(totals, own_ns, ids, medians_ns.value()), place, runs_in.shape) / per_ns
@@ -242,7 +242,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
             between_us=between_us[at],
             calls=float(calls[at]),
             median_us=medians[at],
-            p50_cells=Later(partial(_of_layer, p50_cells, at)),
+            p50_cells=LazyValue(partial(_of_layer, p50_cells, at)),
             low_us=low_us[at],
         )
         for at, layer in enumerate(layers)
@@ -251,7 +251,9 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
     # `odd` refers to the rows of `found`, and those refer to neither, so there is no reference cycle.
-    odd = tuple(with_parts(row, excess=Later(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows)
+    odd = tuple(
+        with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
+    )
     return replace(found, rows=odd) if rows else None
 
 
@@ -279,7 +281,7 @@ class _Places:
 
 
 def _p50_of(
-    totals: PhaseTotals, places: _Places, cells: Later[list[tuple[float | None, ...]]], brick: int
+    totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
     """See LayersView.p50_of.
 
@@ -296,11 +298,11 @@ def _p50_of(
     return [one for one, calls in zip(us, ran, strict=True) if calls]
 
 
-def _of_id(excess: Later[dict[int, tuple[str, float]]], layer: int) -> tuple[str, float] | None:
+def _of_id(excess: LazyValue[dict[int, tuple[str, float]]], layer: int) -> tuple[str, float] | None:
     return excess.value().get(layer)
 
 
-def _of_layer(cells: Later[list[tuple[float | None, ...]]], at: int) -> tuple[float | None, ...]:
+def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tuple[float | None, ...]:
     return cells.value()[at]
 
 

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Stretch, Window
+from cbtop.client.window import TimeRange, Window
 from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.histograms import BUCKETS, Column
 from cbtop.profiler.stats import COLUMNS, NodeStats
@@ -32,10 +32,10 @@ from cbtop.viewmodels.model import (
     RanksView,
     RooflineView,
     SourceView,
+    StallKind,
     StallView,
-    Standstill,
     StepsView,
-    StretchView,
+    TimeRangeView,
     TroubledMember,
 )
 from cbtop.viewmodels.roofline import roofline
@@ -43,7 +43,7 @@ from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
-from cbtop.viewmodels.stretch import since_s, stretch_of
+from cbtop.viewmodels.stretch import since_s, time_range_of
 
 KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 
@@ -51,13 +51,13 @@ KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # From good to bad: a merge has the state of its worst member.
-_BAD: tuple[SourceStatus | Standstill, ...] = (
+_BAD: tuple[SourceStatus | StallKind, ...] = (
     SourceStatus.LIVE,
-    Standstill.IDLE,
-    Standstill.QUIET,
+    StallKind.IDLE,
+    StallKind.QUIET,
     SourceStatus.ENDED,
-    Standstill.SUSPENDED,
-    Standstill.STALLED,
+    StallKind.SUSPENDED,
+    StallKind.STALLED,
     SourceStatus.GONE,
     SourceStatus.FAULTY,
 )
@@ -196,7 +196,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 class _WindowOfAll(Window):
     """The windows of several sources, summed. It covers as many seconds as each of them."""
 
-    def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, Stretch]]):
+    def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, TimeRange]]):
         super().__init__(length_s)
         self._has_watched = has_watched
         self._statistics = statistics
@@ -205,7 +205,7 @@ class _WindowOfAll(Window):
     def has_watched(self) -> bool:
         return self._has_watched
 
-    def statistics(self, stats: NodeStats) -> tuple[NodeStats, Stretch]:
+    def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
         return self._statistics()
 
 
@@ -242,14 +242,16 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
     watched = _watched(taken)
 
-    def windows() -> tuple[NodeStats, Stretch]:
+    def windows() -> tuple[NodeStats, TimeRange]:
         found = [record.window.statistics(record.stats) for record in watched]
         place_of = {record.key: place for record, place in zip(taken, places, strict=True)}
         their_places = [place_of[record.key] for record in watched]
-        stretches = [stretch_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)]
+        time_ranges = [
+            time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
+        ]
         covers = max if first.window.is_range else min  # in a range, sources that end in it cover less
-        covered_ns = covers(stretch.end_ns - stretch.begin_ns for stretch in stretches)
-        return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), Stretch(0, covered_ns)
+        covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
+        return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 
     first = taken[0]
     said = [check for record in taken for check in record.checks.items()]
@@ -339,7 +341,7 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
-        if record is not worst and _BAD.index(stall.word if stall else state) >= _BAD.index(Standstill.SUSPENDED):
+        if record is not worst and _BAD.index(stall.word if stall else state) >= _BAD.index(StallKind.SUSPENDED):
             name, reason = names[record.key], record.state.reason if record.state else ""
             yield TroubledMember(name, stall.word if stall else state, reason, stall and replace(stall, member=name))
 
@@ -356,7 +358,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     If `together` members compute the same tokens, the sum is divided by it.
     """
     members = [shown(record, window=window) for record in records]
-    walls_us = [member.stretch_view.wall_us if member.stretch_view else 0.0 for member in members]
+    walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
     range_us = max(walls_us, default=0.0) if window and all(record.window.is_range for record in records) else 0.0
     every = [
         _over(steps, wall_us, range_us)
@@ -382,7 +384,9 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
         tokens_per_sec_history=_sum_of_histories(of_tokens, together),
         steps_per_sec_history=_sum_of_histories(of_steps, together),
         since_s=min((began_s for record in records if (began_s := since_s(record)) is not None), default=None),
-        stretch=_sum_of_stretches([found for member in members if (found := member.stretch_view) is not None]),
+        time_range=_sum_of_time_ranges(
+            [found for member in members if (found := member.time_range_view) is not None]
+        ),
     )
 
 
@@ -431,13 +435,13 @@ def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> f
     return sum(known) / together if known and len(known) == len(found) else None
 
 
-def _sum_of_stretches(members: Sequence[StretchView]) -> StretchView | None:
+def _sum_of_time_ranges(members: Sequence[TimeRangeView]) -> TimeRangeView | None:
     if not members:
         return None
     by_phase: dict[str, float] = {}
     for phase in (phase for member in members for phase in member.by_phase):
         by_phase[phase.name] = by_phase.get(phase.name, 0) + phase.us
-    return StretchView(
+    return TimeRangeView(
         wall_us=sum(member.wall_us for member in members),
         in_steps_us=_sum_or_none([member.in_steps_us for member in members]),
         counts_whole=any(member.counts_whole for member in members),
@@ -488,7 +492,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
         tokens_per_sec_history=slowest.tokens_per_sec_history,
         steps_per_sec_history=slowest.steps_per_sec_history,
         since_s=slowest.since_s,
-        stretch=slowest.stretch,
+        time_range=slowest.time_range,
     )
 
 

@@ -30,7 +30,7 @@ from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
 from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.on_demand import OnDemand, made, with_parts
+from cbtop.viewmodels.on_demand import Lazy, made, with_parts
 from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
@@ -101,7 +101,7 @@ class StepsView:
     wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
     is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
     # Histogram of step times, from shortest to longest.
-    durations: OnDemand[tuple[DurationBar, ...]] = OnDemand(())
+    durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
     def known_tokens(self) -> int | None:
@@ -246,11 +246,11 @@ class BesideView:
 
 
 @dataclass(frozen=True, slots=True)
-class BooksView:
+class TimeBreakdownView:
     """wall = bricks + gaps - overlap + unattributed, over the ended recorded steps of a phase.
 
     The later fields are not part of this sum. Bricks that overlap, as on two streams of a device, each count in full
-    in `bricks_us`. The books do not `close` if a part exceeds its whole: `over_us` in `over` steps, and `outdone`.
+    in `bricks_us`. The books do not `close` if a part exceeds its whole: `over_us` in `over` steps, and `exceeded`.
     """
 
     wall_us: float
@@ -264,11 +264,11 @@ class BooksView:
     close: bool = True
     over: int = 0  # number of steps exceeded by their parts
     over_us: float = 0.0  # by this much
-    outdone: tuple[NamedTime, ...] = ()  # layers and bricks exceeded by their parts, and by how much
-    loose: int = 0  # calls stopped twice, out of order or after their step: not in the books
-    loose_us: float = 0.0
+    exceeded: tuple[NamedTime, ...] = ()  # layers and bricks exceeded by their parts, and by how much
+    unmatched_calls: int = 0  # calls stopped twice, out of order or after their step: not in the books
+    unmatched_us: float = 0.0
     cancelled: int = 0  # cancelled or renamed steps: their bricks are not in the books
-    crowded: int = 0  # steps that overlapped fifteen others: their bricks are unknown
+    in_shared_lane: int = 0  # steps that overlapped fifteen others: their bricks are unknown
     adopted: BesideView | None = None  # work for these steps in other threads or tasks
 
 
@@ -282,7 +282,7 @@ class WarmUpView:
 
 
 @dataclass(frozen=True, slots=True)
-class StretchView:
+class TimeRangeView:
     """The wall-clock time of the figures: wall = in steps + between steps + since the last one ended; derived.
 
     It begins with the first step seen or with the window. It ends now, or with the last step of an ended process. A
@@ -457,7 +457,7 @@ class StragglerView:
         return max(0.0, self.others_step_us - self.others_us)
 
 
-class Standstill(StrEnum):
+class StallKind(StrEnum):
     """The ways a running process makes no progress."""
 
     STALLED = "stalled"  # something has run for far longer than usual
@@ -474,7 +474,7 @@ class StallView:
     `threads` are running something, the one that began last. Empty if unknown. `after` is what ended last in it.
     """
 
-    word: Standstill
+    word: StallKind
     age_s: float
     limit_s: float  # reported from this age on
     place: tuple[str, ...] = ()
@@ -702,7 +702,7 @@ class SourceView:
     With a `window`, its steps, bricks, categories, roofline, graph and books cover only those seconds; `loss`,
     `checks` and `traces` always cover everything.
 
-    An `OnDemand` field is made on first access, from the data at that time. To keep a view while data is added, use
+    An `Lazy` field is made on first access, from the data at that time. To keep a view while data is added, use
     `held`.
     """
 
@@ -724,19 +724,19 @@ class SourceView:
     phase: str | None  # the phase shown; None if the process has no steps
     phases: tuple[StepsView, ...]
     steps: StepsView | None  # of the phase shown
-    bricks: OnDemand[tuple[BrickRow, ...]] = OnDemand()  # by exclusive time, largest first
-    categories: OnDemand[tuple[CategoryRow, ...]] = OnDemand()
-    roofline: OnDemand[RooflineView] = OnDemand()
-    graph: OnDemand[Sequence[GraphRow]] = OnDemand()
-    books: BooksView | None  # None without steps
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # by exclusive time, largest first
+    categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
+    roofline: Lazy[RooflineView] = Lazy()
+    graph: Lazy[Sequence[GraphRow]] = Lazy()
+    books: TimeBreakdownView | None  # None without steps
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
     steps_per_sec_history: tuple[float, ...] = ()  # the same for steps
-    traces: OnDemand[tuple[TraceView, ...]] = OnDemand(())  # empty if the process traces nothing
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # empty if the process traces nothing
     window: WindowView | None = None  # None: since the start
     since_s: float | None = None  # Unix time when its data begins; None if unknown
-    stretch: StretchView | None = None  # None without steps, or if none has ended
+    time_range: TimeRangeView | None = None  # None without steps, or if none has ended
     warm_up: WarmUpView | None = None  # None without warm-ups
     is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
     compiling: CompilingView | None = None  # None if no compilation was reported, and in a merge
@@ -750,7 +750,7 @@ class SourceView:
     clock_resolution_ns: int | None = None  # smallest difference of two clock readings; None: not reported
     overhead: Sampling | None = None  # cost of recording; None if not measured
     # Calls outside every step; None without such calls, or without steps.
-    outside: OnDemand[BesideView | None] = OnDemand(None)
+    outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # None if it makes progress or has ended
     stale_s: float | None = None  # how long its daemon has been silent; None if it is not
     clock: ClockView | None = None  # None if no offset is known
@@ -758,24 +758,24 @@ class SourceView:
     merged: MergedView | None = None  # None: one source; else `pid`, `host` etc. are of the first member
     ranks: RanksView | None = None  # with MergeMode.RANKS
     # None if everything is one sequence, and so all critical.
-    critical_path: OnDemand[CriticalPathView | None] = OnDemand(None)
+    critical_path: Lazy[CriticalPathView | None] = Lazy(None)
     # None without layers, or in a merge by maximum.
-    layer_times: OnDemand[LayersView | None] = OnDemand(None)
+    layer_times: Lazy[LayersView | None] = Lazy(None)
     machines: tuple[MachineView, ...] = ()  # where it runs; a merge may have several
     # Pace of the steps shown in the last two minutes; empty in a merge.
-    pace: OnDemand[tuple[PaceView, ...]] = OnDemand(())
-    brick_growth: OnDemand[tuple[BrickGrowth, ...]] = OnDemand(())  # empty if the window is too short
+    pace: Lazy[tuple[PaceView, ...]] = Lazy(())
+    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # empty if the window is too short
     # Mean step time in each second, like the rates above; empty in a merge.
-    step_us_history: OnDemand[tuple[float | None, ...]] = OnDemand(())
+    step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Recent window compared with the baseline; None without a baseline.
-    baseline: OnDemand[Comparison | None] = OnDemand(None)
-    verdicts: OnDemand[tuple[Verdict, ...]] = OnDemand(())  # of the time range shown, the worst first
+    baseline: Lazy[Comparison | None] = Lazy(None)
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # of the time range shown, the worst first
     # All sources including this one; None without a list.
-    listed: OnDemand[ListView | None] = OnDemand(None)
+    listed: Lazy[ListView | None] = Lazy(None)
     # The phase's kernels in the last burst; empty without one.
-    kernels: OnDemand[tuple[BrickKernels, ...]] = OnDemand(())
+    kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # The last steps of all phases; None if no records are followed.
-    timeline: OnDemand[TimelineView | None] = OnDemand(None)
+    timeline: Lazy[TimelineView | None] = Lazy(None)
     # Second of the daemon's clock: plots are drawn once per second. None for a view that will not be updated.
     second: int | None = field(default=None, compare=False)
 
@@ -839,11 +839,11 @@ class SourceView:
 
         None if no brick declares bytes, not every step was recorded inside, or in a merge.
         """
-        steps, stretch = self.steps, self.stretch
+        steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
-        if not known or steps is None or stretch is None or not stretch.wall_us or self.merged is not None:
+        if not known or steps is None or time_range is None or not time_range.wall_us or self.merged is not None:
             return None
-        return sum(known) / stretch.wall_us / 1e3 if steps.recorded == steps.count else None
+        return sum(known) / time_range.wall_us / 1e3 if steps.recorded == steps.count else None
 
     @property
     def has_data(self) -> bool:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Later(Generic[T]):
+class LazyValue(Generic[T]):
     """The result of `make`, which is called at most once, on first access."""
 
     __slots__ = ("_made", "_make")
@@ -33,8 +33,8 @@ class Later(Generic[T]):
         return self._made
 
 
-class OnDemand(Generic[T]):
-    """A field of a dataclass (without slots), set to a value or a `Later`; reading gives the value."""
+class Lazy(Generic[T]):
+    """A field of a dataclass (without slots), set to a value or a `LazyValue`; reading gives the value."""
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -52,10 +52,10 @@ class OnDemand(Generic[T]):
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]
-        value: T | Later[T] = instance.__dict__[self._name]
-        return value.value() if isinstance(value, Later) else value
+        value: T | LazyValue[T] = instance.__dict__[self._name]
+        return value.value() if isinstance(value, LazyValue) else value
 
-    def __set__(self, instance: object, value: T | Later[T]) -> None:
+    def __set__(self, instance: object, value: T | LazyValue[T]) -> None:
         instance.__dict__[self._name] = value
 
 

@@ -19,7 +19,7 @@ from cbtop.profiler.brick_stats import name_and_category
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.phase_totals import PhaseTotals, exclusive_of
-from cbtop.profiler.stats import RARE, Growth
+from cbtop.profiler.stats import SPARSE_COLUMNS, Growth
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
 from cbtop.viewmodels.noise import Change, Figure, change, figures
@@ -29,7 +29,7 @@ Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
 WHOLE_STEP: Place = (None, None)
-_OVERLAP = RARE.index("overlap_ns")
+_OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
 MIN_SHARING = 8  # bricks in a layer: with fewer, one slow brick would move the shared ratio
 
 
@@ -77,7 +77,7 @@ def _tells_pace(place: Place) -> bool:
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
-class Places:
+class PhasePlaces:
     """Every brick, brick in a layer, and layer of a phase, with the nodes that make up their times."""
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -146,7 +146,7 @@ class Places:
 
 
 def place_times(
-    places: Places,
+    places: PhasePlaces,
     totals: PhaseTotals,
     growths: Sequence[Growth],
     units: NDArray[np.float64],
@@ -223,7 +223,7 @@ def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.f
     return found if found.min() > 0 else None
 
 
-def _nested(places: Places, totals: PhaseTotals) -> set[Brick]:
+def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
     """Return the bricks that contain others, so that their calls are longer than their own time."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cbtop.profiler.roofline import SHARED, Distance, distance, stands_under
+from cbtop.profiler.roofline import SHARED, Distance, distance, roof_applies
 from cbtop.protocol.messages import Ceiling
 from cbtop.units import number
 from cbtop.viewmodels.bricks import BrickRow
@@ -47,7 +47,7 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
     Empty if one of its types has no roof, because that roof may be the highest.
     """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
-    over = [[peak for peak in peaks if stands_under(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
+    over = [[peak for peak in peaks if roof_applies(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
     return [peak for peak in peaks if any(peak in own for own in over)] if all(over) else []
 
 
@@ -99,7 +99,7 @@ def _without_peak(view: RooflineView) -> list[str]:
     """Return the types that bricks multiply but no compute roof covers."""
     peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for point in view.points for dtype in point.dtypes}
-    return sorted(one for one in dtypes if not any(stands_under(one, peak.dtype) for peak in peaks))
+    return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))
 
 
 def _is_point(brick: BrickRow) -> bool:

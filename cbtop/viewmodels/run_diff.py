@@ -19,7 +19,7 @@ from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, di
 from cbtop.viewmodels.layers import MIN_PEERS
 from cbtop.viewmodels.noise import Change, Figure, change
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
-from cbtop.viewmodels.runs import MIN_LEARNED, Part, Run, TooShort, together
+from cbtop.viewmodels.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
 from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
@@ -98,8 +98,8 @@ class Balance:
 class PartDiff:
     """A part that both runs have. Times are at `cached` positions, if both report them and they differ."""
 
-    before: Part
-    now: Part
+    before: StepGroup
+    now: StepGroup
     cached: float | None
     places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by additional cost per unit
     step: PlaceDiff
@@ -363,7 +363,7 @@ def findable_percent(one: Change) -> float | None:
     return one.noise_percent + 100 * NormalDist().inv_cdf(FOUND) * one.error / one.before
 
 
-def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
+def _part(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
     """Return the changes in one part, or a sentence if it is not comparable."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
@@ -411,7 +411,7 @@ def _part(before: Part, now: Part, base: Run, new: Run, compared: int, parts: in
     )
 
 
-def _typical(before: Part, now: Part, at: Sequence[float], compared: int) -> Change | None:
+def _typical(before: StepGroup, now: StepGroup, at: Sequence[float], compared: int) -> Change | None:
     if before.typical_us is None or now.typical_us is None:
         return None
     found = change(_shifted(before.typical_us, at[0]), _shifted(now.typical_us, at[1]), compared)
@@ -497,7 +497,7 @@ def _renamed(
     return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
 
 
-def _moved(part: Part, off: float) -> dict[Place, PlaceTimes]:
+def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
     """Return the places of a part, converted to `off` more cached positions than the mean."""
     if not off:
         return dict(part.places)
@@ -597,7 +597,7 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
         )
 
 
-def _part_notes(before: Part, now: Part, runs: tuple[int, int]) -> Iterator[str]:
+def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Iterator[str]:
     if before.warm_up or now.warm_up:
         yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
     if now.failed or before.failed:
@@ -609,7 +609,7 @@ def _part_notes(before: Part, now: Part, runs: tuple[int, int]) -> Iterator[str]
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
 
 
-def _work(part: Part) -> str:
+def _work(part: StepGroup) -> str:
     tokens, sequences = part.work
     what = [counted(part.steps, "step"), *([f"of about {counted(tokens, 'token')}"] if tokens else [])]
     what += [f"on {counted(sequences, 'sequence')}"] if sequences is not None else []

@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.step_blocks import StepBlock, Work
+from cbtop.client.step_blocks import StepBlock, StepWork
 from cbtop.profiler.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import RARE, Growth, NodeStats
+from cbtop.profiler.stats import SPARSE_COLUMNS, Growth, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures, learned
 from cbtop.viewmodels.places import (
     WHOLE_STEP,
     Brick,
+    PhasePlaces,
     Place,
-    Places,
     PlaceTimes,
     median_of,
     place_times,
@@ -43,17 +43,17 @@ USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause
 MAX_KERNELS = 8  # listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
-    RARE.index(name)
+    SPARSE_COLUMNS.index(name)
     for name in ("kept", "kept_given", "sequences", "sequences_given", "plain", "plain_tokens", "plain_ns")
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepGroup:
     """The steps of a phase that work on about the same numbers of tokens and sequences."""
 
     phase: str
-    work: tuple[int | None, int | None]  # tokens and sequences, see `Work`
+    work: tuple[int | None, int | None]  # tokens and sequences, see `StepWork`
     unit: str  # "token" or "step"
     steps: int
     tokens: float | None  # mean per step
@@ -113,7 +113,7 @@ class Run:
     surroundings: Surroundings
     clock_resolution_us: float | None
     covers_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepGroup, ...]
     too_short: tuple[TooShort, ...]
     kernels: Mapping[Brick, tuple[str, ...]]  # kernels of each brick
     lost: int  # records
@@ -137,7 +137,7 @@ class Run:
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
-def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part | None:
+def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
     """Return the part of a run in these blocks, or None if they are too few or have no recorded step."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
@@ -160,7 +160,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     every = elements if is_counted else count
     recorded = (elements - plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
-    places = Places(totals)
+    places = PhasePlaces(totals)
     chosen = [growths[at] for at in ran]
     found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
     paces = None
@@ -183,7 +183,7 @@ def part_of(table: NodeTable, work: Work, blocks: Sequence[StepBlock]) -> Part |
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
     sequences = _mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step))
-    return Part(
+    return StepGroup(
         phase=display_name(table[step]),
         work=(work.tokens, work.sequences),
         unit="token" if is_counted else "step",
@@ -278,11 +278,11 @@ def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
     return tuple(found.values())
 
 
-def _kind(part: Part) -> tuple[str, tuple[int | None, int | None], str]:
+def _kind(part: StepGroup) -> tuple[str, tuple[int | None, int | None], str]:
     return part.phase, part.work, part.unit
 
 
-def _together(parts: Sequence[Part]) -> Part:
+def _together(parts: Sequence[StepGroup]) -> StepGroup:
     first = parts[0]
     ratios = [shared_ratio(first.places, part.places) for part in parts]
     usual = _mean_of(ratios)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Stretch
+from cbtop.client.window import TimeRange
 from cbtop.profiler.books import books_of, outside_steps
 from cbtop.profiler.brick_stats import BrickStats, brick_stats, category_stats
 from cbtop.profiler.graph.nodes import display_name
@@ -33,10 +33,10 @@ from cbtop.viewmodels.model import (
     SourceSummary,
     SourceView,
     StepsView,
-    StretchView,
+    TimeRangeView,
     WindowView,
 )
-from cbtop.viewmodels.on_demand import Later
+from cbtop.viewmodels.on_demand import LazyValue
 from cbtop.viewmodels.roofline import ceiling_rows, roofline, shared_note, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import (
@@ -49,7 +49,7 @@ from cbtop.viewmodels.steps import (
     tokens_per_sec_history,
     warm_up_view,
 )
-from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, stretch_of, stretch_view
+from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, time_range_of, time_range_view
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 
@@ -63,30 +63,30 @@ def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PhaseSelection:
     """What is shown of a source: statistics, their time range, and the steps in it."""
 
     stats: NodeStats
-    stretch: Stretch | None  # None: no step has been seen
-    window: Stretch | None  # None: since the start
+    time_range: TimeRange | None  # None: no step has been seen
+    window: TimeRange | None  # None: since the start
     phases: tuple[StepsView, ...]
-    stretch_view: StretchView | None
+    time_range_view: TimeRangeView | None
 
 
-def shown(record: SourceRecord, *, window: bool) -> Shown:
+def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     """Return all data of `record`, or its window.
 
     A source watched for less than a second, or found already ended, has no window, so all data is returned.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
-    stretch = stretch_of(record, seconds)
-    view = None if stretch is None else stretch_view(record, stats, stretch)
-    phases = steps_views(record, stats, stretch)
+    time_range = time_range_of(record, seconds)
+    view = None if time_range is None else time_range_view(record, stats, time_range)
+    phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
         # Steps that left no record ran in what would appear as time between steps.
         view = replace(view, in_steps_us=None, between_us=None)
-    return Shown(stats, stretch, seconds and (stretch or seconds), phases, view)
+    return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def source_view(
@@ -129,21 +129,21 @@ def source_view(
         phase=name,
         phases=phases,
         steps=steps,
-        bricks=Later(lambda: parts.rows),
-        categories=Later(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
-        roofline=Later(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
-        graph=Later(lambda: parts.graph[0]),
-        layer_times=Later(lambda: layers_view(parts.totals)),
+        bricks=LazyValue(lambda: parts.rows),
+        categories=LazyValue(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
+        roofline=LazyValue(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
+        graph=LazyValue(lambda: parts.graph[0]),
+        layer_times=LazyValue(lambda: layers_view(parts.totals)),
         books=books_view(books_of(parts.totals, parts.whole), manifest.backend if manifest else ""),
-        outside=Later(lambda: parts.outside),
+        outside=LazyValue(lambda: parts.outside),
         loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
         steps_per_sec_history=steps_per_sec_history(record, steps),
-        traces=Later(lambda: trace_views(record.traces.values())),
-        pace=Later(lambda: pace(record, name)),
-        brick_growth=Later(lambda: brick_growth(record, name)),
-        step_us_history=Later(lambda: step_us_history(record, name)),
+        traces=LazyValue(lambda: trace_views(record.traces.values())),
+        pace=LazyValue(lambda: pace(record, name)),
+        brick_growth=LazyValue(lambda: brick_growth(record, name)),
+        step_us_history=LazyValue(lambda: step_us_history(record, name)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -154,14 +154,14 @@ def source_view(
         overhead=record.sampling,
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
-        stretch=found.stretch_view,
+        time_range=found.time_range_view,
         warm_up=warm_up_view(record),
         is_inside_of_all=parts.is_inside_of_all,
-        compiling=compiling_view(record.compilations.values(), found.stretch),
-        critical_path=Later(lambda: parts.graph[1]),
+        compiling=compiling_view(record.compilations.values(), found.time_range),
+        critical_path=LazyValue(lambda: parts.graph[1]),
         stall=stall_view(record),
-        kernels=Later(lambda: _kernels(record, name)),
-        timeline=Later(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
+        kernels=LazyValue(lambda: _kernels(record, name)),
+        timeline=LazyValue(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
         second=_second(record),
     )
 
@@ -170,12 +170,12 @@ class _Parts:
     """Intermediate results used by several parts of a view, each made once on first use."""
 
     def __init__(
-        self, record: SourceRecord, found: Shown, phase: str | None, ceilings: Iterable[Ceiling] | None
+        self, record: SourceRecord, found: PhaseSelection, phase: str | None, ceilings: Iterable[Ceiling] | None
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         # Rows refer to these and not to the view: a reference cycle would wait for the garbage collector.
-        self._cached = Later(partial(cached_by_second, record, phase))
-        self._batch = Later(partial(batch_by_second, record, phase))
+        self._cached = LazyValue(partial(cached_by_second, record, phase))
+        self._batch = LazyValue(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
@@ -383,7 +383,7 @@ def loss_view(record: SourceRecord) -> LossView:
     )
 
 
-def window_view(record: SourceRecord, window: Stretch) -> WindowView:
+def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
     """Return the length of its `window`, and the records lost in it."""
     losses, range_s = record.window.losses, None
     if record.window.is_range and (hello := record.hello) is not None:

@@ -44,7 +44,7 @@ def source_row(
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
-    wall_ns = found.stretch.end_ns - found.stretch.begin_ns if found.stretch else 0
+    wall_ns = found.time_range.end_ns - found.time_range.begin_ns if found.time_range else 0
     lag_s = None if now_ns is None or record.has_ended else max(0, now_ns - record.window.now_ns) / 1e9
     row = SourceRow(
         key=record.key,
@@ -64,7 +64,7 @@ def source_row(
         steps_per_sec=steps.steps_per_sec if steps else None,
         window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
-        wall_us=wall_ns / 1e3 if found.stretch else None,
+        wall_us=wall_ns / 1e3 if found.time_range else None,
         loss=loss_view(record),
         lag_s=lag_s if record.window.has_begun else None,
         clock=clock,

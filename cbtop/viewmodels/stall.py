@@ -19,7 +19,7 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.protocol.messages import Node, Quiet
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.viewmodels.model import StallView, Standstill
+from cbtop.viewmodels.model import StallKind, StallView
 from cbtop.viewmodels.steps import are_alike
 
 MIN_S = 2.0
@@ -56,7 +56,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
     if found is None:
         return None
     word, why = found
-    if word in (Standstill.SUSPENDED, Standstill.IDLE):
+    if word in (StallKind.SUSPENDED, StallKind.IDLE):
         usual_s = None  # it is not compared with anything
     limit = limit_s(usual_s if usual_s is None else max(usual_s, most_s or 0.0))
     age_s = quiet.quiet_ns / 1e9
@@ -82,20 +82,20 @@ def stall_view(record: SourceRecord) -> StallView | None:
 
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
-) -> tuple[Standstill, str] | None:
+) -> tuple[StallKind, str] | None:
     """Return the state, and why a more specific one is unknown; None if nothing can be concluded.
 
     `runs`: a step is running, or a brick if the process marks no steps.
     """
     if quiet.is_suspended:
-        return Standstill.SUSPENDED, ""
+        return StallKind.SUSPENDED, ""
     if record.activity.name:
         return None
     if runs or quiet.in_flight < 0:
-        return (Standstill.QUIET, none_known) if usual_s is None else (Standstill.STALLED, "")
+        return (StallKind.QUIET, none_known) if usual_s is None else (StallKind.STALLED, "")
     if quiet.is_watched and not record.leaves_steps_out:
-        return Standstill.IDLE, NO_STEP if has_steps else NO_BRICK
-    return None if usual_s is None else (Standstill.QUIET, STEP_UNKNOWN)
+        return StallKind.IDLE, NO_STEP if has_steps else NO_BRICK
+    return None if usual_s is None else (StallKind.QUIET, STEP_UNKNOWN)
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:

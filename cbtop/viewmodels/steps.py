@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from cbtop.client.store import SourceRecord, StepSample
-from cbtop.client.window import Stretch
+from cbtop.client.window import TimeRange
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import NodeStats
@@ -16,17 +16,17 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
-from cbtop.viewmodels.on_demand import Later
+from cbtop.viewmodels.on_demand import LazyValue
 from cbtop.viewmodels.stretch import of_model
 
 UNEVEN = 1e-9  # relative to the square of all tokens: rounding error of sums of squares, which are sent as float64
 BUCKETS_A_BAR = 4  # 16 bars per octave: a bar is 3 to 6 % of its value wide
 
 
-def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None) -> tuple[StepsView, ...]:
+def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
     """Return one entry per phase that ever ended a step, in order of first run, with warm-ups last.
 
-    The numbers are those of `stats`, which cover `stretch`.
+    The numbers are those of `stats`, which cover `time_range`.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
@@ -49,7 +49,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, stretch: Stretch | None)
         return record.leaves_steps_out and not is_known
 
     tokens = record.stats.column("elements")
-    of = {label: stretch and of_model(record, stretch, label) for label in {step.label for step in ended}}
+    of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     return tuple(
         _steps_view(stats, step, of[step.label], is_sample=is_sample(step), has_tokens=bool(tokens[step.id]))
         for step in ended
@@ -151,12 +151,12 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
 
 def _steps_view(
-    stats: NodeStats, step: Node, stretch: Stretch | None, *, is_sample: bool, has_tokens: bool
+    stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
     # Otherwise the tokens are those of some steps only, or of none.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
-    wall_ns = stretch.end_ns - stretch.begin_ns if stretch and not is_sample else 0
+    wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
     if calls is None:  # none of them in these statistics
         none = _rate(0, wall_ns)
@@ -165,7 +165,7 @@ def _steps_view(
     union_ns = stats.rare("union_ns", (step.id,))
     # Tokens are counted for whole steps, so count the whole time of a step that began before the range, but at most
     # the range: otherwise this rate could be below the wall-clock rate.
-    took_ns = min(union_ns, (stretch.end_ns - stretch.begin_ns if stretch else 0) or union_ns)
+    took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # Convert step time to time per token only if all steps had the same number of tokens.
@@ -200,7 +200,7 @@ def _steps_view(
         sequences=sequences,
         cached=_span(stats, step.id, "kept"),
         is_sample=is_sample,
-        durations=Later(lambda: duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR)),
+        durations=LazyValue(lambda: duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR)),
     )
 
 

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
-from cbtop.client.window import Stretch
+from cbtop.client.window import TimeRange
 from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.stats import ANY_STEP, NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
-from cbtop.viewmodels.model import CompilingView, NamedTime, StretchView
+from cbtop.viewmodels.model import CompilingView, NamedTime, TimeRangeView
 
 # A process says hello when it writes its first record, and no record ends in the future. If records are outside this
 # range by more than this, they use a different clock than the host's, and their time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
-def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
+def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
     """Return the time range of the `window`, or of all data; None if no step has been seen.
 
     It begins with the first step after the warm-up, unless the window begins later. It ends now, or with the last
@@ -33,17 +33,17 @@ def stretch_of(record: SourceRecord, window: Stretch | None) -> Stretch | None:
     if window is not None:
         is_late = window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns)
         if is_late and not record.window.is_range:
-            window = Stretch(first_ns, window.end_ns, {})
+            window = TimeRange(first_ns, window.end_ns, {})
         if not (record.has_ended and _is_of_host(record, last_ns)):
             return window
         return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
     is_ended = record.has_ended or not _is_of_host(record, last_ns)
     before_ns = _warm_up_before(record, steps, first_ns) if len(steady) < len(steps) else {}
-    return Stretch(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
+    return TimeRange(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
 
 
-def of_model(record: SourceRecord, stretch: Stretch, model: str) -> Stretch:
-    """Return the part of `stretch` for the rates of a model; `model` is the label of its steps.
+def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
+    """Return the part of `time_range` for the rates of a model; `model` is the label of its steps.
 
     If several models run one after another, the time before a model's first step is not its own, nor the time after
     its last step if another model has begun since.
@@ -52,12 +52,12 @@ def of_model(record: SourceRecord, stretch: Stretch, model: str) -> Stretch:
     own = [step for step in steps if step.label == model]
     others = [step for step in steps if step.label != model]
     if not own or not others:
-        return stretch
+        return time_range
     first_ns, last_ns = _first_ns(record, _steady(own)), _last_ns(record, own)
-    begin_ns = first_ns if stretch.begin_ns < first_ns <= stretch.end_ns else stretch.begin_ns
+    begin_ns = first_ns if time_range.begin_ns < first_ns <= time_range.end_ns else time_range.begin_ns
     has_gone_on = any(record.stats.rare("first_ns", (other.id,)) >= last_ns for other in others)
-    end_ns = last_ns if has_gone_on and begin_ns < last_ns < stretch.end_ns else stretch.end_ns
-    return replace(stretch, begin_ns=begin_ns, end_ns=end_ns)
+    end_ns = last_ns if has_gone_on and begin_ns < last_ns < time_range.end_ns else time_range.end_ns
+    return replace(time_range, begin_ns=begin_ns, end_ns=end_ns)
 
 
 def heard_ns(record: SourceRecord) -> int:
@@ -68,32 +68,32 @@ def heard_ns(record: SourceRecord) -> int:
     return record.window.now_ns
 
 
-def compiling_view(compilations: Iterable[Compilation], stretch: Stretch | None) -> CompilingView | None:
-    """Return the compile time within `stretch`, or None without compilations or steps."""
-    if stretch is None:
+def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
+    """Return the compile time within `time_range`, or None without compilations or steps."""
+    if time_range is None:
         return None
     found = [
         (one.is_again, taken_ns / 1000)
         for one in compilations
-        if (taken_ns := min(one.ended_ns, stretch.end_ns) - max(one.begun_ns, stretch.begin_ns)) > 0
+        if (taken_ns := min(one.ended_ns, time_range.end_ns) - max(one.begun_ns, time_range.begin_ns)) > 0
     ]
     if not found:
         return None
     again = [us for is_again, us in found if is_again]
-    wall_us = (stretch.end_ns - stretch.begin_ns) / 1000
+    wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
     took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # as if sequential
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
-def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> StretchView:
-    """Return what ran in `stretch`; `stats` are its statistics."""
+def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
+    """Return what ran in `time_range`; `stats` are its statistics."""
     steps = _steps(record)
-    wall_ns, last_ns = stretch.end_ns - stretch.begin_ns, _last_ns(record, steps)
+    wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
-    since_last_ns = min(max(stretch.end_ns - last_ns, 0), wall_ns) if is_of_host else None
+    since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
     # If clocks differ, a window's end cannot be compared with the last step's end, so the time between is unknown.
-    is_known = is_of_host or stretch.end_ns == last_ns
-    before_ns = (stretch.before_ns if is_of_host else None) or {}
+    is_known = is_of_host or time_range.end_ns == last_ns
+    before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
 
     def ran_ns(step: int) -> int:
@@ -102,13 +102,13 @@ def stretch_view(record: SourceRecord, stats: NodeStats, stretch: Stretch) -> St
     any_step = _any_step(record, steps)
     in_steps_us = None if any_step is None else ran_ns(any_step) / 1e3
     ran = [(display_name(step), ran_ns(step.id)) for step in steps]
-    return StretchView(
+    return TimeRangeView(
         wall_us=wall_ns / 1e3,
         in_steps_us=in_steps_us,
         by_phase=tuple(NamedTime(phase, ns / 1e3) for phase, ns in ran if ns),
         between_us=None if in_steps_us is None or not is_known else room_ns / 1e3 - in_steps_us,
         since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
-        counts_whole=stretch.before_ns is None and bool(in_steps_us),
+        counts_whole=time_range.before_ns is None and bool(in_steps_us),
     )
 
 

@@ -33,9 +33,9 @@ from cbtop.viewmodels.lanes import (
     STEPS,
     Gap,
     Lane,
-    Span,
+    TimelineSpan,
 )
-from cbtop.viewmodels.on_demand import Later, OnDemand
+from cbtop.viewmodels.on_demand import Lazy, LazyValue
 
 MAX_SPANS = 4_096  # maximum number of records, except that one whole step is always shown
 MAX_LIKE_NEWEST = 256  # steps: the cells of a wide screen
@@ -56,20 +56,20 @@ class TimelineView:
     unplaced: int  # records in steps that have not ended, or lack their own record
     missing: int  # records lost since the timeline was followed
     steps: int  # on all lanes
-    lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
+    lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The part that can be visible while the newest step is followed. Each lane begins at an earlier moment when
     # nothing ran on it. Lanes and rows used only before that are omitted.
-    newest_lanes: OnDemand[tuple[Lane, ...]] = OnDemand()
+    newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest fully recorded step, of the phase shown if possible.
-    newest: OnDemand[Span | None] = OnDemand()
+    newest: Lazy[TimelineSpan | None] = Lazy()
     like_newest_ns: tuple[int, ...] = ()  # durations of the last steps of its phase, by their end
 
-    def newest_parts(self) -> list[tuple[Lane, Span | Gap]]:
+    def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
         """Return the outermost bricks in the newest step and the gaps between them, on every lane, by start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
-        parts: list[tuple[Lane, Span | Gap]] = []
+        parts: list[tuple[Lane, TimelineSpan | Gap]] = []
         for lane in self.lanes:
             parts += [(lane, span) for span in lane.rows[lane.bricks].spans]
             parts += [(lane, gap) for gap in lane.gaps]
@@ -111,14 +111,14 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     holes = [hole for hole in (Hole(0, recent.horizon_ns), *recent.holes) if hole.end_ns > begin_ns]
     between = BETWEEN_RECORDED if is_sample else BETWEEN_STEPS
     make = _Lanes(found, placed, begin_ns, length_ns, holes, between)
-    lanes = Later(lambda: _titled(make.all()))
+    lanes = LazyValue(lambda: _titled(make.all()))
     newest_lanes, newest_s = lanes, None
     like_newest_ns: tuple[int, ...] = ()
-    newest_span: Later[Span | None] = Later(lambda: None)
+    newest_span: LazyValue[TimelineSpan | None] = LazyValue(lambda: None)
     if newest is not None:
         node, start_ns, end_ns = (int(column[newest]) for column in (batch.node, batch.start_ns, batch.end_ns))
-        newest_lanes = Later(lambda: _titled(make.about(start_ns - _BEFORE_NEWEST * (end_ns - start_ns))))
-        newest_span = Later(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
+        newest_lanes = LazyValue(lambda: _titled(make.about(start_ns - _BEFORE_NEWEST * (end_ns - start_ns))))
+        newest_span = LazyValue(lambda: _span_of(newest_lanes.value(), node, start_ns - begin_ns))
         like_newest_ns = found.lengths_ns(placed & (batch.node == node))
         if record.hello is not None:
             newest_s = (record.hello.realtime_ns + end_ns - record.hello.monotonic_ns) / 1e9
@@ -138,7 +138,7 @@ def _made(record: SourceRecord, phase: str | None, *, is_sample: bool) -> Timeli
     )
 
 
-def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> Span:
+def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
     spans = (span for lane in lanes for row in lane.rows for span in row.spans)
     return next(span for span in spans if (span.node, span.start_ns) == (node, start_ns))
 

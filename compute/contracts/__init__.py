@@ -27,7 +27,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ArgumentChange:
     """New values for some arguments, by place, made from the present arguments."""
 
     name: str
@@ -49,7 +49,7 @@ class Condition:
 
     name: str
     expression: Expression
-    broken_by: Change
+    broken_by: ArgumentChange
 
     def holds(self, values: Values) -> bool:
         """Return whether it holds for the arguments of a call; after the call, they are followed by those before it.
@@ -117,7 +117,7 @@ class Contract:
     preconditions: tuple[Condition, ...]
     postconditions: tuple[Condition, ...]
     output_faults: tuple[str, ...]
-    argument_faults: tuple[Change, ...]
+    argument_faults: tuple[ArgumentChange, ...]
     performance: Performance
     before: Checks = field(init=False)
     after: Checks = field(init=False)
@@ -233,13 +233,13 @@ class _Reader:
             conditions.append(Condition(name, self._expression(name, text, after), self._change(name, name, changes)))
         return tuple(conditions)
 
-    def _change(self, key: str, name: str, found: Any) -> Change:
+    def _change(self, key: str, name: str, found: Any) -> ArgumentChange:
         values = {}
         for argument, value in self._pairs(key, found):
             if argument not in self._arguments:
                 raise self._wrong(key, f"changes {argument!r}; arguments are {', '.join(self._arguments)}")
             values[self._arguments.index(argument)] = self._expression(f"{key}: {argument}", str(value))
-        return Change(name, values)
+        return ArgumentChange(name, values)
 
     def _performance(self, found: Any) -> Performance:
         said = self._mapping("performance", found, ("roof", "fraction", "where", "when", "regression"))

@@ -21,7 +21,7 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledModule:
     """A module: its PTX, its machine code, and ptxas's report of registers and spills."""
 
     ptx: bytes
@@ -38,7 +38,7 @@ def hash_of(ptx: bytes) -> int:
     return int.from_bytes(hashlib.sha256(ptx).digest()[:HASH_BYTES], "big")
 
 
-def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compiled:
+def compiled(source: str, architecture: str, *, stamped: bool = False) -> CompiledModule:
     """Compile `source`, after the prelude, for an `architecture` in NVRTC's form (sm_90).
 
     The same source is only compiled once by the same NVRTC, and then read from the cache. Raises ComputeError if
@@ -87,7 +87,7 @@ def _checked(answer: tuple[Any, ...]) -> list[Any]:
     return given
 
 
-def _compile(nvrtc: Any, source: bytes, options: tuple[str, ...]) -> Compiled:
+def _compile(nvrtc: Any, source: bytes, options: tuple[str, ...]) -> CompiledModule:
     (program,) = _checked(nvrtc.nvrtcCreateProgram(source, b"kernel.cu", 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -95,7 +95,7 @@ def _compile(nvrtc: Any, source: bytes, options: tuple[str, ...]) -> Compiled:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise ComputeError(f"NVRTC refuses a kernel ({status.name}):\n{log}")
         ptx = _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-        return Compiled(ptx.rstrip(b"\0"), _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log)
+        return CompiledModule(ptx.rstrip(b"\0"), _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -110,7 +110,7 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
 # --- what is kept: a digest, the lengths of PTX and log, and PTX, log and machine code in a row ------------------
 
 
-def _read(path: Path) -> Compiled | None:
+def _read(path: Path) -> CompiledModule | None:
     """Return a cached module, or None if it is missing, damaged, or in a directory that another user may write to,
     because its code is run."""
     try:
@@ -121,10 +121,10 @@ def _read(path: Path) -> Compiled | None:
         return None
     ptx_end = DIGEST_BYTES + 16 + int.from_bytes(whole[DIGEST_BYTES : DIGEST_BYTES + 8], "little")
     log_end = ptx_end + int.from_bytes(whole[DIGEST_BYTES + 8 : DIGEST_BYTES + 16], "little")
-    return Compiled(whole[DIGEST_BYTES + 16 : ptx_end], whole[log_end:], whole[ptx_end:log_end].decode())
+    return CompiledModule(whole[DIGEST_BYTES + 16 : ptx_end], whole[log_end:], whole[ptx_end:log_end].decode())
 
 
-def _keep(path: Path, one: Compiled) -> None:
+def _keep(path: Path, one: CompiledModule) -> None:
     log = one.log.encode()
     body = len(one.ptx).to_bytes(8, "little") + len(log).to_bytes(8, "little") + one.ptx + log + one.cubin
     try:

@@ -212,7 +212,7 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ThreadShape:
     """The threads of a row: `units` of it for each, in `warps`. A template's arguments."""
 
     units: int
@@ -240,7 +240,7 @@ class Shape:
 
 
 @cache
-def shape_of(columns: int) -> Shape | None:
+def shape_of(columns: int) -> ThreadShape | None:
     """Return the shape with the most pending loads, among those that leave at most an eighth of the threads idle, or
     the fewest possible. None: rows are too long."""
     units, ways = columns // UNIT, []
@@ -252,7 +252,7 @@ def shape_of(columns: int) -> Shape | None:
     if not ways:
         return None
     _, each, warps = min(ways)
-    return Shape(-each, warps)
+    return ThreadShape(-each, warps)
 
 
 def _code_bytes(block_format: BlockFormat) -> int:
@@ -264,7 +264,7 @@ def _code_bytes(block_format: BlockFormat) -> int:
 def module(
     name: str,
     formats: Sequence[BlockFormat],
-    shape: Shape,
+    shape: ThreadShape,
     names: Sequence[str],
     more: str = "",
     *,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from cbtop.compute import brick_specs
-from cbtop.compute.brick import ComputeBrick, Launch, Profiler
+from cbtop.compute.brick import BrickLaunch, ComputeBrick, Profiler
 from cbtop.compute.brick_specs import BrickSpec
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.experts import of_expert
@@ -141,15 +141,15 @@ class BrickMaker:
         model = self._model
         is_interleaved = isinstance(model.embedding, InterleavedMatrix)
         lookup = embedding.INTERLEAVED_EMBEDDING if is_interleaved else embedding.EMBEDDING
-        embed = Launch(lookup, embedding.work(model.embedding, model.embedding_scale != 1))
-        held = Launch(soft_cap.SOFT_CAP, soft_cap.work())
+        embed = BrickLaunch(lookup, embedding.work(model.embedding, model.embedding_scale != 1))
+        held = BrickLaunch(soft_cap.SOFT_CAP, soft_cap.work())
         return ModelBricks(
             embedding=self._brick(brick_specs.EMBEDDING, embed),
             layers=tuple(self._layer(place) for place in range(len(model.layers))),
             final_norm=self._norm(model.final_norm, [model.lm_head]),
             lm_head=self._brick(brick_specs.LM_HEAD, _product(model.lm_head, has_bias=False)),
             soft_cap=self._brick(brick_specs.SOFT_CAP, held) if model.logit_cap else None,
-            sampling=self._brick(brick_specs.SAMPLING, Launch(self._sampling, sampling.work())),
+            sampling=self._brick(brick_specs.SAMPLING, BrickLaunch(self._sampling, sampling.work())),
         )
 
     def _layer(self, place: int) -> LayerBricks:
@@ -168,9 +168,9 @@ class BrickMaker:
             and weights.output.weight.takes_int8
         )
         fused = (
-            Launch(attention_bf16.ATTENTION_BF16, attention_bf16.work(model.head_dim, shared, is_capped))
+            BrickLaunch(attention_bf16.ATTENTION_BF16, attention_bf16.work(model.head_dim, shared, is_capped))
             if in_bf16
-            else Launch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
+            else BrickLaunch(attention.ATTENTION, attention.work(model.head_dim, shared, cache_bytes, is_capped))
         )
         activated = activation.ACTIVATIONS[model.activation]
         is_gated = is_dense and self._can_gate(weights)
@@ -182,7 +182,7 @@ class BrickMaker:
             qkv=self._qkv(weights),
             qk_norm=self._qk_norm(weights),
             rope=self._brick(brick_specs.ROPE_EMBEDDING, *self._rope()),
-            kv_write=self._brick(brick_specs.KV_WRITE, Launch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
+            kv_write=self._brick(brick_specs.KV_WRITE, BrickLaunch(kv_write.KV_WRITE, kv_write.work(cache_bytes))),
             attention=self._brick(brick_specs.ATTENTION_BF16 if in_bf16 else brick_specs.ATTENTION, fused),
             output_projection=self._projections(brick_specs.OUTPUT_PROJECTION, weights.output),
             attention_post_norm=self._post_norm(weights.attention_post_norm),
@@ -193,7 +193,9 @@ class BrickMaker:
             gated=self._brick(brick_specs.GATED, _gated(weights.gate, weights.up)) if is_gated else None,
             gate=self._projections(brick_specs.GATE_PROJECTION, weights.gate) if is_apart else None,
             up=self._projections(brick_specs.UP_PROJECTION, weights.up) if is_apart else None,
-            activation=self._brick(brick_specs.ACTIVATION, Launch(activated, activated.work())) if is_apart else None,
+            activation=self._brick(brick_specs.ACTIVATION, BrickLaunch(activated, activated.work()))
+            if is_apart
+            else None,
             down=self._projections(brick_specs.DOWN_PROJECTION, weights.down) if is_dense else None,
             experts=self._experts(weights),
             ffn_post_norm=self._post_norm(weights.ffn_post_norm),
@@ -208,7 +210,7 @@ class BrickMaker:
         codes = [matrix.format.code for matrix in matrices]
         kernel = qkv.kernel_for(codes, is_int8=matrices[0].takes_int8)
         work = qkv.work(matrices, sum(one.bias.size for one in projections))
-        return self._brick(brick_specs.QKV_PROJECTION, Launch(kernel, work, sum(one.rows for one in matrices)))
+        return self._brick(brick_specs.QKV_PROJECTION, BrickLaunch(kernel, work, sum(one.rows for one in matrices)))
 
     def _can_gate(self, weights: LayerWeights) -> bool:
         """Return whether one kernel does gate, up and activation."""
@@ -222,25 +224,25 @@ class BrickMaker:
             replace(one, weight=of_expert(one.weight, 0, experts.count))
             for one in (weights.gate, weights.up, weights.down)
         )
-        taken = Launch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
-        inner: tuple[Launch, ...] = (_gated(gate, up),)
-        of_token: tuple[Launch, ...] = (_expert_gated(gate, up, experts.used),)
+        taken = BrickLaunch(take_rows.TAKE_ROWS, take_rows.work(), model.hidden)
+        inner: tuple[BrickLaunch, ...] = (_gated(gate, up),)
+        of_token: tuple[BrickLaunch, ...] = (_expert_gated(gate, up, experts.used),)
         if not self._can_gate(weights):
             activated = activation.ACTIVATIONS[model.activation]
-            last = Launch(activated, activated.work(), model.feed_forward)
+            last = BrickLaunch(activated, activated.work(), model.feed_forward)
             inner = (_product(gate.weight, has_bias=False), _product(up.weight, has_bias=False), last)
             last = replace(last, elements_per_token=experts.used * model.feed_forward)
             of_token = (*(_expert_product(one.weight, experts.used, 1) for one in (gate, up)), last)
-        routed = Launch(route.ROUTE, route.work(experts.used), experts.count)
+        routed = BrickLaunch(route.ROUTE, route.work(experts.used), experts.count)
         down_of_token = _expert_product(down.weight, experts.used, experts.used)
         return ExpertBricks(
             router=self._brick(brick_specs.MOE_ROUTER, _product(router.weight, router.bias.size > 0), routed),
             of_token=self._brick(brick_specs.MOE_EXPERTS, *of_token, down_of_token),
             experts=self._brick(brick_specs.MOE_EXPERTS, taken, *inner, _product(down.weight, has_bias=False)),
-            combine=self._brick(brick_specs.MOE_COMBINE, Launch(combine.COMBINE, combine.work(experts.used))),
+            combine=self._brick(brick_specs.MOE_COMBINE, BrickLaunch(combine.COMBINE, combine.work(experts.used))),
         )
 
-    def _brick(self, spec: BrickSpec, *launches: Launch) -> ComputeBrick:
+    def _brick(self, spec: BrickSpec, *launches: BrickLaunch) -> ComputeBrick:
         has_tiles = HAS_TILES and not self._names_launches
         return ComputeBrick(
             spec,
@@ -257,26 +259,30 @@ class BrickMaker:
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
         if adds:
-            made = Launch(add_rms_norm.ADD_RMS_NORM, add_rms_norm.work(hidden, is_on_gpu=self._names_launches))
+            made = BrickLaunch(add_rms_norm.ADD_RMS_NORM, add_rms_norm.work(hidden, is_on_gpu=self._names_launches))
             if makes_codes:
-                made = Launch(add_rms_norm_int8.ADD_RMS_NORM_INT8, add_rms_norm_int8.work(hidden))
+                made = BrickLaunch(add_rms_norm_int8.ADD_RMS_NORM_INT8, add_rms_norm_int8.work(hidden))
             return self._brick(brick_specs.ADD_RMS_NORM, made)
-        made = Launch(rms_norm_int8.RMS_NORM_INT8, rms_norm_int8.work(hidden)) if makes_codes else self._normed(norm)
+        made = (
+            BrickLaunch(rms_norm_int8.RMS_NORM_INT8, rms_norm_int8.work(hidden))
+            if makes_codes
+            else self._normed(norm)
+        )
         return self._brick(_norm_spec(norm), made)
 
     def _post_norm(self, norm: Norm | None) -> ComputeBrick | None:
         return None if norm is None else self._norm(norm)
 
-    def _normed(self, norm: Norm, rows: float = 1.0) -> Launch:
+    def _normed(self, norm: Norm, rows: float = 1.0) -> BrickLaunch:
         """Return the launch of a norm over `rows` rows per token."""
         hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
-            return Launch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)
+            return BrickLaunch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)
         work = layer_norm.work(hidden, has_bias=norm.bias.size > 0, is_on_gpu=is_on_gpu)
-        return Launch(layer_norm.LAYER_NORM, work, rows)
+        return BrickLaunch(layer_norm.LAYER_NORM, work, rows)
 
     def _add(self) -> ComputeBrick:
-        return self._brick(brick_specs.RESIDUAL_ADD, Launch(residual_add.RESIDUAL_ADD, residual_add.work()))
+        return self._brick(brick_specs.RESIDUAL_ADD, BrickLaunch(residual_add.RESIDUAL_ADD, residual_add.work()))
 
     def _qk_norm(self, weights: LayerWeights) -> ComputeBrick | None:
         if weights.q_norm is None or weights.k_norm is None:
@@ -284,9 +290,9 @@ class BrickMaker:
         queries, keys = (weights.q_norm, self._model.heads), (weights.k_norm, self._model.kv_heads)
         return self._brick(_norm_spec(weights.q_norm), self._normed(*queries), self._normed(*keys))
 
-    def _rope(self) -> Sequence[Launch]:
+    def _rope(self) -> Sequence[BrickLaunch]:
         kernel = rope.ROPE_NEOX if self._model.rope.layout == "neox" else rope.ROPE_NORMAL
-        return [Launch(kernel, rope.work(), heads) for heads in (self._model.heads, self._model.kv_heads)]
+        return [BrickLaunch(kernel, rope.work(), heads) for heads in (self._model.heads, self._model.kv_heads)]
 
     def _projections(self, spec: BrickSpec, *projections: Projection) -> ComputeBrick:
         return self._brick(spec, *(_product(p.weight, has_bias=p.bias.size > 0) for p in projections))
@@ -301,24 +307,24 @@ def _norm_spec(norm: Norm) -> BrickSpec:
     return brick_specs.RMS_NORM if norm.bias is None else brick_specs.LAYER_NORM
 
 
-def _gated(gate: Projection, up: Projection) -> Launch:
+def _gated(gate: Projection, up: Projection) -> BrickLaunch:
     weights = gate.weight, up.weight
     kernel = gated.kernel_for([one.format.code for one in weights], is_int8=weights[0].takes_int8)
-    return Launch(kernel, gated.work(*weights, (gate.bias.size > 0) + (up.bias.size > 0)), gate.weight.rows)
+    return BrickLaunch(kernel, gated.work(*weights, (gate.bias.size > 0) + (up.bias.size > 0)), gate.weight.rows)
 
 
-def _expert_gated(gate: Projection, up: Projection, used: int) -> Launch:
+def _expert_gated(gate: Projection, up: Projection, used: int) -> BrickLaunch:
     weights = gate.weight, up.weight
     kernel = expert_gated.kernel_for((weights[0].format.code, weights[1].format.code), is_int8=weights[0].takes_int8)
-    return Launch(kernel, expert_gated.work(*weights, used), used * gate.weight.rows)
+    return BrickLaunch(kernel, expert_gated.work(*weights, used), used * gate.weight.rows)
 
 
-def _expert_product(weight: Matrix, used: int, rows_of_x: int) -> Launch:
+def _expert_product(weight: Matrix, used: int, rows_of_x: int) -> BrickLaunch:
     kernels = expert_linear.EXPERT_LINEAR_INT8 if weight.takes_int8 else expert_linear.EXPERT_LINEAR
     work = expert_linear.work(weight, used, rows_of_x)
-    return Launch(kernels[weight.format.code], work, used * weight.rows)
+    return BrickLaunch(kernels[weight.format.code], work, used * weight.rows)
 
 
-def _product(weight: Matrix, has_bias: bool) -> Launch:
+def _product(weight: Matrix, has_bias: bool) -> BrickLaunch:
     kernels = linear_int8.LINEAR_INT8 if weight.takes_int8 else linear.LINEAR
-    return Launch(kernels[weight.format.code], linear.work(weight, has_bias), weight.rows)
+    return BrickLaunch(kernels[weight.format.code], linear.work(weight, has_bias), weight.rows)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Profiler
-from cbtop.compute.checks import Finding, summary
+from cbtop.compute.checks import AssertionResult, summary
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
 from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
 from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
@@ -29,8 +29,8 @@ from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.memory import available_bytes
 from cbtop.compute.quantization.interleaved import Matrix
-from cbtop.compute.settings import GREEDY, Sampling
-from cbtop.profiler.steps import Step
+from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
@@ -65,7 +65,7 @@ def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
     said: dict[tuple[str, str], bool] = {}
     known: set[ComputeBrick] = set()
 
-    def say(brick: ComputeBrick, conditions: Iterable[str], holds: bool = False) -> None:
+    def report(brick: ComputeBrick, conditions: Iterable[str], holds: bool = False) -> None:
         for condition in conditions:
             key = brick.spec.name, condition
             if key not in said or (said[key] and not holds):
@@ -73,11 +73,11 @@ def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
                 announce(CheckResult(*key, holds, None, None))
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
-        brick.run_checked(say, elements, calls)
+        brick.run_checked(report, elements, calls)
         if brick not in known:
             known.add(brick)
             for kernel in brick.kernels:
-                say(brick, [held.name for held in kernel.contract.conditions], holds=True)
+                report(brick, [held.name for held in kernel.contract.conditions], holds=True)
 
     return run
 
@@ -144,7 +144,7 @@ class Decoder:
         profiler: Profiler,
         context: int,
         cache_type: str = "f16",
-        sampling: Sampling = GREEDY,
+        sampling: TokenSampling = GREEDY,
         check_contracts: bool = False,
         machine: Machine | None = None,
         rank: Rank = ALONE,
@@ -241,7 +241,7 @@ class Decoder:
             self._say(step)
             return self._guarded((token,), self._run(observe))
 
-    def _say(self, step: Step) -> None:
+    def _say(self, step: ActiveStep) -> None:
         """Record the size of a step's work, so that it is compared with similar steps: one sequence, and cached
         positions."""
         step.sequences, step.cached = 1, self.position
@@ -290,7 +290,7 @@ class Decoder:
         was not finite and could not be mended, failures are skipped, because those bricks may be right. Restarts the
         sequence.
         """
-        findings: list[tuple[str, str, Finding]] = []
+        findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
         for tokens in prompts:
             self._begin()
@@ -304,7 +304,7 @@ class Decoder:
         self._begin()
         return summary(findings)
 
-    def _checking(self, findings: list[tuple[str, str, Finding]], spoilt_by: list[ComputeBrick]) -> Run:
+    def _checking(self, findings: list[tuple[str, str, AssertionResult]], spoilt_by: list[ComputeBrick]) -> Run:
         """Return a function that runs the bricks of a pass and adds their findings. `spoilt_by`: the first brick of a
         sequence whose output stayed NaN or infinite, once there is one."""
         check = self._check_of_pass()
@@ -313,14 +313,16 @@ class Decoder:
             for name, assertion, found in check(brick, calls):
                 if not found.passed and spoilt_by and brick is not spoilt_by[0]:
                     reason = f"what {spoilt_by[0].spec.name} computed before it is not finite"
-                    found = Finding(True, tolerance=found.tolerance, skipped=reason)
+                    found = AssertionResult(True, tolerance=found.tolerance, skipped=reason)
                 elif found.not_finite and not found.mended and not spoilt_by:
                     spoilt_by.append(brick)
                 findings.append((name, assertion, found))
 
         return run
 
-    def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
+    def _check_of_pass(
+        self,
+    ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
         """Return a function that runs a brick of the coming pass and yields (brick, assertion, finding)."""
         return ComputeBrick.check
 

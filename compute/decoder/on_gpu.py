@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.brick import ComputeBrick, Profiler
-from cbtop.compute.checks import Finding
+from cbtop.compute.checks import AssertionResult
 from cbtop.compute.cuda.sampling import PLACE_BITS
 from cbtop.compute.cuda.turns import shape_of
 from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
@@ -40,8 +40,8 @@ from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.settings import GREEDY, Sampling
-from cbtop.profiler.steps import Step
+from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
@@ -247,7 +247,7 @@ class GpuDecoder(Decoder):
         profiler: Profiler,
         context: int,
         cache_type: str = "f16",
-        sampling: Sampling = GREEDY,
+        sampling: TokenSampling = GREEDY,
         *,
         is_eager: bool = False,
         rank: Rank = ALONE,
@@ -264,7 +264,7 @@ class GpuDecoder(Decoder):
         self._chosen = gpu.pinned((1,), np.int64)
         self._words = 0  # number of input words of the pass
         self._kept: dict[_Key, _KeptPass] = {}  # the most recently used last
-        self._untold: tuple[Step, PassParts, Times | None, Elements] | None = None
+        self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # on the device's clock
         with self._on.turn():  # waiting for the whole GPU would spoil a graph that another decoder captures
             gpu.synchronize()  # earlier writes were on another stream
@@ -297,7 +297,9 @@ class GpuDecoder(Decoder):
         self.tell()
         super()._begin()
 
-    def _check_of_pass(self) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, Finding]]]:
+    def _check_of_pass(
+        self,
+    ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
         return partial(checked, self._gpu, host_matrices(self.model), BrickLaunches(self._code_space))
 
     @property
@@ -328,7 +330,7 @@ class GpuDecoder(Decoder):
                     self._stream.synchronize()
                 raise
 
-    def _ran(self, tokens: Sequence[int], step: Step) -> int:
+    def _ran(self, tokens: Sequence[int], step: ActiveStep) -> int:
         """Run a pass over the tokens and return the token that it chose."""
         is_recorded, start, count = self._profiler.recording, self.position, len(tokens)
         with self._whole_or_none():
@@ -418,7 +420,7 @@ class GpuDecoder(Decoder):
 
     # --- what a recorded step has told ------------------------------------------------------------------------------
 
-    def _hold(self, step: Step, parts: PassParts, stamps: Times | None, elements: Elements) -> None:
+    def _hold(self, step: ActiveStep, parts: PassParts, stamps: Times | None, elements: Elements) -> None:
         step.wait()
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
@@ -450,4 +452,4 @@ class GpuDecoder(Decoder):
             if stamps is None or offset_ns is None:
                 step.told(None)
         if stamps is not None and offset_ns is not None:
-            step.told_alike(parts.alike, *parts.times(stamps, offset_ns), parts.elements(elements))
+            step.record_known_parts(parts.alike, *parts.times(stamps, offset_ns), parts.elements(elements))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cbtop.compute.brick import ComputeBrick, Launch, Profiler
+from cbtop.compute.brick import BrickLaunch, ComputeBrick, Profiler
 from cbtop.compute.brick_specs import ALL_REDUCE, BROADCAST, RECV, SEND, BrickSpec
 from cbtop.compute.contracts import Contract, Performance
 from cbtop.compute.cuda.launches import CudaKernel, LibraryCall
@@ -36,7 +36,7 @@ TOKEN_BYTES = 8
 UNBOUND = Performance("", 0.0, "", "", math.inf)  # a link bounds an exchange, and its roof is not measured
 
 
-class Link(Protocol):
+class RankLink(Protocol):
     """The connection of a rank to the others: each receives arrays in the order in which they were sent. Arrays are
     in the decoder's memory, row after row, float32 or int64. On a device a transfer is done after everything launched
     before it."""
@@ -60,7 +60,7 @@ class Rank:
 
     number: int
     count: int
-    link: Link | None
+    link: RankLink | None
     split: Split = "layers"
 
     @property
@@ -202,7 +202,7 @@ class Exchanges:
         def brick(spec: BrickSpec, itemsize: int, call: Callable[[Any], None], bus_factor: float = 1) -> ComputeBrick:
             kernel = _kernel(spec, call)
             made = ComputeBrick(
-                spec, (Launch(kernel, KernelWork()),), backend, profiler, names_launches=names_launches
+                spec, (BrickLaunch(kernel, KernelWork()),), backend, profiler, names_launches=names_launches
             )
             # Bus bytes are the whole array's (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
             work = Work(bytes_per_element=bus_factor * itemsize, size_bytes_per_element=itemsize)

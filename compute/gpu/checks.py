@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.brick import ComputeBrick
-from cbtop.compute.checks import Finding
+from cbtop.compute.checks import AssertionResult
 from cbtop.compute.gpu.device import BrickLaunches, Gpu
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.base import Arguments, Kernel
@@ -24,7 +24,7 @@ Matrices = Mapping[int, QuantizedMatrix]  # by the address of their planes
 
 def checked(
     gpu: Gpu, matrices: Matrices, launches: BrickLaunches, brick: ComputeBrick, calls: tuple[Arguments, ...]
-) -> Iterator[tuple[str, str, Finding]]:
+) -> Iterator[tuple[str, str, AssertionResult]]:
     """Launch a brick as `launches` does in its pass, then compare each kernel with its reference. Yields (brick,
     assertion, finding)."""
     every = [{place: gpu.host(call[place]) for place in kernel.outputs} for kernel, call in _pairs(brick, calls)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.cuda.compiler import Compiled, compiled
+from cbtop.compute.cuda.compiler import CompiledModule, compiled
 from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, Launch, LibraryCall
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.prepared import PreparedLaunch, driver
@@ -60,7 +60,7 @@ class Gpu:
         self._turn = threading.RLock()
         self._times: LaunchTimes | None = None
         self._process = os.getpid()
-        self._modules: dict[tuple[CudaModule, bool], tuple[Any, Compiled]] = {}
+        self._modules: dict[tuple[CudaModule, bool], tuple[Any, CompiledModule]] = {}
         self._functions: dict[tuple[CudaModule, str, bool], Any] = {}
         self._definitions: dict[tuple[Any, ...], KernelDefinition] = {}
 
@@ -154,11 +154,11 @@ class Gpu:
         wanted, free, there = (f"{size / 1e9:.2f} GB" for size in (size_bytes, free_bytes, all_bytes))
         return ComputeError(f"{wanted} more are wanted; of {there} {free} are free on {self.name}")
 
-    def module(self, module: CudaModule, *, stamped: bool = False) -> Compiled:
+    def module(self, module: CudaModule, *, stamped: bool = False) -> CompiledModule:
         """Load `module`, and return its compiled form for this GPU."""
         return self._loaded(module, stamped)[1]
 
-    def _loaded(self, module: CudaModule, stamped: bool) -> tuple[Any, Compiled]:
+    def _loaded(self, module: CudaModule, stamped: bool) -> tuple[Any, CompiledModule]:
         key = module, stamped
         if key not in self._modules:
             made = compiled(module.source, self.architecture, stamped=stamped)

@@ -70,8 +70,8 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
         if _hash(data[HASH_BYTES:]) != data[:HASH_BYTES]:
             return None
-        kept_key, payload = pickle.loads(data[HASH_BYTES:])
-        if kept_key != key:
+        stored_key, payload = pickle.loads(data[HASH_BYTES:])
+        if stored_key != key:
             return None
         _name_reference_counting()
         with suppress(OSError):

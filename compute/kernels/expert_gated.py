@@ -115,7 +115,7 @@ def module_of(code: int) -> CudaModule:
 
 
 @cache
-def module_in_turn(codes: tuple[int, int], shape: turns.Shape) -> CudaModule:
+def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModule:
     """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
@@ -206,7 +206,7 @@ def kernel_for(codes: tuple[int, int], threads: int = 1, is_int8: bool = False) 
 def _modules(codes: tuple[int, int], is_int8: bool) -> tuple[CudaModule, ...]:
     gate, up = codes
     if is_int8:
-        return QUANTIZE, module_in_turn(codes, turns.Shape(4, 1))
+        return QUANTIZE, module_in_turn(codes, turns.ThreadShape(4, 1))
     if gate == up:
         return (module_of(gate),)
     assert activation.SWIGLU.cuda is not None

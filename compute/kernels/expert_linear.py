@@ -97,7 +97,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 
 @cache
-def module_in_turn(code: int, shape: turns.Shape) -> CudaModule:
+def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
     """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"], of_experts=True)
 
@@ -185,7 +185,7 @@ def example_scratch(columns: int, threads: int, is_int8: bool) -> Any:
 def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = False) -> Kernel:
     """Return the kernel for weights of one format; its examples use `threads`."""
     code = block_format.code
-    modules = (QUANTIZE, module_in_turn(code, turns.Shape(4, 1))) if is_int8 else (MODULES[code],)
+    modules = (QUANTIZE, module_in_turn(code, turns.ThreadShape(4, 1))) if is_int8 else (MODULES[code],)
     return Kernel(
         name=f"{block_format.name.lower()}_expert_linear{'_int8' * is_int8}",
         reference=reference,

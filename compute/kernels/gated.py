@@ -90,7 +90,7 @@ KERNEL gated_{tokens}({matrix_parameters("gate")},
 
 
 @cache
-def module_in_turn(codes: tuple[int, int], shape: turns.Shape) -> CudaModule:
+def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModule:
     """Return the CUDA C++ for one token in int8, with a row's threads in that shape."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out")
@@ -168,7 +168,7 @@ def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
         if is_int8:
             modules += [QUANTIZE, *linear_bf16.cuda_modules(code)]
     if is_int8:
-        modules.append(module_in_turn(codes, turns.Shape(4, 1)))
+        modules.append(module_in_turn(codes, turns.ThreadShape(4, 1)))
     if gate == up:
         modules.append(module_of(gate, is_int8))
     return CudaKernel(tuple(dict.fromkeys(modules)), launches, with_bf16=with_bf16 if is_int8 else None)

@@ -627,7 +627,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
 
 
 @cache
-def module_in_turn(code: int, shape: turns.Shape) -> CudaModule:
+def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
     """Return the CUDA C++ for one token, with a row's threads in that shape."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
@@ -665,7 +665,7 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8
 
 def cuda_for(code: int) -> CudaKernel:
     """Return the CUDA version for weights of a format."""
-    own = QUANTIZE, MODULES[code], module_in_turn(code, turns.Shape(4, 1))
+    own = QUANTIZE, MODULES[code], module_in_turn(code, turns.ThreadShape(4, 1))
     return CudaKernel((*own, *linear_bf16.cuda_modules(code)), launches)
 
 

@@ -121,7 +121,7 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
 
 
 @cache
-def module_in_turn(codes: tuple[int, int, int], shape: turns.Shape) -> CudaModule:
+def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> CudaModule:
     """Return the CUDA C++ for one token in int8, with a row's threads in that shape."""
     return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
@@ -159,7 +159,7 @@ def launches(
 def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
     """Return the CUDA version for weights of three formats."""
     many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
-    own = (QUANTIZE, module_in_turn(codes, turns.Shape(4, 1))) if is_int8 else ()
+    own = (QUANTIZE, module_in_turn(codes, turns.ThreadShape(4, 1))) if is_int8 else ()
     return CudaKernel((*own, module_of(codes, is_int8), *many), launches)
 
 

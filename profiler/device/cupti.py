@@ -80,7 +80,7 @@ class KernelRecord(NamedTuple):
     graph_node: int
 
 
-class Link(NamedTuple):
+class ExternalCorrelation(NamedTuple):
     """The external id that was set during the call of that number."""
 
     external: int
@@ -125,7 +125,7 @@ class Cupti(Protocol):
         """Number of records that had no room."""
 
 
-def decoded(raw: bytes) -> KernelRecord | Link | None:
+def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
     """Return the content of a record; None for other kinds. Raises ValueError if it makes no sense."""
     if len(raw) < _CALL.size:
         raise ValueError(f"a record of {len(raw)} bytes")
@@ -134,7 +134,7 @@ def decoded(raw: bytes) -> KernelRecord | Link | None:
         if len(raw) < _EXTERNAL_RECORD.size:
             raise ValueError(f"a record of {len(raw)} bytes")
         _, whose, external, call = _EXTERNAL_RECORD.unpack_from(raw)
-        return Link(external, call) if whose == _CUSTOM else None
+        return ExternalCorrelation(external, call) if whose == _CUSTOM else None
     if kind != KERNEL:
         return None
     if len(raw) < _KERNEL_BYTES:

@@ -17,10 +17,10 @@ PAIR_EVERY_NS = 1_000_000_000
 FIRST_TRIES = 3
 LEAST_WORDS = 512  # a page
 
-_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+_devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
-class Device:
+class CudaDevice:
     """The device of the current context. Raises DriverError if there is none, and for anything that is refused."""
 
     def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:

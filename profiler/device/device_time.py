@@ -21,7 +21,7 @@ BASELINE = 8  # pairs: the slope after the last is the one since this many befor
 _MILLION = 1_000_000
 
 
-class Pair(NamedTuple):
+class ClockPair(NamedTuple):
     """One reading of both clocks."""
 
     device_ns: int
@@ -37,14 +37,14 @@ class DeviceTime:
     """The times of one device on the host's monotonic clock."""
 
     def __init__(self) -> None:
-        self._pairs: deque[Pair] = deque(maxlen=MAX_PAIRS)
+        self._pairs: deque[ClockPair] = deque(maxlen=MAX_PAIRS)
 
     @property
-    def last(self) -> Pair | None:
+    def last(self) -> ClockPair | None:
         """The newest pair."""
         return self._pairs[-1] if self._pairs else None
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: ClockPair) -> None:
         """Add a reading of both clocks that is later than all others."""
         last = self.last
         if last is not None:
@@ -81,7 +81,7 @@ class DeviceTime:
         nearer_ns = min(device_ns - first.device_ns, second.device_ns - device_ns)
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
-    def _line(self, device_ns: int) -> tuple[Pair, Pair]:
+    def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
         """Return the pairs whose line applies to `device_ns`: those around it, or the newest's first and last."""
         pairs = self._pairs
         if not pairs:

@@ -47,7 +47,7 @@ class Words(Protocol):
 Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
 
 
-class Functions(NamedTuple):
+class DriverFunctions(NamedTuple):
     """Addresses of a driver's functions, for launches from C; `error` makes the exception of a name and a result."""
 
     launch: int  # cuLaunchKernelEx
@@ -80,7 +80,7 @@ class Driver(Protocol):
     def launcher(self, kernel: int, stream: int) -> Launch:
         """Return a function that launches `kernel` as a single thread on `stream`."""
 
-    def functions(self) -> Functions:
+    def functions(self) -> DriverFunctions:
         """Return the functions that a launch from C needs."""
 
     def is_capturing(self, stream: int) -> bool:
@@ -119,7 +119,7 @@ class Driver(Protocol):
     def nodes(self, graph: int) -> list[int]:
         """The nodes of `graph`."""
 
-    def edges(self, graph: int) -> list[Edge]:
+    def edges(self, graph: int) -> list[DependencyEdge]:
         """The edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
@@ -151,7 +151,7 @@ class Driver(Protocol):
 _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
-class Edge(NamedTuple):
+class DependencyEdge(NamedTuple):
     """The node `then` waits for `first`; a plain one waits until it has ended."""
 
     first: int
@@ -338,10 +338,10 @@ class CudaDriver:  # pragma: no cover - gpu
 
         return launch_it
 
-    def functions(self) -> Functions:
+    def functions(self) -> DriverFunctions:
         names = ("cuLaunchKernelEx", "cuStreamIsCapturing", "cuCtxGetCurrent")
         launch, is_capturing, context = [ctypes.cast(self._functions[name], c_void_p).value or 0 for name in names]
-        return Functions(launch, is_capturing, context, self._error)
+        return DriverFunctions(launch, is_capturing, context, self._error)
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()
@@ -411,14 +411,14 @@ class CudaDriver:  # pragma: no cover - gpu
             self._call("cuGraphGetNodes", graph, found, byref(count))
         return list(found)
 
-    def edges(self, graph: int) -> list[Edge]:
+    def edges(self, graph: int) -> list[DependencyEdge]:
         count = c_size_t()
         self._call("cuGraphGetEdges_v2", graph, None, None, None, byref(count))
         size = count.value
         first, then, data = (c_uint64 * size)(), (c_uint64 * size)(), (c_uint64 * size)()
         if size:
             self._call("cuGraphGetEdges_v2", graph, first, then, data, byref(count))
-        return [Edge(one, other, not kind) for one, other, kind in zip(first, then, data, strict=True)]
+        return [DependencyEdge(one, other, not kind) for one, other, kind in zip(first, then, data, strict=True)]
 
     def takes_time(self, node: int) -> bool:
         kind = c_uint()

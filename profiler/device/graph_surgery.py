@@ -16,15 +16,15 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cbtop.profiler.device.device import Device
-from cbtop.profiler.device.driver import Arguments, Driver, Edge
+from cbtop.profiler.device.device import CudaDevice
+from cbtop.profiler.device.driver import Arguments, DependencyEdge, Driver
 
 START, END = 0, -1  # no node has these handles
 MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StampSites:
     """The places of one graph where a stamp is possible, in the order they are passed, each with its number."""
 
     places: dict[int, int]  # the number counts the nodes of `positions` before it
@@ -36,7 +36,7 @@ class Shape:
         return len(self.positions)
 
     @classmethod
-    def of(cls, driver: Driver, graph: int) -> Shape:
+    def of(cls, driver: Driver, graph: int) -> StampSites:
         """Return the shape of `graph`. Raises ValueError for a graph without nodes, or with too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
@@ -96,7 +96,7 @@ class Order:
 
 
 def _in_order(
-    nodes: Sequence[int], edges: Sequence[Edge]
+    nodes: Sequence[int], edges: Sequence[DependencyEdge]
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
     """Return `nodes`, each after all that it waits for; the nodes each waits for; and the nodes that wait for each.
 
@@ -140,7 +140,7 @@ class StampedGraph:
     Making one takes 10 to 60 ms and, on the device, some megabytes. Raises DriverError if anything is refused.
     """
 
-    def __init__(self, device: Device, graph: int, places: Sequence[int], stream: int) -> None:
+    def __init__(self, device: CudaDevice, graph: int, places: Sequence[int], stream: int) -> None:
         self._device = device
         self._count = len(places)
         self._words = device.map_words(self._count)
@@ -204,7 +204,7 @@ class StampedGraph:
             self._device.spare_words(self._words)
 
 
-def _insert(device: Device, graph: int, clone: int, places: Iterable[int], arguments: Arguments) -> None:
+def _insert(device: CudaDevice, graph: int, clone: int, places: Iterable[int], arguments: Arguments) -> None:
     driver = device.driver
     nodes, edges = driver.nodes(graph), driver.edges(graph)
     followers: dict[int, list[int]] = {}

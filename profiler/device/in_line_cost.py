@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from statistics import median
 
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
 
@@ -25,7 +25,7 @@ _ROUND = 2 + 1 + KERNELS  # stamps
 class InLineCost:
     """Launched when it is made; nothing waits for it."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
         driver = device.driver
         count = FIRST + _ROUND * ROUNDS

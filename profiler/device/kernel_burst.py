@@ -44,7 +44,7 @@ Keys = tuple[Hashable, ...]  # a place: keys from the step down
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class LaunchedKernel:
     """A kernel with its launch configuration."""
 
     name: str
@@ -92,15 +92,15 @@ class Durations:
         return math.sqrt(max(0, self.count * self.sum_of_squares - self.sum_ns * self.sum_ns)) / self.count
 
 
-class KernelBurst:
+class KernelBurstResults:
     """The results of a burst's windows."""
 
     def __init__(self) -> None:
-        self.kernels: dict[tuple[Keys, Kernel], Durations] = {}
+        self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
         self.steps: Counter[Hashable] = Counter()  # by their key
         self.unplaced = self.lost = self.left_out = 0
 
-    def add(self, keys: Keys, kernel: Kernel, duration_ns: int) -> None:
+    def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
         """Add a launch of `kernel` at `keys`."""
         found = self.kernels.get((keys, kernel))
         if found is None:
@@ -111,7 +111,7 @@ class KernelBurst:
         found.add(duration_ns)
 
 
-class Window:
+class KernelWindow:
     """One step in which kernels are recorded, from `begin` to `end`, both by the thread that runs it."""
 
     def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
@@ -161,7 +161,7 @@ class Window:
                 self._of_node[number, cupti.node_number(node)] = keys
         driver.launch_graph(executable, stream)
 
-    def end(self, stream: int, burst: KernelBurst) -> None:
+    def end(self, stream: int, burst: KernelBurstResults) -> None:
         """Stop recording, add the records, and leave nothing behind. Raises CuptiError."""
         if not self.is_on:
             return
@@ -196,7 +196,7 @@ class Window:
                     time.sleep(NAP_S)
         return True
 
-    def _read(self, burst: KernelBurst) -> list[KernelRecord]:
+    def _read(self, burst: KernelBurstResults) -> list[KernelRecord]:
         kernels: list[KernelRecord] = []
         external: dict[int, int] = {}  # by call
         for count, raw in enumerate(self._cupti.records()):
@@ -227,7 +227,7 @@ class Window:
             if keys is None:
                 burst.unplaced += 1
                 continue
-            kernel = Kernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
+            kernel = LaunchedKernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
             burst.add(keys, kernel, one.end_ns - one.start_ns)
         return kernels
 

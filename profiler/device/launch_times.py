@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import CudaDriver
 
 
@@ -10,7 +10,7 @@ class LaunchTimes:
     """For the device of the current context. Raises DriverError if there is none."""
 
     def __init__(self) -> None:
-        self._device = Device(CudaDriver())
+        self._device = CudaDevice(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
         """Return how far the host's clock is ahead of the device's at `device_ns`; None if they were never read.

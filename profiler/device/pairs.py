@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from cbtop.profiler.device.compiled import chosen
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, DriverError, Launch, Words
 
 PAIRS = 1024
@@ -22,7 +22,7 @@ class Pairs:
     `is_through()`: whether the device has reached the last stamp of an `end`. Then only work enqueued since is left.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._words = device.map_words(2 * PAIRS)
         self._words.clear(2 * PAIRS)
@@ -43,7 +43,7 @@ class Pairs:
 class PairStamps:
     """`pairs` of stamps into `words`, which are 0."""
 
-    def __init__(self, device: Device, words: Words, pairs: int) -> None:
+    def __init__(self, device: CudaDevice, words: Words, pairs: int) -> None:
         self._driver, self._stamp, self._context = device.driver, device.stamp, device.context
         self._words = words
         self._pairs = pairs

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cbtop.profiler.device.device_time import Pair
+from cbtop.profiler.device.device_time import ClockPair
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 
@@ -33,7 +33,7 @@ class PingPong:
         self._launch = driver.launcher(kernel, self._stream)
         self._words[ENDED] = 1
 
-    def pair(self) -> Pair | None:
+    def pair(self) -> ClockPair | None:
         """Return both clocks now; None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
         if not words[ENDED]:  # the last kernel was late, and has not ended yet
@@ -43,7 +43,7 @@ class PingPong:
         try:
             if self._heard(RESOLUTION, now_ns() + START_LIMIT_NS) is None:
                 return None
-            best: Pair | None = None
+            best: ClockPair | None = None
             for at in range(ROUNDS):
                 asked_ns = now_ns()
                 words[PING] = at + 1
@@ -52,7 +52,7 @@ class PingPong:
                     break
                 wrong_ns = (heard_ns - asked_ns + 1) // 2 + words[RESOLUTION]
                 if best is None or wrong_ns < best.error_ns:
-                    best = Pair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
+                    best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
             words[PING] = ROUNDS  # it need not wait for us any longer

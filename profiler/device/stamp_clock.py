@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from cbtop.profiler.clocks import Mark, NoTimeError, Stamp
 from cbtop.profiler.device.compiled import chosen
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch, Words
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
@@ -47,7 +47,7 @@ class MarkStamps:
 
     def __init__(
         self,
-        device: Device,
+        device: CudaDevice,
         words: Words,
         stream: Callable[[], int | None],
         now_ns: Callable[[], int],
@@ -116,7 +116,7 @@ class StampClock:
         self.index = index
         self._driver = CudaDriver() if driver is None else driver
         self._now_ns = now_ns
-        self._device = Device(self._driver, now_ns)
+        self._device = CudaDevice(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for

@@ -27,7 +27,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
-from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.call_attribute import (
     ATTRIBUTE,
     after,
@@ -47,7 +47,7 @@ from cbtop.profiler.instrument.collectives import wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
-from cbtop.profiler.instrument.functions import GENERATION, Functions, forget_types
+from cbtop.profiler.instrument.functions import GENERATION, TimedFunctions, forget_types
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
@@ -59,10 +59,10 @@ from cbtop.profiler.instrument.module_tree import (
 )
 from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
 from cbtop.profiler.instrument.planning import (
-    Part,
     Plan,
     Product,
     Section,
+    TimedModule,
     has_products,
     holds_a_stack,
     plan_of,
@@ -71,7 +71,7 @@ from cbtop.profiler.instrument.planning import (
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
-from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
 from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall, follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
@@ -187,7 +187,7 @@ class Attachment:
             call.asks = self.steps.ask
         self.steps.calls = calls
 
-    def _call(self, part: Part) -> BrickCall:
+    def _call(self, part: TimedModule) -> BrickCall:
         _, module, key, product, place = part
         if product is None:
             brick = _said_at(place, key) if isinstance(key, BrickDefinition) else key
@@ -204,7 +204,7 @@ class Attachment:
         call.may_be_first = product.may_be_first
         return call
 
-    def _key_of(self, part: Part, product: Product) -> tuple[Hashable, KeyIn]:
+    def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
         """Return the brick of `part`, and a function that gives its brick in other modes."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
@@ -407,7 +407,7 @@ class Attachment:
         self.steps.after_fork()
 
     def _give_up(self, error: Exception) -> None:
-        say(f"{self.model or 'the model'} is no longer shown: {in_words(error)}")
+        log_once(f"{self.model or 'the model'} is no longer shown: {in_words(error)}")
         self.detach()
         root = self.root()
         if root is not None:
@@ -632,7 +632,7 @@ def install(profiler: BrickProfiler) -> None:
     """Attach each model at its first call from now on."""
     global _profiler, _cut_short
     if not is_supported():
-        say(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
+        log_once(f"torch {torch.__version__} does not call {ATTRIBUTE}: its models are not shown")
         return
     _profiler, _cut_short = profiler, 0
     meeting.first_call, meeting.was_set = _first_call, _was_set
@@ -644,7 +644,7 @@ def uninstall() -> None:
     """Stop attaching models, and detach those that are attached."""
     global _profiler
     _profiler = None
-    await_no_more()
+    stop_awaiting()
     for attachment in attachments():
         attachment.detach()
     end()
@@ -681,7 +681,7 @@ def _met_generating(model: object) -> None:
         _look_first_at(cast(nn.Module, model))
 
 
-_functions = Functions(_met_generating)
+_functions = TimedFunctions(_met_generating)
 
 
 def _look_first_at(module: nn.Module) -> None:
@@ -692,7 +692,7 @@ def _look_first_at(module: nn.Module) -> None:
         try:
             if not isinstance(error, Exception):
                 raise
-            ours(error, f"{type(module).__name__} is not shown")
+            log_own_error(error, f"{type(module).__name__} is not shown")
         except BaseException:  # of a signal handler of the host's
             _was_cut_short(module)
             raise
@@ -705,7 +705,7 @@ def _was_cut_short(module: nn.Module) -> None:
     _cut_short += 1
     if _cut_short >= MOST_TRIES and not is_known(module):
         why = f"the program's signal handlers cut attaching short {_cut_short} times"
-        say(f"{type(module).__name__} is not shown: {why}")
+        log_once(f"{type(module).__name__} is not shown: {why}")
         leave_alone(module)
 
 
@@ -716,7 +716,7 @@ def _was_set(module: nn.Module) -> None:
         if _profiler is not None and module not in _attached and holds_a_stack(module):
             _look_at(module)
     except Exception as error:  # noqa: BLE001 - as in _first_call
-        ours(error, f"{type(module).__name__} is not shown")
+        log_own_error(error, f"{type(module).__name__} is not shown")
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -730,7 +730,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             if attachment is not None:
                 attachment._give_up(ValueError(_COPIES))
         except Exception as error:  # noqa: BLE001 - as in _first_call
-            ours(error, f"{type(self).__name__} is not shown")
+            log_own_error(error, f"{type(self).__name__} is not shown")
         return replica
 
     return replicate

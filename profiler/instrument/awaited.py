@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from cbtop.profiler.instrument.trouble import ours
+from cbtop.profiler.instrument.trouble import log_own_error
 
 
 def once_imported(name: str, then: Callable[[], None]) -> None:
@@ -23,7 +23,7 @@ def once_imported(name: str, then: Callable[[], None]) -> None:
     sys.meta_path.insert(0, _Finder(name, then))
 
 
-def await_no_more(name: str = "") -> None:
+def stop_awaiting(name: str = "") -> None:
     """Stop waiting for the module `name`, or for all."""
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not isinstance(finder, _Finder) or name not in ("", finder.name)
@@ -47,7 +47,7 @@ class _Finder:
                 try:
                     self._follow(spec.loader)
                 except Exception as error:  # noqa: BLE001 - the host imports it nevertheless
-                    ours(error, f"{name} is not followed")
+                    log_own_error(error, f"{name} is not followed")
                 return spec
         return None
 
@@ -65,6 +65,6 @@ class _Finder:
                     try:
                         then()
                     except Exception as error:  # noqa: BLE001 - as above
-                        ours(error, f"{self.name} is not followed")
+                        log_own_error(error, f"{self.name} is not followed")
 
         loader.exec_module = exec_module

@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cbtop.profiler.instrument.trouble import ours
-from cbtop.protocol.signals import let_through
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol.signals import reraise_host_error
 
 ATTRIBUTE = "_compiled_call_impl"
 
@@ -133,7 +133,7 @@ def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwarg
 
 
 def _failed(error: Exception) -> None:
-    ours(error, "a model may not be shown")
+    log_own_error(error, "a model may not be shown")
 
 
 def after(look: Callable[[Any], None], module: Any) -> Any:
@@ -195,7 +195,7 @@ def _tell(module: Any) -> None:
     try:
         meeting.was_set(module)
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-        let_through(error)
+        reraise_host_error(error)
 
 
 class Slot(property):
@@ -245,10 +245,10 @@ def is_supported() -> bool:
     """Whether this torch calls the attribute's value, and Dynamo can be told to leave our frames alone."""
     called: list[None] = []
 
-    class Probe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
-    Probe()()
+    CallProbe()()
     dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)

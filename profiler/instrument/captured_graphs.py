@@ -49,21 +49,21 @@ from typing import Any
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import CudaDriver, Driver
-from cbtop.profiler.device.graph_surgery import START, Shape, StampedGraph
+from cbtop.profiler.device.graph_surgery import START, StampedGraph, StampSites
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.profiler.device.pairs import NOT_HERE, Pairs
 from cbtop.profiler.device.stamp_cost import StampCost, StampCosts
 from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument import compiled_code
-from cbtop.profiler.instrument.capturing import OTHER, Capture, Last, Span, captures
+from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall, Last, captures
 from cbtop.profiler.instrument.governor import GovernedProfiler
-from cbtop.profiler.instrument.kernel_bursts import Places, Recording, recording_here
+from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, Recording, recording_here
 from cbtop.profiler.instrument.steps import ModelSteps
-from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of, work_of
-from cbtop.profiler.steps import Step
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
@@ -82,7 +82,7 @@ NAP_S = 1e-3
 # --- the plan of a capture --------------------------------------------------------------------------------------
 
 
-class Stretch:
+class StampedInterval:
     """A layer or brick between two stamps of a plan. `keys` lead to it from the step down."""
 
     __slots__ = ("begin", "elements", "end", "keys")
@@ -94,10 +94,10 @@ class Stretch:
         self.elements = elements
 
 
-class Plan:
+class StampPlan:
     """The places of a graph that are stamped, and the stretches between them."""
 
-    def __init__(self, shape: Shape, spans: list[Span]) -> None:
+    def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
         self._shape = shape
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # by number of place
         self.left_out = 0  # calls that cannot be stamped
@@ -107,13 +107,17 @@ class Plan:
         place_of = {number: place for place, number in shape.places.items()}
         self.places = [place_of[number] for number in numbers]
         at = {number: index for index, number in enumerate(numbers)}
-        self.stretches = [Stretch(keys, at[begin], at[end], elements) for keys, begin, end, elements in self._found]
+        self.intervals = [
+            StampedInterval(keys, at[begin], at[end], elements) for keys, begin, end, elements in self._found
+        ]
 
     def _number(self, last: Last) -> int | None:
         place = self._shape.place_of(last)
         return None if place is None else self._shape.places[place]
 
-    def _walk(self, spans: list[Span], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool) -> None:
+    def _walk(
+        self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool
+    ) -> None:
         """Store `spans` between two places, each after the spans inside it; with `names_gaps`, also the gaps."""
         at, some = begin, False
         for span in spans:
@@ -155,7 +159,7 @@ def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
 # --- one graph --------------------------------------------------------------------------------------------------
 
 
-class Launch:
+class PendingReplay:
     """A replay that is not recorded yet. `stamped` is its clone with stamps, at the places of `plan` if any."""
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
@@ -163,8 +167,8 @@ class Launch:
     def __init__(
         self,
         pair: int,
-        step: Step | None,
-        ready: tuple[StampedGraph, Plan | None] | None,
+        step: ActiveStep | None,
+        ready: tuple[StampedGraph, StampPlan | None] | None,
         *,
         is_due: bool,
         is_of_all: bool,
@@ -175,7 +179,7 @@ class Launch:
         self.own_ns = 0  # its cost, without that of stamps inside
         self.step = step  # the step around it; None if it is a step itself
         self.stamped: StampedGraph | None
-        self.plan: Plan | None
+        self.plan: StampPlan | None
         self.stamped, self.plan = ready or (None, None)
         self.around: tuple[int, int] | None = None  # times of the stamps around it, once the device has finished
         self.times: list[int] | None = None  # of the stamps inside
@@ -183,13 +187,13 @@ class Launch:
 
 # A replay that is launched: its pair of stamps and its stream; whether it should be recorded; whether the device was
 # idle, so that it waited for our work; and the clone that runs instead, with stamps inside or only at its ends.
-Begun = tuple[int, int, bool, bool, tuple[StampedGraph, Plan | None] | None]
+Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None]
 
 
 class CapturedGraph:
     """One graph of the host: its clones, its launches and the cost of its stamps."""
 
-    def __init__(self, graph: Any, clone: int, capture: Capture, device: OneDevice, steps: ModelSteps) -> None:
+    def __init__(self, graph: Any, clone: int, capture: Capture, device: DeviceGraphs, steps: ModelSteps) -> None:
         self._graph = weakref.ref(graph, self._is_dropped_with)
         self.clone = clone
         self._spans = capture.spans
@@ -204,7 +208,7 @@ class CapturedGraph:
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
         self._is_checked = False  # whether it draws random numbers
-        self._variants: list[tuple[StampedGraph, Plan]] = []
+        self._variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # with stamps only at its ends: if the graph has few
         self._turn = 0
         self._stamped_since = 0  # replays with stamps, since the last one without
@@ -214,9 +218,9 @@ class CapturedGraph:
         self._is_plain_timed = True
         self._plain_ns: list[int] = []  # since the last check whether timing them is too expensive
         self._own_ns: list[int] = []
-        self.launches: deque[Launch] = deque()
+        self.launches: deque[PendingReplay] = deque()
         self.costs = StampCosts()
-        self._kernel_places: Places | None = None
+        self._kernel_places: GraphNodePlaces | None = None
         self.is_left_alone = bool(capture.why_not)
         if capture.why_not:
             self.leave_alone(capture.why_not)
@@ -232,7 +236,7 @@ class CapturedGraph:
 
     def leave_alone(self, why: str) -> None:
         """Only run the host's own replay from now on."""
-        say(f"a captured graph is not looked into: {why}")
+        log_once(f"a captured graph is not looked into: {why}")
         self.is_left_alone = True
         self._on.drop(self)
 
@@ -258,7 +262,7 @@ class CapturedGraph:
             step = self._hot_path.position.step
             begun = self._begun(step) if is_on else None
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
         launched_ns = clock.perf_counter_ns()
         if begun is None or begun[-1] is None:
@@ -274,7 +278,7 @@ class CapturedGraph:
             self._stamped_since = self._stamped_since + 1 if is_stamped else 0
             if step is not None and is_recorded:
                 step.wait()
-            launch = Launch(pair, step, ready, is_due=is_recorded, is_of_all=self._is_plain_timed)
+            launch = PendingReplay(pair, step, ready, is_due=is_recorded, is_of_all=self._is_plain_timed)
             launch.own_ns = on.stamp_ns + (launched_ns - begun_ns if was_idle else 0)
             self.launches.append(launch)
             on.launched(self)
@@ -282,7 +286,7 @@ class CapturedGraph:
             if on.pairs.is_through():  # otherwise nothing waited for the work after the launch
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, "some steps of captured graphs are not recorded")
+            log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
         """Note the time and the cost of a plain replay. If the cost is too high, time fewer replays."""
@@ -299,9 +303,9 @@ class CapturedGraph:
         if not self._is_plain_timed:
             self.leave_alone(how)
         self._is_plain_timed = False
-        say(f"of a captured graph no replays are counted but those that are recorded: {how}")
+        log_once(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
-    def _begun(self, step: Step | None) -> Begun | None:
+    def _begun(self, step: ActiveStep | None) -> Begun | None:
         """Stamp the begin of a replay, and launch a clone instead if one is ready. Return None without a stamp."""
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
@@ -326,12 +330,12 @@ class CapturedGraph:
             if ready is not None and not ready[0].launch(stream):
                 ready = None  # another thread was faster
         except Exception as error:  # noqa: BLE001 - as above: the host's own replay runs between both stamps
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
             ready = None
         return pair, stream, is_recorded, was_idle, ready
 
-    def _is_looked_at(self, step: Step | None) -> bool:
+    def _is_looked_at(self, step: ActiveStep | None) -> bool:
         """Return whether to time a replay that is not recorded: as a step, or to learn the cost of stamps."""
         if step is None and self._is_plain_timed:
             return self._hot_path.recording
@@ -344,7 +348,7 @@ class CapturedGraph:
             stream = self._on.stream()
             if not self.is_left_alone and self._is_checked and stream is not None:
                 if self._kernel_places is None:
-                    self._kernel_places = Places(self._on.device.driver, self.clone, self._spans)
+                    self._kernel_places = GraphNodePlaces(self._on.device.driver, self.clone, self._spans)
                 recording.launch(self.clone, self._kernel_places, stream)
                 is_launched = True
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -358,7 +362,7 @@ class CapturedGraph:
         try:
             return self.steps.bursts.is_asked
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "a request for kernels is not answered")
+            log_own_error(error, "a request for kernels is not answered")
             return False
 
     def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
@@ -396,10 +400,10 @@ class CapturedGraph:
         try:
             return int(torch.cuda.default_generators[self._on.index].get_offset())
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
             return None
 
-    def _ready(self, stream: int) -> tuple[StampedGraph, Plan | None] | None:
+    def _ready(self, stream: int) -> tuple[StampedGraph, StampPlan | None] | None:
         """Return what to launch instead of the host's own replay, or None if that should run."""
         on = self._on
         if not self._variants and (on.stream() is None or not self._build(stream)):
@@ -417,20 +421,20 @@ class CapturedGraph:
         if on.stamped_graphs >= MAX_STAMPED:
             self.leave_alone(f"{MAX_STAMPED} others are")
             return False
-        shape = Shape.of(on.device.driver, self.clone)
-        plan = Plan(shape, self._spans)
-        if not any([isinstance(stretch.keys[-1], BrickDefinition) for stretch in plan.stretches]):
+        shape = StampSites.of(on.device.driver, self.clone)
+        plan = StampPlan(shape, self._spans)
+        if not any([isinstance(interval.keys[-1], BrickDefinition) for interval in plan.intervals]):
             self.leave_alone("no call of a brick was seen between its nodes")
             return False
         if plan.left_out:
-            say(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
+            log_once(f"{plan.left_out} calls in a captured graph are not timed: its kernels run side by side there")
         for _ in range(COPIES if self._is_every else 1):
             self._variants.append((StampedGraph(on.device, self.clone, plan.places, stream), plan))
         if len(plan.places) < FEW_STAMPS:
             self._ends = StampedGraph(on.device, self.clone, [plan.places[0], plan.places[-1]], stream)
         return True
 
-    def _put_on_device(self, span: Span) -> None:
+    def _put_on_device(self, span: CapturedCall) -> None:
         """Replace the keys of `span` by keys for the device, and drop its references to modules."""
         module, key = span.module, span.key
         span.module = None
@@ -463,7 +467,7 @@ class CapturedGraph:
         if is_last:
             self._count_lost()
 
-    def _is_told(self, launch: Launch) -> bool:
+    def _is_told(self, launch: PendingReplay) -> bool:
         """Return whether the device has finished the replay, and read its stamps once."""
         stamped = launch.stamped
         if stamped is not None and launch.times is None:
@@ -482,7 +486,7 @@ class CapturedGraph:
                 self._watch(around_ns, launch.own_ns, governor.allowed_share)
         return True
 
-    def _compare(self, times: list[int] | None, around_ns: int, plan: Plan | None) -> None:
+    def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
         """Add a replay to the costs: its `times` inside, and the time between the stamps around it."""
         inside_ns = 0 if times is None else times[-1] - times[0]
         ends = 0 if self._ends is None else 2
@@ -493,14 +497,14 @@ class CapturedGraph:
         elif times is not None:
             self.costs.plain(inside_ns)
 
-    def _may_record(self, launch: Launch, *, is_last: bool) -> bool:
+    def _may_record(self, launch: PendingReplay, *, is_last: bool) -> bool:
         if launch.step is not None and launch.step.is_running:
             return False
         if launch.plan is None:
             return True
         return self.costs.known is not None or is_last or len(self.launches) > MOST_HELD
 
-    def _record(self, launch: Launch) -> None:
+    def _record(self, launch: PendingReplay) -> None:
         times, step, known = launch.times, launch.step, self._on.device.time
         assert launch.around is not None
         if times is None or launch.plan is None:
@@ -524,7 +528,8 @@ class CapturedGraph:
         begun_ns = known.host_ns(times[0])
         at = [begun_ns + offset for offset in times_without_stamps(times, cost.cost_ns)]
         parts: list[Part] = [
-            (stretch.keys, at[stretch.begin], at[stretch.end], stretch.elements) for stretch in launch.plan.stretches
+            (interval.keys, at[interval.begin], at[interval.end], interval.elements)
+            for interval in launch.plan.intervals
         ]
         if step is not None:
             step.told(parts)
@@ -587,11 +592,11 @@ class CapturedGraph:
 # --- one device -------------------------------------------------------------------------------------------------
 
 
-class OneDevice:
+class DeviceGraphs:
     """The graphs of one device, its clock and the stamps around replays."""
 
     def __init__(self, driver: Driver, index: int) -> None:
-        self.device = Device(driver)
+        self.device = CudaDevice(driver)
         self.index = index
         #: Returns the caller's stream on this device, captured or not.
         self.current_stream: Callable[[], int] = functools.partial(torch._C._cuda_getCurrentRawStream, index)
@@ -711,7 +716,7 @@ class OneDevice:
 # --- the class of torch -----------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_devices: dict[int, OneDevice] = {}
+_devices: dict[int, DeviceGraphs] = {}
 _graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 _random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with the host's own generators
 _replaced: dict[str, Any] = {}  # the original methods of the class; None: it inherits them
@@ -766,7 +771,7 @@ def _put_back() -> None:
         try:
             device.close()
         except Exception as error:  # noqa: BLE001 - the device may be lost: nothing can be freed on it
-            ours(error, "what timed captured graphs is left on their device")
+            log_own_error(error, "what timed captured graphs is left on their device")
     _devices.clear()
     _graphs.clear()
 
@@ -798,15 +803,15 @@ def settle(may_wait: bool) -> None:
         try:
             device.settle(may_wait=may_wait)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "some steps of captured graphs are not recorded")
+            log_own_error(error, "some steps of captured graphs are not recorded")
 
 
-def _device_here() -> OneDevice:
+def _device_here() -> DeviceGraphs:
     index = torch.cuda.current_device()
     with _lock:
         found = _devices.get(index)
         if found is None:
-            found = _devices[index] = OneDevice(CudaDriver(), index)
+            found = _devices[index] = DeviceGraphs(CudaDriver(), index)
         return found
 
 
@@ -817,7 +822,7 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
         try:
             device = _device_here()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
         original(self, *args, **kwargs)
         if device is not None:
             capture = captures[get_ident()] = Capture(device.captured_last)
@@ -834,7 +839,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
             if capture is None or _ended(capture):
                 pass
             elif capture.steps is None:
-                say(
+                log_once(
                     "a captured graph in which no call of a model was seen, as when it was compiled before that was "
                     "attached, is not looked into"
                 )
@@ -842,7 +847,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                 device = _device_here()
                 clone = device.cloned(capture)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
         try:
             original(self)
         except BaseException:
@@ -857,7 +862,7 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                 device.add(captured)
                 _graphs[self] = captured
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, "a captured graph is not looked into")
+            log_own_error(error, "a captured graph is not looked into")
 
     return capture_end
 

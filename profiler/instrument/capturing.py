@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.trouble import in_words, ours
+from cbtop.profiler.instrument.trouble import in_words, log_own_error
 from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Last = list[int] | None  # the nodes that the next one would follow; None if the
 
 
 @dataclass(slots=True)
-class Span:
+class CapturedCall:
     """A call between two places of the graph; `inside`: the calls in it."""
 
     key: Hashable
@@ -34,7 +34,7 @@ class Span:
     begin: Last
     end: Last = None
     elements: int = 0
-    inside: list[Span] = field(default_factory=list)
+    inside: list[CapturedCall] = field(default_factory=list)
 
 
 class Capture:
@@ -45,16 +45,16 @@ class Capture:
         self.ended: Callable[[], None] = lambda: None  # called when it has ended
         self.steps: Any = None  # the ModelSteps of the model that is called in it
         self.calls: list[Call] = []  # of that model
-        self.spans: list[Span] = []
+        self.spans: list[CapturedCall] = []
         self.why_not = ""  # why its times would be wrong
-        self.open: list[Span] = []  # running calls, outermost first
+        self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0
 
     def is_in_call_of(self, steps: object) -> bool:
         """Whether a call of that model is running."""
         return self.steps is steps and bool(self.open)
 
-    def begin_model(self, steps: object, call: Call) -> Span | None:
+    def begin_model(self, steps: object, call: Call) -> CapturedCall | None:
         """Begin a call of a model, described by `call`."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"
@@ -62,24 +62,24 @@ class Capture:
         self.calls.append(call)
         return self.begin(None, None)
 
-    def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
+    def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
         """Begin a call here. Returns None if it is not noted: outside of a model's call, or beyond MAX_CALLS."""
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
         self._count += 1
-        span = Span(key, module, self.last())
+        span = CapturedCall(key, module, self.last())
         (self.open[-1].inside if self.open else self.spans).append(span)
         self.open.append(span)
         return span
 
-    def end(self, span: Span | None, elements: int = 0) -> None:
+    def end(self, span: CapturedCall | None, elements: int = 0) -> None:
         """End that call here."""
         if span is not None:
             span.end, span.elements = self.last(), elements
             if span in self.open:
                 del self.open[self.open.index(span) :]
 
-    def add(self, spans: list[Span]) -> None:
+    def add(self, spans: list[CapturedCall]) -> None:
         """Add calls that were made here, and have ended."""
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
@@ -103,7 +103,7 @@ class Capture:
 
     def failed(self, error: Exception) -> None:
         """Note an error of ours: nothing of this graph is shown."""
-        ours(error, "a captured graph is not shown")
+        log_own_error(error, "a captured graph is not shown")
         self.why_not = in_words(error)
 
     @property
@@ -111,11 +111,11 @@ class Capture:
         """Like a path's: the caller's position. Its step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
 
-    def start_brick(self, brick: Hashable, /) -> Span | None:
+    def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
         """Like a path's: begin a call here."""
         return self.begin(brick, None)
 
-    def stop_brick(self, span: Span | None, elements: int, failed: bool = False) -> None:
+    def stop_brick(self, span: CapturedCall | None, elements: int, failed: bool = False) -> None:
         """Like a path's: end that call."""
         self.end(span, elements)
 

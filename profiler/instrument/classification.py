@@ -97,7 +97,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ModuleKind:
     """The kind of a module: a well-known brick or a name, and whether its parts are shown inside it."""
 
     brick: BrickId | str
@@ -199,21 +199,21 @@ def _outside(it: Described) -> bool:
     return not it.in_layer
 
 
-RULES: tuple[tuple[Rule, Kind], ...] = (
+RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     # Experts come first, because their parts belong to them.
-    (_one_of_experts, Kind(MOE_EXPERTS)),
-    (_path("experts", lambda it: it.classes[0] != "ModuleList"), Kind(MOE_EXPERTS)),
-    (_path("router"), Kind(MOE_ROUTER)),
-    (_path("gate", _beside("experts")), Kind(MOE_ROUTER)),
-    (_class("Router$", lambda it: it.in_layer), Kind(MOE_ROUTER)),
-    (_path("topk", _beside("experts")), Kind(MOE_ROUTER)),  # SGLang
+    (_one_of_experts, ModuleKind(MOE_EXPERTS)),
+    (_path("experts", lambda it: it.classes[0] != "ModuleList"), ModuleKind(MOE_EXPERTS)),
+    (_path("router"), ModuleKind(MOE_ROUTER)),
+    (_path("gate", _beside("experts")), ModuleKind(MOE_ROUTER)),
+    (_class("Router$", lambda it: it.in_layer), ModuleKind(MOE_ROUTER)),
+    (_path("topk", _beside("experts")), ModuleKind(MOE_ROUTER)),  # SGLang
     # A mixer replaces attention.
-    (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), Kind(MIXER, shows_inside=True)),
+    (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), ModuleKind(MIXER, shows_inside=True)),
     # Attention. The attention modules of vLLM and SGLang are inside the model's own attention, and are one kernel.
-    (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), Kind(ATTENTION_FUSED)),
-    (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), Kind(ATTENTION_FUSED)),
-    (_class("Attention", _holds_qkv, lambda it: it.in_layer), Kind(ATTENTION_BLOCK, shows_inside=True)),
-    (_path(_QKV, _product, _in_attention), Kind(BrickId.QKV_PROJECTION)),
+    (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), ModuleKind(ATTENTION_FUSED)),
+    (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), ModuleKind(ATTENTION_FUSED)),
+    (_class("Attention", _holds_qkv, lambda it: it.in_layer), ModuleKind(ATTENTION_BLOCK, shows_inside=True)),
+    (_path(_QKV, _product, _in_attention), ModuleKind(BrickId.QKV_PROJECTION)),
     (
         _path(
             r"o_proj|out_proj|c_proj|dense|o|wo|Wo|out_lin|to_out|output_proj|proj",
@@ -221,47 +221,47 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
             _in_attention,
             lambda it: not _FEED_FORWARD.search(it.lies_in.rpartition(".")[2]),
         ),
-        Kind(BrickId.OUTPUT_PROJECTION),
+        ModuleKind(BrickId.OUTPUT_PROJECTION),
     ),
     # The feed-forward network.
     (
         _class(_FEED_FORWARD_CLASS, _in_feed_forward, lambda it: it.in_layer and not it.is_leaf),
-        Kind(FEED_FORWARD_BLOCK, shows_inside=True),
+        ModuleKind(FEED_FORWARD_BLOCK, shows_inside=True),
     ),
-    (_path("gate_up_proj|w13|Wi|gate_up", _product, _in_feed_forward), Kind(GATE_UP_PROJECTION)),
-    (_path("gate_proj|wi_0", _product, _in_feed_forward), Kind(BrickId.GATE_PROJECTION)),
-    (_path("w1", _product, _in_feed_forward, _beside("w3")), Kind(BrickId.GATE_PROJECTION)),
-    (_path("gate", _product, _in_feed_forward, _beside("up", "down")), Kind(BrickId.GATE_PROJECTION)),
+    (_path("gate_up_proj|w13|Wi|gate_up", _product, _in_feed_forward), ModuleKind(GATE_UP_PROJECTION)),
+    (_path("gate_proj|wi_0", _product, _in_feed_forward), ModuleKind(BrickId.GATE_PROJECTION)),
+    (_path("w1", _product, _in_feed_forward, _beside("w3")), ModuleKind(BrickId.GATE_PROJECTION)),
+    (_path("gate", _product, _in_feed_forward, _beside("up", "down")), ModuleKind(BrickId.GATE_PROJECTION)),
     (
         _path("up_proj|w3|fc1|c_fc|dense_h_to_4h|fc_in|wi|wi_1|lin1", _product, _in_feed_forward),
-        Kind(BrickId.UP_PROJECTION),
+        ModuleKind(BrickId.UP_PROJECTION),
     ),
-    (_path("w1", _product, _in_feed_forward, _beside("w2"), _not_beside("w3")), Kind(BrickId.UP_PROJECTION)),
-    (_path("up", _product, _in_feed_forward, _beside("down")), Kind(BrickId.UP_PROJECTION)),
+    (_path("w1", _product, _in_feed_forward, _beside("w2"), _not_beside("w3")), ModuleKind(BrickId.UP_PROJECTION)),
+    (_path("up", _product, _in_feed_forward, _beside("down")), ModuleKind(BrickId.UP_PROJECTION)),
     (
         _path("dense", _product, lambda it: it.lies_in.endswith("intermediate")),
-        Kind(BrickId.UP_PROJECTION),
+        ModuleKind(BrickId.UP_PROJECTION),
     ),
     (
         _path("down_proj|w2|fc2|c_proj|dense_4h_to_h|fc_out|wo|Wo|lin2", _product, _in_feed_forward),
-        Kind(BrickId.DOWN_PROJECTION),
+        ModuleKind(BrickId.DOWN_PROJECTION),
     ),
-    (_path("down", _product, _in_feed_forward, _beside("up")), Kind(BrickId.DOWN_PROJECTION)),
+    (_path("down", _product, _in_feed_forward, _beside("up")), ModuleKind(BrickId.DOWN_PROJECTION)),
     (
         _path("dense", _product, _in_feed_forward, lambda it: it.lies_in.endswith(".output")),
-        Kind(BrickId.DOWN_PROJECTION),
+        ModuleKind(BrickId.DOWN_PROJECTION),
     ),
     # torch's own encoder and decoder layers.
-    (_path("linear1", _product, _beside("linear2")), Kind(BrickId.UP_PROJECTION)),
-    (_path("linear2", _product, _beside("linear1")), Kind(BrickId.DOWN_PROJECTION)),
+    (_path("linear1", _product, _beside("linear2")), ModuleKind(BrickId.UP_PROJECTION)),
+    (_path("linear2", _product, _beside("linear1")), ModuleKind(BrickId.DOWN_PROJECTION)),
     # A feed-forward network that is a Sequential: a norm may come before its first product.
-    (_path("[01]", _linear, _in_sequence_of_feed_forward), Kind(BrickId.UP_PROJECTION)),
-    (_path(r"\d+", _linear, _in_sequence_of_feed_forward), Kind(BrickId.DOWN_PROJECTION)),
+    (_path("[01]", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.UP_PROJECTION)),
+    (_path(r"\d+", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.DOWN_PROJECTION)),
     # Rotary position: inside a layer it rotates queries and keys, outside it makes the tables for that.
-    (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), Kind(BrickId.ROPE_EMBEDDING)),
-    (_class(r"Rotary|RoPE", _leaf, _outside), Kind(ROTARY_TABLES)),
+    (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), ModuleKind(BrickId.ROPE_EMBEDDING)),
+    (_class(r"Rotary|RoPE", _leaf, _outside), ModuleKind(ROTARY_TABLES)),
     # The head.
-    (lambda it: it.gives_vocabulary and not it.in_layer, Kind(BrickId.LM_HEAD)),
+    (lambda it: it.gives_vocabulary and not it.in_layer, ModuleKind(BrickId.LM_HEAD)),
     (
         lambda it: (
             not it.in_layer
@@ -269,15 +269,15 @@ RULES: tuple[tuple[Rule, Kind], ...] = (
             and re.match(r"(lm_head|embed_out)$", it.name) is not None
             and "Norm" not in it.classes[0]
         ),
-        Kind(BrickId.LM_HEAD),
+        ModuleKind(BrickId.LM_HEAD),
     ),
     # vLLM and SGLang do not call the head: this module multiplies by its weights.
-    (_class(r"^LogitsProcessor$", _outside), Kind(BrickId.LM_HEAD)),
+    (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
     # By class.
-    (_class(_RMS_NORM), Kind(BrickId.RMS_NORM)),
-    (_class(r"LayerNorm"), Kind(BrickId.LAYER_NORM)),
-    (_class(r"Embedding$", _leaf), Kind(BrickId.EMBEDDING)),
-    (_class(_ACTIVATION, _leaf), Kind(BrickId.ACTIVATION)),
+    (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
+    (_class(r"LayerNorm"), ModuleKind(BrickId.LAYER_NORM)),
+    (_class(r"Embedding$", _leaf), ModuleKind(BrickId.EMBEDDING)),
+    (_class(_ACTIVATION, _leaf), ModuleKind(BrickId.ACTIVATION)),
 )
 
 # Modules that are never called, and modules that run as one because their parts are never called. Layers of torch's
@@ -287,7 +287,7 @@ _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
-def classify(it: Described) -> Kind | None:
+def classify(it: Described) -> ModuleKind | None:
     """Return the kind of `it`, or None if it only contains other modules, which are then classified themselves."""
     if it.classes[0] in _NEVER_CALLED:
         return None
@@ -295,4 +295,4 @@ def classify(it: Described) -> Kind | None:
         if matches(it):
             return kind
     runs_as_one = it.is_leaf or it.classes[0] in _RUNS_AS_ONE or it.holds == _PACKED_WEIGHT
-    return Kind(it.classes[0]) if runs_as_one else None
+    return ModuleKind(it.classes[0]) if runs_as_one else None

@@ -29,7 +29,7 @@ from cbtop.protocol.attributes import UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:
-    from cbtop.profiler.instrument.functions import Functions
+    from cbtop.profiler.instrument.functions import TimedFunctions
 
 ALL_GATHER = "AllGather"
 ALL_REDUCE = "AllReduce"
@@ -86,7 +86,7 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def wrap_collectives(functions: Functions) -> None:
+def wrap_collectives(functions: TimedFunctions) -> None:
     """Wrap those that this process has imported and that are not wrapped yet."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if not hasattr(c10d, "ProcessGroup"):  # a torch without them

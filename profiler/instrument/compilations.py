@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.trouble import ours
+from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Compilation
 
@@ -65,7 +65,7 @@ class Compilations:
         try:
             self._begun_ns = {profiler: profiler._now_ns() for profiler in self._profilers}
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-            ours(error, "a compilation is not told of")
+            log_own_error(error, "a compilation is not told of")
 
     def _ended(self, *told: Any) -> None:
         try:
@@ -76,7 +76,7 @@ class Compilations:
             for profiler, began_ns in begun_ns.items():
                 profiler.announce(Compilation(number, began_ns, profiler._now_ns(), is_again))
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, "a compilation is not told of")
+            log_own_error(error, "a compilation is not told of")
 
 
 compilations = Compilations()

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.awaited import await_no_more, once_imported
-from cbtop.profiler.instrument.capturing import Capture, Last, Span, captures
+from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
+from cbtop.profiler.instrument.capturing import Capture, CapturedCall, Last, captures
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
 from cbtop.profiler.instrument.steps import unit
-from cbtop.profiler.instrument.trouble import ours, say
+from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 # --- what Dynamo says ----------------------------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
+class NodeOrigin(NamedTuple):
     """The origin of a node of Dynamo's graph."""
 
     modules: tuple[str, ...]  # the paths of the modules around it, outermost first
@@ -67,15 +67,15 @@ class Origin(NamedTuple):
 
 
 @dataclass(slots=True)
-class Compiled:
+class GraphOrigins:
     """The origins in a graph of Dynamo. Paths begin at the module whose call was compiled, which is ""."""
 
-    origins: dict[str, Origin] = field(default_factory=dict)  # by node
+    origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by node
     classes: dict[str, str] = field(default_factory=dict)  # of modules by path
     elements: dict[str, int] = field(default_factory=dict)  # of the first tensor that a module is given
 
     @classmethod
-    def of(cls, graph: Any) -> Compiled:
+    def of(cls, graph: Any) -> GraphOrigins:
         """Read a `torch.fx.Graph`."""
         found = cls()
         known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # nodes of one module share these tuples
@@ -93,7 +93,9 @@ class Compiled:
                     found.elements[path] = _elements(node)
             called = _FRAME.findall(node.meta.get("stack_trace") or "")
             functions = tuple(".".join(frame) for frame in reversed(called))
-            found.origins[node.name] = Origin(paths, known.setdefault(functions, functions), _name_of(node.target))
+            found.origins[node.name] = NodeOrigin(
+                paths, known.setdefault(functions, functions), _name_of(node.target)
+            )
         return found
 
 
@@ -122,7 +124,7 @@ def _elements(node: Any) -> int:
 
 # --- following inductor --------------------------------------------------------------------------------------------
 
-_compiled: dict[str, Compiled] = {}  # by file of generated code
+_compiled: dict[str, GraphOrigins] = {}  # by file of generated code
 _original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # of the one function that is replaced
 _compiling: set[int] = set()  # threads
 
@@ -134,7 +136,7 @@ def follow() -> None:
 
 def follow_no_more() -> None:
     """Restore the original function, unless it was replaced again since; forget all notes."""
-    await_no_more(COMPILER)
+    stop_awaiting(COMPILER)
     for module, original, replaced in _original:
         if module.compile_fx is replaced:
             module.compile_fx = original
@@ -148,7 +150,7 @@ def _replace() -> None:
     if _original:
         return
     if not (hasattr(compiler, "compile_fx") and isinstance(getattr(cache, "modules", None), list)):
-        say(f"inductor of torch {torch.__version__} does not tell what it compiles: its kernels are not named")
+        log_once(f"inductor of torch {torch.__version__} does not tell what it compiles: its kernels are not named")
         return
     replaced = _followed(compiler.compile_fx)
     _original.append((compiler, compiler.compile_fx, replaced))
@@ -166,10 +168,10 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             try:
                 with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
-                    found = Compiled.of((args[0] if args else kwargs["model_"]).graph)
+                    found = GraphOrigins.of((args[0] if args else kwargs["model_"]).graph)
                 loaded = len(_loaded())
             except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-                ours(error, "kernels of compiled code are not named")
+                log_own_error(error, "kernels of compiled code are not named")
             result = original(*args, **kwargs)
         finally:
             _compiling.discard(thread)
@@ -177,7 +179,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 _note(found, [module.__file__ for module in _loaded()[loaded:]])
             except Exception as error:  # noqa: BLE001 - as above
-                ours(error, "kernels of compiled code are not named")
+                log_own_error(error, "kernels of compiled code are not named")
         return result
 
     return compile_fx
@@ -190,7 +192,7 @@ def _loaded() -> list[Any]:
     return modules
 
 
-def _note(found: Compiled, files: Iterable[str]) -> None:
+def _note(found: GraphOrigins, files: Iterable[str]) -> None:
     for file in files:
         _compiled.pop(file, None)
         _compiled[file] = found
@@ -227,13 +229,15 @@ class Watch:
         self._at = ("", 0)  # the line that runs
         self._last: Last = None
         self._depth = 0  # nested calls of generated code
-        self._model: Span | None = None  # of a model's running call around the capture
+        self._model: CapturedCall | None = None  # of a model's running call around the capture
 
     def begin(self) -> None:
         if sys.gettrace() is None:
             sys.settrace(self._called)
         else:
-            say("kernels of compiled code are not named: a debugger or the like traces the thread that captures them")
+            log_once(
+                "kernels of compiled code are not named: a debugger or the like traces the thread that captures them"
+            )
 
     def end(self) -> None:
         if sys.gettrace() == self._called:
@@ -312,7 +316,7 @@ class Naming:
 
     def __init__(
         self,
-        compiled: Compiled,
+        compiled: GraphOrigins,
         calls: Iterable[BrickCall],
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
@@ -324,7 +328,7 @@ class Naming:
         if found is None and model is not None:
             found = self._alone_in(model)
         if found is None:
-            say("kernels of code that was compiled of layers one by one, or of no known module, are not named")
+            log_once("kernels of code that was compiled of layers one by one, or of no known module, are not named")
         self._modules = found or {}
         self.is_known = found is not None
 
@@ -357,12 +361,12 @@ class Naming:
         around = [known.get(".".join(parts[:count])) for count in range(1, len(parts) + 1)] if prefix else []
         return None if any([id(module) in self._keys for module in around]) else found
 
-    def layer(self, origin: Origin) -> Hashable:
+    def layer(self, origin: NodeOrigin) -> Hashable:
         """Return the key of its layer; None outside of layers."""
         keys = [self._keys.get(id(self._modules.get(path))) for path in ("", *origin.modules)]
         return next((key for key in keys if isinstance(key, tuple)), None)
 
-    def site(self, origin: Origin) -> Site | None:
+    def site(self, origin: NodeOrigin) -> Site | None:
         """Return the brick that it is a part of; None for work between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
@@ -379,17 +383,17 @@ class Naming:
             brick = brick_of_name(RESIDUAL_ADD)
         return None if brick is None else Site(brick, path, None)
 
-    def class_of(self, origin: Origin) -> str:
+    def class_of(self, origin: NodeOrigin) -> str:
         """Return the class of the module whose own operation it is."""
         return type(self._modules[origin.modules[-1] if origin.modules else ""]).__name__
 
 
-class Kernel:
+class NodeGroup:
     """Adjacent nodes of a captured graph with the same origins."""
 
     __slots__ = ("begin", "classes", "end", "layer", "sites")
 
-    def __init__(self, ran: Ran, origins: list[Origin], naming: Naming) -> None:
+    def __init__(self, ran: Ran, origins: list[NodeOrigin], naming: Naming) -> None:
         self.begin, self.end = ran.begin, ran.end
         sites = [site for site in [naming.site(origin) for origin in origins] if site is not None]
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
@@ -406,13 +410,13 @@ class Kernel:
         return bool(self.sites or self.classes)
 
 
-def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[Span]:
+def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[CapturedCall]:
     """Return the captured nodes as calls of layers and bricks; `around` are the keys of the calls around them."""
-    kernels: list[Kernel] = []
+    kernels: list[NodeGroup] = []
     for one, nodes in zip(ran, _nodes(ran, lines), strict=True):
         known = naming.compiled.origins if naming.is_known else {}
         origins = [origin for origin in map(known.get, nodes) if origin is not None]
-        kernel = Kernel(one, _computed(origins, lines[one.line - 1]), naming)
+        kernel = NodeGroup(one, _computed(origins, lines[one.line - 1]), naming)
         if kernels and kernel.is_named and kernels[-1].said == kernel.said:
             kernels[-1].end = kernel.end
         else:
@@ -421,13 +425,13 @@ def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hasha
     for kernel in kernels:
         for site in kernel.sites:
             uses[site.path] = uses.get(site.path, 0) + 1
-    found: list[Span] = []
+    found: list[CapturedCall] = []
     for kernel, layer in zip(kernels, _layers(kernels), strict=True):
         if layer is None or layer in around:
             siblings = found
         else:
             if not found or found[-1].key != layer:
-                found.append(Span(layer, None, kernel.begin))
+                found.append(CapturedCall(layer, None, kernel.begin))
             found[-1].end = kernel.end
             siblings = found[-1].inside
         if kernel.is_named and not {site.brick for site in kernel.sites} & around:
@@ -449,7 +453,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
     return found
 
 
-def _computed(origins: list[Origin], line: str) -> list[Origin]:
+def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
     """Return those of `origins` that the line computes: inductor also names operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
     if _LOOPS.match(line):  # products run elsewhere, unless it contains nothing else
@@ -457,7 +461,7 @@ def _computed(origins: list[Origin], line: str) -> list[Origin]:
     return origins[products[-1] if products else -1 :]
 
 
-def _layers(kernels: list[Kernel]) -> list[Hashable]:
+def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
     """Return the layer of each kernel: see the rules."""
     owners = [kernel.layer for kernel in kernels]
     while True:
@@ -480,20 +484,20 @@ def _layers(kernels: list[Kernel]) -> list[Hashable]:
     return owners
 
 
-def _span(kernel: Kernel, compiled: Compiled, uses: dict[str, int]) -> Span:
+def _span(kernel: NodeGroup, compiled: GraphOrigins, uses: dict[str, int]) -> CapturedCall:
     """Return a kernel as the call of a brick. Its work is known only if all of a module runs in it."""
     sites = kernel.sites
     if len(sites) == 1 and sites[0].module is None:
-        return Span(sites[0].brick, None, kernel.begin, kernel.end)
+        return CapturedCall(sites[0].brick, None, kernel.begin, kernel.end)
     if len(sites) == 1 and uses[sites[0].path] == 1:
         (site,) = sites
-        return Span(site.brick, site.module, kernel.begin, kernel.end, compiled.elements.get(site.path, 0))
+        return CapturedCall(site.brick, site.module, kernel.begin, kernel.end, compiled.elements.get(site.path, 0))
     names = tuple(dict.fromkeys(site.brick.name for site in sites)) or kernel.classes
     labels = tuple(dict.fromkeys(filter(None, [site.brick.label for site in sites])))
     categories = {site.brick.category for site in sites} - {BrickCategory.OTHER}
     category = categories.pop() if len(categories) == 1 else BrickCategory.OTHER
     name = names[0] if len(names) == 1 else f"Fused: {', '.join(names)}"
-    return Span(
+    return CapturedCall(
         _brick(name[:MAX_NAME_CHARS], category, ", ".join(labels)[:MAX_NAME_CHARS]), None, kernel.begin, kernel.end
     )
 

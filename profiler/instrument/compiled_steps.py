@@ -12,11 +12,19 @@ from torch.compiler import is_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import captures
-from cbtop.profiler.instrument.governor import GOLDEN, PASSED_OVER, PLAIN, Governor, Kind, Mark, Model
+from cbtop.profiler.instrument.governor import (
+    GOLDEN,
+    PASSED_OVER,
+    PLAIN,
+    GovernedModel,
+    Governor,
+    StepKind,
+    StepStart,
+)
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelCall, ModelSteps, OpenStep, Unit
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.steps import STEP, Step, Steps
-from cbtop.protocol.signals import let_through
+from cbtop.profiler.steps import STEP, ActiveStep, Steps
+from cbtop.protocol.signals import reraise_host_error
 
 CACHE, ELSE = 32, 64  # ROLE_CACHE and ROLE_ELSE in C
 _FLAG = "_is_compiling_flag"
@@ -37,7 +45,7 @@ def compile_steps() -> None:
 
     is_flag_alone = set(is_compiling.__code__.co_names) <= {"torch", "jit", "is_scripting", _FLAG}
     _hot_path.compile_model_calls(
-        (ModelCall, ModelSteps, Unit, OpenStep, Step, Steps, Governor, Model, Kind),
+        (ModelCall, ModelSteps, Unit, OpenStep, ActiveStep, Steps, Governor, GovernedModel, StepKind),
         {
             "captures": captures,
             "roles": _roles(),
@@ -45,7 +53,7 @@ def compile_steps() -> None:
             "decode": phases.DECODE,
             "extend": phases.EXTEND,
             "call": phases.Call,
-            "mark": Mark,
+            "mark": StepStart,
             "sort": PLAIN,
             "step": STEP,
             "is_compiling": is_compiling,
@@ -57,7 +65,7 @@ def compile_steps() -> None:
             "warm_up": PASSED_OVER,
             "every": BrickProfiler._is_sampled,
             "look_every": LOOK_EVERY,
-            "let_through": let_through,
+            "reraise_host_error": reraise_host_error,
             "types_of_ids": phases.TYPES_OF_IDS,
         },
     )

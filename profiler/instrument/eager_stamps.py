@@ -19,8 +19,8 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.module_tree import devices_of
 from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
-from cbtop.profiler.instrument.trouble import in_words, say
-from cbtop.protocol.signals import let_through
+from cbtop.profiler.instrument.trouble import in_words, log_once
+from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
                     return None
                 known[device] = _made(profiler, device)
         except Exception as error:  # noqa: BLE001 - no driver, no memory: the host goes on
-            let_through(error)
+            reraise_host_error(error)
             known[device] = None
             _say_once(f"what runs on cuda:{device} is timed by the host, as launches: {in_words(error)}")
     stamped = known[device]
@@ -139,7 +139,7 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
     clock = torch_clock() if is_ours else given
 
     def failed(error: Exception) -> None:
-        let_through(error)
+        reraise_host_error(error)
         if isinstance(error, RecursionError):  # the host is at the end of its stack: this brick is left out
             return
         known = _stamped.get(profiler, {})
@@ -159,7 +159,7 @@ def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
         if stamped.is_ours:
             stamped.clock.close()
     except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be released on it
-        let_through(error)
+        reraise_host_error(error)
     finally:
         profiler._end_path(stamped.path)
 
@@ -167,4 +167,4 @@ def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
 def _say_once(line: str) -> None:
     if line not in _said:
         _said.add(line)
-        say(line)
+        log_once(line)

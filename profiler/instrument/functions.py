@@ -33,7 +33,7 @@ from cbtop.profiler.instrument import classification
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
 from cbtop.profiler.instrument.steps import Generation, recorded_here, unit
 from cbtop.profiler.instrument.swapping import (
-    Timed,
+    SwapTarget,
     TimedBuiltin,
     TimedEntry,
     TimedFunction,
@@ -42,7 +42,7 @@ from cbtop.profiler.instrument.swapping import (
     swaps,
 )
 from cbtop.profiler.instrument.trampolines import is_plain
-from cbtop.profiler.instrument.trouble import ours
+from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.clock import perf_counter_ns
@@ -96,12 +96,12 @@ _EAGER_METHOD = "_attn"  # the same in older models (GPT-J): a method of the att
 GENERATION = "transformers.generation.utils"
 
 
-class Functions:
+class TimedFunctions:
     """The timed functions of this process. Calls `met` with each model that starts to generate."""
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[Timed] = []  # while a model is attached, in the order of their start
+        self._wrapped: list[SwapTarget] = []  # while a model is attached, in the order of their start
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
         """Time the functions that these modules call."""
@@ -211,7 +211,9 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
-def _timed_as(owner: Any, name: str, function: Any, wrapper: Callable[[Function], Function], *, stays: bool) -> Timed:
+def _timed_as(
+    owner: Any, name: str, function: Any, wrapper: Callable[[Function], Function], *, stays: bool
+) -> SwapTarget:
     if is_plain(function) and not isinstance(owner, CellType):
         return TimedFunction(function, wrapper, traceable=stays)
     return TimedEntry(owner, name, function, wrapper)
@@ -254,7 +256,7 @@ class FunctionCall:
                     brick, elements = found
                     timer = path.start_brick(brick)
         except Exception as error:  # noqa: BLE001 - see the rules
-            ours(error, f"some calls of {self.name} are not timed")
+            log_own_error(error, f"some calls of {self.name} are not timed")
         if path is None or timer is None:
             return self.original(*args, **kwargs)
         try:
@@ -265,7 +267,7 @@ class FunctionCall:
         try:
             path.stop_brick(timer, elements)
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, f"some calls of {self.name} are not timed")
+            log_own_error(error, f"some calls of {self.name} are not timed")
         return result
 
 
@@ -286,7 +288,7 @@ def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
             with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
                 return brick_of(args, kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
-            ours(error, f"some calls of {name} are not timed")
+            log_own_error(error, f"some calls of {name} are not timed")
         return None
 
     return guarded
@@ -505,7 +507,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
-            ours(error, "some steps of generate lack their sampling")
+            log_own_error(error, "some steps of generate lack their sampling")
         return None
 
     return guarded

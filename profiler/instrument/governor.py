@@ -110,7 +110,7 @@ class Alone(NamedTuple):
     after_ns: int | None
 
 
-class Kind:
+class StepKind:
     """Steps of one name and model."""
 
     __slots__ = ("alone", "counts", "excess", "plain_ns", "recent", "seen", "waiting")
@@ -152,7 +152,7 @@ class Kind:
                 self.excess[AFTER].append(alone.after_ns + growth_ns - alone.plain_ns)
 
 
-class Model:
+class GovernedModel:
     """A model, whose calls are swapped in and out together; or all models beyond MAX_KINDS."""
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
@@ -164,12 +164,12 @@ class Model:
         self.running: dict[ref[object], None] = {}  # recorded steps
 
 
-class Mark(NamedTuple):
+class StepStart(NamedTuple):
     """The state of a step and its model when the step began."""
 
     sort: Sort
     recorded_before: int
-    model: Model
+    model: GovernedModel
 
 
 class Governor:
@@ -215,8 +215,8 @@ class Governor:
         self._begun: dict[object, int] = {}  # the number of each kind's next step; only such steps begin in C
         self._early: dict[object, list[int]] = {}  # for kinds below the floor: that number, and how many are recorded
         self._has_announced = False
-        self._kinds: dict[object, Kind] = {}
-        self._models: dict[object, Model] = {}
+        self._kinds: dict[object, StepKind] = {}
+        self._models: dict[object, GovernedModel] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # the time that plain steps pay to begin and end, in ns
         self.told_ns = 0  # the time of the last `ended`, which the next step pays
         self.look_ns = 0  # the time of the last look, which all steps until the next look pay
@@ -272,7 +272,7 @@ class Governor:
             0 <= fraction - PLAIN_FROM < PLAIN_WIDTH or 0 <= fraction - PLAIN_AFTER < PLAIN_WIDTH
         )
 
-    def began(self, step: object, model: str, *, recorded: bool) -> Mark:
+    def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
         """Note that `step` of `model` has begun. Returns the mark for `left` and `ended`."""
         state = self._models.get(model) or self._model(model)
         if recorded:
@@ -285,13 +285,15 @@ class Governor:
         else:
             was_in, state.calls_are_in = state.calls_are_in, False
             sort = AFTER if was_in else PLAIN
-        return tuple.__new__(Mark, (sort, state.recorded, state))  # as `Mark(…)` does, but without its Python frame
+        return tuple.__new__(
+            StepStart, (sort, state.recorded, state)
+        )  # as `StepStart(…)` does, but without its Python frame
 
-    def left(self, step: object, mark: Mark) -> None:
+    def left(self, step: object, mark: StepStart) -> None:
         """Note that `step` has ended, also by an exception."""
         mark.model.running.pop(ref(step), None)
 
-    def ended(self, name: str, model: str, duration_ns: int, mark: Mark, own_ns: int = 0) -> None:
+    def ended(self, name: str, model: str, duration_ns: int, mark: StepStart, own_ns: int = 0) -> None:
         """Count a step that did all of its work and paid `own_ns` to begin and end."""
         if not self._has_announced and not self.models_by_kernels:
             self._has_announced = True
@@ -311,7 +313,7 @@ class Governor:
         kind = self._kinds.get((name, model))
         if kind is None:
             key = (name, model) if len(self._kinds) < MAX_KINDS else None
-            kind = self._kinds.setdefault(key, Kind())
+            kind = self._kinds.setdefault(key, StepKind())
         kind.seen += 1
         kind.recent += 1
         kind.counts[sort] += 1
@@ -339,13 +341,13 @@ class Governor:
         """Count a step that was timed on a device. Such steps end in the order of their work, so none overlap."""
         sort = RECORDED if is_recorded else PLAIN
         state = self._model(model)
-        self.ended(name, model, duration_ns, Mark(sort, state.recorded, state), own_ns)
+        self.ended(name, model, duration_ns, StepStart(sort, state.recorded, state), own_ns)
 
-    def _model(self, model: str) -> Model:
+    def _model(self, model: str) -> GovernedModel:
         found = self._models.get(model)
         if found is None:
             is_many = len(self._models) >= MAX_KINDS
-            found = self._models.setdefault(None if is_many else model, Model(is_many=is_many))
+            found = self._models.setdefault(None if is_many else model, GovernedModel(is_many=is_many))
         return found
 
     def _look(self) -> None:
@@ -391,7 +393,7 @@ def _model_in(key: object) -> str:
     return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 
-def _cost_of_recording(kinds: list[Kind]) -> Estimate | None:
+def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
     """Return the cost of recording a step, with what other steps pay for it, on average over recent steps.
 
     An unknown sort counts as the dearest known one. Returns None if the cost of recording is known for less than half

@@ -25,10 +25,10 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.device.cupti import Cupti, CuptiError, TorchsCupti
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import Order
-from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window, left_on
-from cbtop.profiler.instrument.capturing import OTHER, Capture, Span
-from cbtop.profiler.instrument.trouble import ours
-from cbtop.profiler.instrument.wrapping import Timed
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
+from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.wrapping import TimedSteps
 from cbtop.profiler.recorder import NOT_ASKED, RingRecorder
 from cbtop.protocol.messages import KernelBurst as Found
 from cbtop.protocol.messages import KernelTimes
@@ -56,7 +56,7 @@ _is_left_on = False
 class Owner(Protocol):
     """The owner of steps that are recorded by their kernels."""
 
-    burst: KernelBurst
+    burst: KernelBurstResults
 
     @property
     def is_running(self) -> bool:
@@ -72,13 +72,13 @@ class Owner(Protocol):
 class Recording:
     """One step of a burst, in the thread that runs it."""
 
-    def __init__(self, bursts: Owner, window: Window, step: Hashable, stream: int) -> None:
+    def __init__(self, bursts: Owner, window: KernelWindow, step: Hashable, stream: int) -> None:
         self.bursts = bursts
         self.window = window
         self.step = step  # its key
         self.stream = stream  # that it runs on
 
-    def launch(self, graph: int, places: Places, stream: int) -> None:
+    def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
         """Launch a captured graph as an executable of ours."""
         self.window.launch(graph, lambda node: places.of(node, self.step), stream)
 
@@ -133,7 +133,7 @@ class Bursts:
         self.asked: Any = self._recorder or _Nobody
         self.looked_at = 0  # the word that was handled
         self._request: Request | None = None
-        self.burst = KernelBurst()
+        self.burst = KernelBurstResults()
         if self._recorder is not None:
             self._recorder.answer(Answer(0, State.LISTENING).word())
 
@@ -161,11 +161,11 @@ class Bursts:
             self._answer(Answer(number_of(word), State.NOT_UNDERSTOOD))
             return False
         self._request, self.looked_at = request, 0
-        self.burst = KernelBurst()
+        self.burst = KernelBurstResults()
         self._answer(Answer(request.number, State.RUNNING))
         return True
 
-    def begin(self, step: Hashable, steps: Timed, *, has_calls: bool) -> Recording | None:
+    def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> Recording | None:
         """Record the step of that key, which begins. If that is not possible, answer so and return None."""
         if _is_left_on:
             self.refuse(left_on())
@@ -176,7 +176,7 @@ class Bursts:
         if torch.cuda._is_in_bad_fork() or not one_at_a_time.acquire(blocking=False):
             return None
         try:
-            window = Window(new_cupti(), new_driver(), has_calls=has_calls)
+            window = KernelWindow(new_cupti(), new_driver(), has_calls=has_calls)
             recording = Recording(self, window, step, stream_here())
             window.begin()
             enter_here(recording)
@@ -202,11 +202,11 @@ class Bursts:
             self._answer(Answer(request.number, State.RUNNING, done))
             return
         self._request, self.looked_at = None, request.word()
-        burst, self.burst = self.burst, KernelBurst()
+        burst, self.burst = self.burst, KernelBurstResults()
         try:
             self.announce(burst, request.number)
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-            ours(error, _FAILED)
+            log_own_error(error, _FAILED)
             self._answer(Answer(request.number, State.FAILED))
         else:
             self._answer(Answer(request.number, State.DONE, done))
@@ -218,9 +218,9 @@ class Bursts:
             self.looked_at = request.word()
             state = error.state if isinstance(error, CuptiError) else State.FAILED
             self._answer(Answer(request.number, state))
-        ours(error, _FAILED)
+        log_own_error(error, _FAILED)
 
-    def announce(self, burst: KernelBurst, number: int = 0) -> None:
+    def announce(self, burst: KernelBurstResults, number: int = 0) -> None:
         """Make every kernel a node under its brick, and announce its measurements.
 
         `number` is the request's, or 0 without a request.
@@ -305,7 +305,7 @@ class PlacedCalls(Capture):
         self._elements = elements  # of all calls by their place, without the step; None: not needed
         self._around: list[Keys] = [(recording.step,)]
 
-    def begin(self, key: Hashable, module: nn.Module | None) -> Span | None:
+    def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
         span = super().begin(key, module)
         if span is not None:
             keys = self._around[-1] if key is None else (*self._around[-1], key)
@@ -313,7 +313,7 @@ class PlacedCalls(Capture):
             self.recording.window.enter(_place(keys))
         return span
 
-    def end(self, span: Span | None, elements: int = 0) -> None:
+    def end(self, span: CapturedCall | None, elements: int = 0) -> None:
         before = len(self.open)
         if self._elements is not None and span is not None and span.key is not None and span in self.open:
             self._elements[self._around[-1][1:]] += elements
@@ -322,7 +322,7 @@ class PlacedCalls(Capture):
             self._around.pop()
             self.recording.window.leave()
 
-    def start_brick(self, brick: Hashable, /) -> Span | None:
+    def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
         return self.begin(self._labelled(brick), None)
 
     def failed(self, error: Exception) -> None:
@@ -332,10 +332,10 @@ class PlacedCalls(Capture):
 # --- captured graphs ------------------------------------------------------------------------------------------------
 
 
-class Places:
+class GraphNodePlaces:
     """The place of each node of a captured graph, from its step down."""
 
-    def __init__(self, driver: Driver, graph: int, spans: Sequence[Span]) -> None:
+    def __init__(self, driver: Driver, graph: int, spans: Sequence[CapturedCall]) -> None:
         order = Order(driver, graph)
         self._of: dict[int, Keys] = dict.fromkeys(order.nodes, (OTHER,))
         self._put(order, spans, ())
@@ -344,7 +344,7 @@ class Places:
         """Return all keys, from that of the step that it runs in."""
         return (step, *self._of.get(node, (OTHER,)))
 
-    def _put(self, order: Order, spans: Sequence[Span], around: Keys) -> None:
+    def _put(self, order: Order, spans: Sequence[CapturedCall], around: Keys) -> None:
         for span in spans:
             keys = around if span.key is None else (*around, span.key)
             if span.begin is not None and span.end is not None:

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from cbtop.profiler.device.kernel_burst import KernelBurst, Keys, Window
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
-from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
@@ -47,8 +47,8 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
-        self.burst = KernelBurst()
-        self._kept: deque[KernelBurst] = deque(maxlen=KEPT)
+        self.burst = KernelBurstResults()
+        self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # whether the device was idle as each step began
@@ -77,7 +77,7 @@ class KernelSteps:
         try:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             self._were_idle.append(driver.is_done(stream))
-            window = Window(kernel_bursts.new_cupti(), driver, has_calls=True)
+            window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
             recording = Recording(self, window, key, stream)
             window.begin()
             kernel_bursts.enter_here(recording)
@@ -93,24 +93,24 @@ class KernelSteps:
 
     def recorded(self, step: Hashable) -> None:
         """Record the times of the kernels of `step`, which has ended on the device."""
-        burst, self.burst = self.burst, KernelBurst()
+        burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
         burst.steps[step] += 1
         try:
             if burst.kernels:
                 self._record(step, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            ours(error, "a step is not recorded by its kernels")
+            log_own_error(error, "a step is not recorded by its kernels")
         self._count(clock.perf_counter_ns())
 
     def refuse(self, error: Exception) -> None:
         """Time the model by stamps from its next step on, because CUPTI is not available."""
         self.is_running, self.has_failed = False, True
-        self.burst = KernelBurst()
+        self.burst = KernelBurstResults()
         self._steps.profiler._by_kernels = False
         self._governor.models_by_kernels.discard(self._steps.model)
         why = in_words(error)
-        say(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
+        log_once(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
 
     def _pause(self, pause_ns: int) -> None:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
@@ -140,7 +140,7 @@ class KernelSteps:
             try:
                 self._bursts.announce(_together(self._kept))
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-                ours(error, "kernels are not in the graph")
+                log_own_error(error, "kernels are not in the graph")
 
     def _say_measured(self) -> None:
         how = BY_KERNELS
@@ -150,7 +150,7 @@ class KernelSteps:
             self._said = how
             self._steps.measured(how)
 
-    def _record(self, step: Hashable, burst: KernelBurst) -> None:
+    def _record(self, step: Hashable, burst: KernelBurstResults) -> None:
         self._kept.append(burst)
         took_ns: dict[Keys, int] = {}
         for (keys, _), durations in burst.kernels.items():
@@ -194,9 +194,9 @@ def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -
     return parts
 
 
-def _together(bursts: deque[KernelBurst]) -> KernelBurst:
+def _together(bursts: deque[KernelBurstResults]) -> KernelBurstResults:
     """Return the sum of several bursts."""
-    found = KernelBurst()
+    found = KernelBurstResults()
     for burst in bursts:
         found.steps.update(burst.steps)
         found.unplaced += burst.unplaced

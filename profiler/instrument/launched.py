@@ -14,7 +14,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
@@ -91,5 +91,5 @@ def _await_sglang() -> None:
 
         sglang_runner.await_import()
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-        let_through(error)
+        reraise_host_error(error)
         _log.warning("cbtop: SGLang is not shown: %s", error)

@@ -41,7 +41,7 @@ from cbtop.profiler.instrument.classification import (
     MIXER,
     MOE_EXPERTS,
     MOE_ROUTER,
-    Kind,
+    ModuleKind,
 )
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -120,7 +120,7 @@ class _Callback:
         if bricks:
             self._steps.record(phase, tokens, start_ns, bricks[-1].end_ns, self._parts(bricks), lost=lost)
 
-    def _parts(self, bricks: list[Brick]) -> Iterator[Part]:
+    def _parts(self, bricks: list[BrickNodes]) -> Iterator[Part]:
         for at, brick in enumerate(bricks):
             layer = () if brick.layer is None else ((NodeKind.LAYER, brick.layer),)
             yield (*layer, self._definition(brick)), brick.start_ns, brick.end_ns, brick.elements
@@ -130,7 +130,7 @@ class _Callback:
                     first -= 1
                 yield layer, bricks[first].start_ns, brick.end_ns, brick.elements
 
-    def _definition(self, brick: Brick) -> BrickDefinition:
+    def _definition(self, brick: BrickNodes) -> BrickDefinition:
         key = brick.kind.name, brick.label
         found = self._definitions.get(key)
         if found is None:
@@ -157,10 +157,10 @@ def _loaded() -> list[int]:
 
 
 @dataclass(slots=True)
-class Brick:
+class BrickNodes:
     """Nodes of one brick that followed each other; `elements` are those of the first one's result."""
 
-    kind: Kind
+    kind: ModuleKind
     layer: int | None
     label: str
     start_ns: int
@@ -182,7 +182,7 @@ _MANY = (
 _ADDS = r"MUL_MAT|ADD"  # a product, and its bias
 # Name without its layer, operation, brick; the first match counts.
 _RULES = tuple(
-    (re.compile(name), re.compile(operation), Kind(brick))
+    (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
         (r".*", r"RMS_NORM", BrickId.RMS_NORM),
         (r".*", r"NORM", BrickId.LAYER_NORM),
@@ -213,9 +213,9 @@ MAX_NAMES = 8192  # remembered names
 _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
-def bricks_of(nodes: list[Node]) -> list[Brick]:
+def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
     """Return the bricks of a graph, in the order they ran."""
-    bricks: list[Brick] = []
+    bricks: list[BrickNodes] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
         name, layer = _place(full_name)
@@ -226,7 +226,7 @@ def bricks_of(nodes: list[Node]) -> list[Brick]:
             last.end_ns = end_ns
             last.label = _label(kind, name) or last.label
         else:
-            bricks.append(Brick(kind, layer, _label(kind, name), start_ns, end_ns, elements))
+            bricks.append(BrickNodes(kind, layer, _label(kind, name), start_ns, end_ns, elements))
     return bricks
 
 
@@ -240,29 +240,29 @@ def _place(full_name: str) -> tuple[str, int | None]:
     return found["name"], None if number is None else int(number)
 
 
-def _kind(name: str, operation: str, last: Brick | None) -> Kind:
+def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
         return before  # its weight, or its bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return Kind(BrickId.OUTPUT_PROJECTION)  # llama.cpp's product of attention's result, before it is named
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp's product of attention's result, before it is named
     return _by_rule(name, operation)
 
 
 @functools.lru_cache(maxsize=MAX_NAMES)
-def _by_rule(name: str, operation: str) -> Kind:
+def _by_rule(name: str, operation: str) -> ModuleKind:
     for matches, computes, kind in _RULES:
         if matches.fullmatch(name) and computes.fullmatch(operation):
             return kind
-    return Kind(operation)
+    return ModuleKind(operation)
 
 
-def _goes_on(last: Brick, kind: Kind, name: str, operation: str) -> bool:
+def _goes_on(last: BrickNodes, kind: ModuleKind, name: str, operation: str) -> bool:
     """Whether a node belongs to the brick before it."""
     if last.kind.name != kind.name or operation.endswith("NORM"):
         return False
     return kind.brick in (*_NORMS, *_MANY) or last.label == name
 
 
-def _label(kind: Kind, name: str) -> str:
+def _label(kind: ModuleKind, name: str) -> str:
     return "" if kind.brick in _MANY else name

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.adapters import has_adapters, state_of_adapters
 from cbtop.profiler.instrument.builds import Builds
-from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, Kind, classify
+from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, ModuleKind, classify
 from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions, is_convolution
 from cbtop.profiler.instrument.experts import chosen_experts
 from cbtop.profiler.instrument.module_tree import (
@@ -50,7 +50,7 @@ class Product:
     axes: int = 0  # of the images, if its work depends on their size
 
 
-class Part(NamedTuple):
+class TimedModule(NamedTuple):
     """A module that is timed: `key` is its definition, or (NodeKind.LAYER, index[, stack])."""
 
     path: str
@@ -71,7 +71,7 @@ class Section:
     place: Hashable  # path, key, classes around it, and what else its bricks depend on
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
     is_unchanged: bool = False  # the section known at this place stays, and `parts` and `others` are empty
 
@@ -98,16 +98,16 @@ class Plan:
 
     stacks: dict[str, int] = field(default_factory=dict)  # layers by the stack's name; of a single one it is ""
     trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: a call of one begins a step
-    parts: list[Part] = field(default_factory=list)  # layers and bricks
+    parts: list[TimedModule] = field(default_factory=list)  # layers and bricks
     others: list[nn.Module] = field(default_factory=list)  # hold bricks, or are inside one: their calls cost nothing
     sections: list[Section] = field(default_factory=list)  # hold all of `parts` and `others`
 
     @property
-    def layers(self) -> list[Part]:
+    def layers(self) -> list[TimedModule]:
         return [part for part in self.parts if isinstance(part.key, tuple)]
 
     @property
-    def bricks(self) -> list[Part]:
+    def bricks(self) -> list[TimedModule]:
         return [part for part in self.parts if isinstance(part.key, BrickDefinition)]
 
 
@@ -245,7 +245,7 @@ class _Found(NamedTuple):
 
     path: str
     module: nn.Module
-    kind: Kind
+    kind: ModuleKind
     top_k: int | None  # of grouped experts
     may_be_first: bool
 
@@ -274,7 +274,7 @@ class _Planner:
         self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
         # Layers of a stack are similar: the kind of a module in one holds for its counterpart in the next.
         self._layer = ("", "")  # the path of the current layer, and of its stack
-        self._kinds: dict[tuple[object, ...], Kind | None] = {}
+        self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
         self._patterns: dict[object, _Pattern] = {}
@@ -355,7 +355,7 @@ class _Planner:
                 self._seen |= known.visited
                 section.is_unchanged = True
                 return
-        section.parts.append(Part(path, layer, key))
+        section.parts.append(TimedModule(path, layer, key))
         build = self._builds.of(layer)
         alike = None if build is None else (path.rpartition(".")[0], around, build.features)
         pattern = self._patterns.get(alike)
@@ -385,7 +385,7 @@ class _Planner:
         section.state = [*map(id, modules), *pattern.weights]
         section.others = [modules[at] for at in pattern.others]
         section.parts += [
-            Part(f"{path}.{inside}", modules[at], definition, product, place)
+            TimedModule(f"{path}.{inside}", modules[at], definition, product, place)
             for at, inside, definition, product, place in pattern.bricks
         ]
         return True
@@ -408,7 +408,7 @@ class _Planner:
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 
-    def _kind_of(self, it: Described) -> Kind | None:
+    def _kind_of(self, it: Described) -> ModuleKind | None:
         key = (self._place(it.path), it.classes, it.siblings, it.holds, it.in_layer, it.gives_vocabulary)
         if key not in self._kinds:
             self._kinds[key] = classify(it)
@@ -430,7 +430,7 @@ class _Planner:
             if definition is None:
                 definition = self._definition(path, found, label)
             product = None if kind.shows_inside else _product_of(found)
-            self.section.parts.append(Part(found.path, found.module, definition, product, self._place(path)))
+            self.section.parts.append(TimedModule(found.path, found.module, definition, product, self._place(path)))
         self._found = []
 
     def _definition(self, path: str, found: _Found, label: str) -> BrickDefinition:

@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.multiplied import PACKED
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-        let_through(error)
+        reraise_host_error(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"
 
 

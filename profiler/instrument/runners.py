@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.functions import Function, Functions, timed
+from cbtop.profiler.instrument.functions import Function, TimedFunctions, timed
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
-from cbtop.profiler.instrument.trouble import in_words, ours, say
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import BrickId
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Engine:
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
 
 
-_functions = Functions()
+_functions = TimedFunctions()
 
 
 def once_there(
@@ -62,13 +62,13 @@ def once_there(
             for name, wrapper in wrappers.items():
                 _functions.replace(owner, name, wrapper)
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-            let_through(error)
+            reraise_host_error(error)
             _say_other(engine, error)
 
     once_imported(module, wrap)
 
 
-class Run:
+class RunnerCall:
     """One run of a runner, called as a step."""
 
     waits = True
@@ -95,12 +95,12 @@ def runs(original: Function, engine: Engine) -> Function:
         try:
             what = engine.describe(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - as in once_there
-            let_through(error)
+            reraise_host_error(error)
             _leave(runner, engine, error)
             what = None
         if what is None:
             return original(runner, *args, **kwargs)
-        result = attachment.steps.run(Run(what), functools.partial(original, runner), args, kwargs, called_ns)
+        result = attachment.steps.run(RunnerCall(what), functools.partial(original, runner), args, kwargs, called_ns)
         step = _waiting(runner)
         if step is not None and not _samples_later(engine, result):
             step.close()
@@ -118,7 +118,7 @@ def loads(original: Function, engine: Engine) -> Function:
         try:
             leave_alone(engine.model_of(runner))
         except Exception as error:  # noqa: BLE001 - as in once_there
-            let_through(error)
+            reraise_host_error(error)
             _leave(runner, engine, error)
         return result
 
@@ -150,7 +150,7 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
                 if tokens is not None:
                     step.accept(tokens)
             except Exception as error:  # noqa: BLE001 - as in once_there
-                ours(error, "accepted tokens are not counted")
+                log_own_error(error, "accepted tokens are not counted")
             step.close()
         return result
 
@@ -164,7 +164,7 @@ def _waiting(runner: Any) -> OpenStep | None:
         attachment = _attachments.get(runner)
         step = None if attachment is None else attachment.steps.open_in(unit())
     except Exception as error:  # noqa: BLE001 - as in once_there
-        let_through(error)
+        reraise_host_error(error)
         if attachment is not None:
             attachment.steps.failed(error)
         return None
@@ -175,7 +175,7 @@ def _samples_later(engine: Engine, result: Any) -> bool:
     try:
         return engine.samples_later(result)
     except Exception as error:  # noqa: BLE001 - as in once_there
-        ours(error, f"steps of {engine.name} lack their sampling")
+        log_own_error(error, f"steps of {engine.name} lack their sampling")
         return False
 
 
@@ -190,10 +190,10 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
             model = engine.model_of(runner)
             _attachments[runner] = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
             if limits:
-                say(f"{engine.name} {limits}")
+                log_once(f"{engine.name} {limits}")
         attachment = _attachments.get(runner)
     except Exception as error:  # noqa: BLE001 - as in once_there
-        let_through(error)
+        reraise_host_error(error)
         _leave(runner, engine, error)
         return None
     return attachment if attachment is not None and attachment.is_attached else None
@@ -206,4 +206,4 @@ def _leave(runner: Any, engine: Engine, error: Exception) -> None:
 
 
 def _say_other(engine: Engine, error: Exception) -> None:
-    say(f"{engine.name} is other than expected, and is not shown: {in_words(error)}")
+    log_once(f"{engine.name} is other than expected, and is not shown: {in_words(error)}")

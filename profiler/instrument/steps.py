@@ -31,7 +31,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.adapters import state_of_adapters
-from cbtop.profiler.instrument.capturing import Capture, Span, capture_here, captures
+from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
@@ -39,13 +39,13 @@ from cbtop.profiler.instrument.module_tree import attributes_of, children_of, ho
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.phases import VERIFY, describe, describe_captured
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
-from cbtop.profiler.instrument.trouble import ours
-from cbtop.profiler.instrument.wrapping import BrickCall, Call, NotedCall, is_symbolic
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.wrapping import BrickCall, CallWrapper, NotedCall, is_symbolic
 from cbtop.profiler.positions import finder
-from cbtop.profiler.steps import Step
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Training
-from cbtop.protocol.signals import let_through
+from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import WARM_UP, BrickId
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps._steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        step = self._step = Step(steps._steps, name, tokens, steps.model)
+        step = self._step = ActiveStep(steps._steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
         self._in_burst: Recording | None = None
         self._noting: Noting | None = None
@@ -342,7 +342,7 @@ class Noting:
         self._steps = steps
         self._me, self._before = ref(steps, swapped_in.pop), swapped_in.get(ref(steps))
         self._noted: list[NotedCall] = []
-        self._span: Span | None = None
+        self._span: CapturedCall | None = None
 
     def begin(self, call: phases.Call) -> None:
         """Begin to note: the model is called as `call` describes."""
@@ -460,14 +460,14 @@ class ModelSteps:
 
         A step of it that waits for a token here ends, because it may never be ended otherwise.
         """
-        let_through(error)
+        reraise_host_error(error)
         if not isinstance(error, RecursionError):
             try:
                 self.give_up(error)
                 for step in [step for step in unit().open if step.steps is self and not step.is_running]:
                     step.close()
             except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
-                ours(trouble, "a model cannot be detached")
+                log_own_error(trouble, "a model cannot be detached")
 
     def open_in(self, here: Unit) -> OpenStep | None:
         """Return the innermost open step of this model in `here`, or None."""
@@ -654,7 +654,7 @@ def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, 
     return result
 
 
-class ModelCall(Call):
+class ModelCall(CallWrapper):
     """Replaces the call of a model. The call is a step if no step of this model is open.
 
     On a compiled hot path, C code begins and ends usual steps in the same way (see compiled_steps.py).

@@ -18,7 +18,7 @@ from collections.abc import Callable, MutableMapping
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cbtop.profiler.instrument.awaited import await_no_more, once_imported
+from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.trampolines import copy_of, traceable_trampoline_of, trampoline_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def held(owner: Any, name: str) -> Any:
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
 
 
-class Timed(Protocol):
+class SwapTarget(Protocol):
     """A function of the host that can be timed."""
 
     is_seen_by_dynamo: bool  # whether Dynamo would see the change
@@ -137,12 +137,12 @@ class Swaps:
         # Also used for the calls of models, which may share modules. Reentrant, because a handler of the host's may
         # call one when a signal interrupts us in here.
         self.lock = threading.RLock()
-        self._functions: list[Timed] = []  # in the order they were added
+        self._functions: list[SwapTarget] = []  # in the order they were added
         self._are_in: bool | None = False  # None: some of them may be
         self._stay_out = False
         self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
 
-    def add(self, function: Timed) -> None:
+    def add(self, function: SwapTarget) -> None:
         """Add a function, and start to time it if calls are timed now."""
         with self.lock:
             if not self._functions:
@@ -164,7 +164,7 @@ class Swaps:
             if self._watched is not None and self._compiles in self._watched:
                 self._watched.remove(self._compiles)
             self._watched = None
-            await_no_more(DYNAMO)
+            stop_awaiting(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
         """Time the calls of `model` from now on."""
@@ -188,7 +188,7 @@ class Swaps:
             one.put() if are_in and self._may_be_in(one) else one.take()
         self._are_in = are_in
 
-    def _may_be_in(self, function: Timed) -> bool:
+    def _may_be_in(self, function: SwapTarget) -> bool:
         return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:

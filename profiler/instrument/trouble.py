@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cbtop.protocol.signals import let_through, suppressed
+from cbtop.protocol.signals import reraise_host_error, suppressed
 
 MAX_SAID = 100
 
@@ -12,7 +12,7 @@ _log = logging.getLogger("cbtop")
 _said: dict[str, None] = {}
 
 
-def say(what: str) -> None:
+def log_once(what: str) -> None:
     """Log one line, once. A logging handler of the host's that fails does not reach the host's model."""
     if what not in _said and len(_said) < MAX_SAID:
         _said[what] = None
@@ -25,14 +25,14 @@ def first_said() -> str:
     return next(iter(_said), "")
 
 
-def ours(error: Exception, what: str) -> None:
+def log_own_error(error: Exception, what: str) -> None:
     """Log `what` and the error; raise it again if a signal handler of the host raised it in our code.
 
     At the end of the host's stack nothing is logged: the host will find that out by itself.
     """
-    let_through(error)
+    reraise_host_error(error)
     if not isinstance(error, RecursionError):
-        say(f"{what}: {in_words(error)}")
+        log_once(f"{what}: {in_words(error)}")
 
 
 def in_words(error: Exception) -> str:

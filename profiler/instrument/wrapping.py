@@ -1,12 +1,12 @@
 """Times the calls of a module without a hook and without a change to the module.
 
-While steps are recorded, the table of call_attribute.py gives torch a `Call` to call instead of the module. In other
-steps it gives the value that the host has set, or None.
+While steps are recorded, the table of call_attribute.py gives torch a `CallWrapper` to call instead of the module. In
+other steps it gives the value that the host has set, or None.
 
 Rules
-- A `Call` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo traces `forward` without reading the attribute. A `Call` first asks whether Dynamo is compiling, in case it
-  is traced all the same. Dynamo never compiles our frames (`keep_dynamo_out`).
+- A `CallWrapper` holds its module weakly, so that `del model` frees it, and nothing that changes.
+- Dynamo traces `forward` without reading the attribute. A `CallWrapper` first asks whether Dynamo is compiling, in
+  case it is traced all the same. Dynamo never compiles our frames (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
 from cbtop.profiler.instrument.capturing import Capture, capture_here
-from cbtop.profiler.instrument.trouble import ours
-from cbtop.protocol.signals import let_through
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ def is_compiled(module: nn.Module) -> bool:
     return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
-class Call:
+class CallWrapper:
     """Replaces the call of a module. Subclasses add what they do before and after the call.
 
     `instead` is called next: the replacement of a different model, the callable that `module.compile()` has set, or
@@ -87,7 +87,7 @@ class Call:
                 self.instead = of_host(module)
                 put(module, self)
             elif there is not self and self not in _chain(there):
-                while isinstance(there, Call) and there.is_gone:
+                while isinstance(there, CallWrapper) and there.is_gone:
                     there = there.instead
                 self.instead = there
                 put(module, self)
@@ -99,7 +99,7 @@ class Call:
             return
         there = standing(module)
         if there is self:
-            put(module, self.instead if isinstance(self.instead, Call) else None)
+            put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
         for other in _chain(there):  # a module that several models share
             if other.instead is self:
@@ -113,10 +113,10 @@ class Call:
             forget(module)
 
 
-def _chain(there: object) -> list[Call]:
+def _chain(there: object) -> list[CallWrapper]:
     """Return our replacements of a module, one for each model: each calls the next."""
     found = []
-    while isinstance(there, Call):
+    while isinstance(there, CallWrapper):
         found.append(there)
         there = there.instead
     return found
@@ -129,14 +129,14 @@ def follow_host(module: nn.Module) -> None:
         chain[-1].instead = of_host(module)
 
 
-class Timed(Protocol):
+class TimedSteps(Protocol):
     """The steps of one model."""
 
     path: HotPath | Path
     model: str
 
 
-class BrickCall(Call):
+class BrickCall(CallWrapper):
     """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given.
 
     `asks` is called before, if it is set. `key_in` gives the brick by the mode, because the multiplied type is a part
@@ -160,7 +160,7 @@ class BrickCall(Call):
     )
 
     def __init__(
-        self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn | None = None, mode: Hashable = None
+        self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
         self.module = weakref.ref(module)  # as in Call, without a call: attaching makes thousands
         self.instead = of_host(module)
@@ -219,7 +219,7 @@ class BrickCall(Call):
                     self.asks()
                 timer = self._path.start_brick(self._key_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
-            ours(error, "some calls are not timed")
+            log_own_error(error, "some calls are not timed")
         if timer is None:
             return self.plain(*args, **kwargs)
         try:
@@ -230,7 +230,7 @@ class BrickCall(Call):
         try:
             self._path.stop_brick(timer, elements_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - as above
-            ours(error, "some calls are not timed")
+            log_own_error(error, "some calls are not timed")
         return result
 
 
@@ -239,7 +239,7 @@ class SizedCall(BrickCall):
 
     __slots__ = ("_axes", "_image_mode")
 
-    def __init__(self, module: nn.Module, key: Hashable, steps: Timed, key_in: KeyIn, axes: int) -> None:
+    def __init__(self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn, axes: int) -> None:
         super().__init__(module, key, steps, key_in)
         self._axes = axes
         self._image_mode: Hashable = None
@@ -260,7 +260,7 @@ class SizedCall(BrickCall):
         return self._key if is_new and len(keys) >= MAX_KEYS else self._known_key(self._image_mode, size)
 
 
-class NotedCall(Call):
+class NotedCall(CallWrapper):
     """Notes the nodes of a captured graph that the calls of a module made."""
 
     __slots__ = ("_capture", "_key")
@@ -297,7 +297,7 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
             if issubclass(type(value), Tensor):  # `isinstance` would ask objects of the host's for their class
                 return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor of the host's own kind: the call is timed, and not counted
-        let_through(error)
+        reraise_host_error(error)
         return error
     return 0
 

@@ -35,7 +35,7 @@ class ErrorSource(Enum):
     WEIGHTS = "weights"  # a product of quantised weights against one of their float originals, if both exist
 
 
-class Verdict(Enum):
+class QuantizationVerdict(Enum):
     """By the cosine: above 0.995 ok, from 0.99 a warning, below critical."""
 
     OK = "ok"
@@ -58,10 +58,12 @@ class QuantizationErrorTrace:
     snr_db: float | None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> QuantizationVerdict:
         if self.cosine > OK_COSINE:
-            return Verdict.OK
-        return Verdict.WARNING if self.cosine >= WARNING_COSINE else Verdict.CRITICAL  # also of a NaN
+            return QuantizationVerdict.OK
+        return (
+            QuantizationVerdict.WARNING if self.cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
+        )  # also of a NaN
 
 
 def quantization_error(
@@ -95,7 +97,7 @@ def quantization_error(
 
 def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
     """Yield a sentence for a warning, or for a critical error."""
-    if trace.verdict is not Verdict.OK:
+    if trace.verdict is not QuantizationVerdict.OK:
         place = "" if trace.layer is None else f"layer {trace.layer} "
         yield (
             f"{place}{trace.brick} ({trace.quant_type}, {trace.source.value}): cosine {trace.cosine:.6f} "
@@ -106,7 +108,7 @@ def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
 def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[TraceNumber]:
     """Yield a row for each source, brick and format, over the sampled layers: the worst of each."""
     traces = [trace for one in passes for trace in one]
-    for verdict in Verdict:
+    for verdict in QuantizationVerdict:
         yield number("", verdict.value, sum(trace.verdict is verdict for trace in traces))
     groups: dict[tuple[str, str, str], list[QuantizationErrorTrace]] = {}
     for source in ErrorSource:

@@ -14,7 +14,7 @@ from cbtop.profiler.traces.attention import AttentionWeightTrace
 from cbtop.profiler.traces.base import HISTORY_FORWARDS, MAX_ANOMALIES, TracerConfig, mean
 from cbtop.profiler.traces.kv_cache import KvCacheStateTrace
 from cbtop.profiler.traces.logits import LogitEvolutionTrace
-from cbtop.profiler.traces.quantization import QuantizationErrorTrace, Verdict
+from cbtop.profiler.traces.quantization import QuantizationErrorTrace, QuantizationVerdict
 from cbtop.protocol.messages import TraceAnomaly, TraceNumber, TraceSummary
 
 
@@ -105,7 +105,7 @@ class ModelTracer:
         counts["logits"] += forward.logits is not None
         counts["kv"] += forward.kv_state is not None
         for trace in forward.quant_errors:
-            if trace.verdict is not Verdict.OK:
+            if trace.verdict is not QuantizationVerdict.OK:
                 counts[trace.verdict.value] += 1
         found: list[str] = []
         for name, sentences in self._examine(forward):

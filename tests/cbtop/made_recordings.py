@@ -8,7 +8,7 @@ from pathlib import Path
 from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.messages import DaemonHello, Heartbeat, SourceState, StatsUpdate, WireMessage
-from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
@@ -48,7 +48,7 @@ def made_recording(
         clock.sleep_us(10)
     source = source_of(runtime)
     source.poll()
-    writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
+    writer = RecordingWriter(path, RecordingOrigin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
     if begins_s:
         writer.append(frame(FrameKind.KEYFRAME, 0, HELLO, Heartbeat(0, ())))
     for number in range(round(seconds / each_s) + 1):

@@ -14,7 +14,7 @@ from cbtop.profiler.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol import codec
 from cbtop.protocol.messages import CheckResult, Heartbeat, HostHello, Manifest, Quiet, SourceCatalog, WireMessage
-from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from tests.cbtop.made_recordings import BEGIN_NS, HELLO, frame
 from tests.cbtop.recorded import Clock, profiler_in, source_of
@@ -58,7 +58,7 @@ def record(
     if fails:
         profiler.announce(CheckResult("RmsNorm", fails, False, None, None))
     source = source_of(runtime)
-    writer = RecordingWriter(path, Origin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
+    writer = RecordingWriter(path, RecordingOrigin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
     rng = np.random.default_rng(seed)
     definitions = [
         BrickDefinition(

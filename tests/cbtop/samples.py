@@ -15,10 +15,9 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import compare
 from cbtop.viewmodels.durations import DurationBar
-from cbtop.viewmodels.lanes import Lane, Row, Span
+from cbtop.viewmodels.lanes import Lane, Row, TimelineSpan
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
 from cbtop.viewmodels.model import (
-    BooksView,
     CeilingRow,
     CheckRow,
     ClockView,
@@ -36,11 +35,12 @@ from cbtop.viewmodels.model import (
     RooflineView,
     SourceRow,
     SourceView,
+    StallKind,
     StallView,
-    Standstill,
     StepsView,
     StragglerView,
-    StretchView,
+    TimeBreakdownView,
+    TimeRangeView,
     WindowView,
 )
 from cbtop.viewmodels.noise import Change
@@ -291,7 +291,7 @@ LIVE = SourceView(
     ),
     graph=_graph(),
     layer_times=_layers(),
-    books=BooksView(
+    books=TimeBreakdownView(
         wall_us=WALL_US * STEPS,
         bricks_us=BRICKS_US * STEPS,
         gaps=(NamedTime("dispatch", DISPATCH_US * STEPS),),
@@ -306,7 +306,7 @@ LIVE = SourceView(
         82.0 + 6 * ((index * 7) % 11) / 11 - (30 if index == 40 else 0) for index in range(90)
     ),
     since_s=datetime(2026, 3, 1, 20, 2, 11).timestamp(),
-    stretch=StretchView(
+    time_range=TimeRangeView(
         wall_us=SEEN_US,
         in_steps_us=IN_STEPS_US,
         by_phase=(NamedTime("decode", WALL_US * STEPS), NamedTime("prefill", PREFILL_US * PREFILL_STEPS)),
@@ -349,7 +349,7 @@ ROWS = (
         for at in range(2)
     ),
     row_of(LIVE, key="stuck", pid=4300, program="hangs.py", steps=None, steps_per_sec=None, phase=None, model=None,
-           stall=StallView(Standstill.STALLED, 32.4, 2.0, ("decode", "Layer 17", "AllReduce")), devices=None,
+           stall=StallView(StallKind.STALLED, 32.4, 2.0, ("decode", "Layer 17", "AllReduce")), devices=None,
            unknown=(Unknown("model", "it announces none"), Unknown("steps_per_sec", "it has marked no step"),
                     Unknown("devices", "its daemon's samplers have not told it"))),
     row_of(LIVE, key="done", pid=4100, program="bench.py", state=SourceStatus.ENDED, state_reason="exit", **_ENDED),
@@ -509,7 +509,7 @@ STALE = replace(LIVE, stale_s=12.0)
 STALLED = replace(
     LIVE,
     stall=StallView(
-        Standstill.STALLED,
+        StallKind.STALLED,
         age_s=32.4,
         limit_s=2.0,
         place=("decode", "Layer 17", "AllReduce"),
@@ -522,12 +522,12 @@ STALLED = replace(
         usual_of="decode",
     ),
 )
-SUSPENDED = replace(LIVE, stall=StallView(Standstill.SUSPENDED, 6.1, 2.0, ("decode",), "decode", threads=1))
-IDLE = replace(LIVE, stall=StallView(Standstill.IDLE, 32.4, 2.0, why="no step runs"))
+SUSPENDED = replace(LIVE, stall=StallView(StallKind.SUSPENDED, 6.1, 2.0, ("decode",), "decode", threads=1))
+IDLE = replace(LIVE, stall=StallView(StallKind.IDLE, 32.4, 2.0, why="no step runs"))
 QUIET = replace(
     LIVE,
     stall=StallView(
-        Standstill.QUIET,
+        StallKind.QUIET,
         32.4,
         8.1,
         usual_s=0.81,
@@ -573,7 +573,7 @@ HOSTILE_LANES = (
             Row(
                 "bricks",
                 tuple(
-                    Span(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
+                    TimelineSpan(100 * at, 100, 0, at + 1, name, NodeKind.BRICK, BrickCategory.FFN, (name,), name, 1)
                     for at, name in enumerate(HOSTILE_NAMES)
                 ),
             ),

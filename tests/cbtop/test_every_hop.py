@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbtop.client.store import Store
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.ended import Left
+from cbtop.protocol.ended import EndedProcess
 from cbtop.protocol.ring import RECORD_BYTES
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import apply, source_of
@@ -104,4 +104,4 @@ def test_produced_is_received_plus_dropped_at_every_moment_for_every_viewer(
         assert (loss.dropped, loss.on_the_wire) == (state.overwritten + state.rejected, 0)
     profiler.close()
     source.close()
-    Left(source.ring_path, 0, 0).remove()
+    EndedProcess(source.ring_path, 0, 0).remove()

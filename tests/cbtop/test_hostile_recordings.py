@@ -36,7 +36,14 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS
-from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter, encode_frame, frame_bytes
+from cbtop.protocol.recording import (
+    FrameKind,
+    RecordingOrigin,
+    RecordingReader,
+    RecordingWriter,
+    encode_frame,
+    frame_bytes,
+)
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.reports.json import json_report
 from cbtop.reports.text import SECTIONS, text_report
@@ -67,7 +74,7 @@ def path(runtime: Path) -> Path:
 
 def written(path: Path, *frames: bytes, close: bool = False) -> Path:
     """A recording of `frames`, which need not be sound."""
-    writer = RecordingWriter(path, Origin("here", 0, 0), 1 << 40, overwrite=True)
+    writer = RecordingWriter(path, RecordingOrigin("here", 0, 0), 1 << 40, overwrite=True)
     for frame in frames:
         writer._write(frame)
     if close:

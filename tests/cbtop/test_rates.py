@@ -176,9 +176,9 @@ def test_prefill_is_not_between_decode_steps_and_phases_share_the_wall_clock(
         paced.step(400)
         paced.sleep(100)
     view = paced.view(window=False)
-    assert view.stretch is not None
-    assert {phase.name: phase.us for phase in view.stretch.by_phase} == {"prefill": 10e6, "decode": 8e6}
-    assert (view.stretch.in_steps_us, view.stretch.between_us) == (18e6, pytest.approx(1.9e6))
+    assert view.time_range is not None
+    assert {phase.name: phase.us for phase in view.time_range.by_phase} == {"prefill": 10e6, "decode": 8e6}
+    assert (view.time_range.in_steps_us, view.time_range.between_us) == (18e6, pytest.approx(1.9e6))
     rates = {steps.phase: steps.tokens_per_sec for steps in view.phases}
     assert rates == {"prefill": pytest.approx(2000 / 20, rel=0.01), "decode": pytest.approx(20 / 20, rel=0.01)}
     assert "in steps 18.00 s (prefill 10.00 s, decode 8.00 s) + between" in REPORTS["text"]([view], ["bricks"])
@@ -190,9 +190,9 @@ def test_steps_that_run_at_the_same_time_in_two_phases_count_that_time_once(pace
             paced.step(1000, "inner")
             paced.clock.sleep_us(1e6)
         paced.sleep(5000)
-    stretch = paced.view(window=False).stretch
-    assert stretch is not None
-    assert (stretch.in_steps_us, stretch.between_us, stretch.since_last_us) == (4e6, 5e6, 5e6)
+    time_range = paced.view(window=False).time_range
+    assert time_range is not None
+    assert (time_range.in_steps_us, time_range.between_us, time_range.since_last_us) == (4e6, 5e6, 5e6)
 
 
 def test_time_in_any_step_is_known_for_one_phase_if_the_daemon_omits_it(
@@ -201,15 +201,15 @@ def test_time_in_any_step_is_known_for_one_phase_if_the_daemon_omits_it(
     paced.step(1000)
     paced.sleep(500)
     del paced.record.stats._rare["union_ns"][ANY_STEP]
-    stretch = paced.view(window=False).stretch
-    assert stretch is not None
-    assert stretch.in_steps_us == 1e6
+    time_range = paced.view(window=False).time_range
+    assert time_range is not None
+    assert time_range.in_steps_us == 1e6
     paced.step(1000, "prefill")
     paced.sleep(500)
     del paced.record.stats._rare["union_ns"][ANY_STEP]
     view = paced.view(window=False)
-    assert view.stretch is not None
-    assert (view.stretch.in_steps_us, view.stretch.between_us) == (None, None)
+    assert view.time_range is not None
+    assert (view.time_range.in_steps_us, view.time_range.between_us) == (None, None)
     assert "wall clock 3.00 s: in how much of it steps ran is n/a" in REPORTS["text"]([view], ["bricks"])
     assert json.loads(REPORTS["json"]([view], []))["sources"][0]["stretch"]["between_steps_us"] is None
 
@@ -235,9 +235,9 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == 0
     assert view.tokens_per_sec_history[-1] == 0
-    assert view.stretch is not None
-    assert view.stretch.between_us == 0  # it may well run a step
-    assert view.stretch.since_last_us == view.stretch.wall_us
+    assert view.time_range is not None
+    assert view.time_range.between_us == 0  # it may well run a step
+    assert view.time_range.since_last_us == view.time_range.wall_us
     rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 80))
     assert "no step has ended in these 10." in rule
 
@@ -263,8 +263,8 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
         assert running.steps is not None
         assert ended.steps.count == running.steps.count
         assert ended.steps.tokens_per_sec == pytest.approx(16.7, abs=0.15)
-        assert ended.stretch is not None
-        assert ended.stretch.since_last_us == 0
+        assert ended.time_range is not None
+        assert ended.time_range.since_last_us == 0
         assert formatting.shown_time(ended).startswith("its last 10." if window else "since ")
     assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
 
@@ -395,9 +395,9 @@ def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     ahead.sleep(6000)
     for window in (True, False):
         view = ahead.view(window=window)
-        assert view.stretch is not None
-        assert (view.since_s, view.stretch.since_last_us) == (None, None)
-        assert (view.stretch.between_us is None) == window
+        assert view.time_range is not None
+        assert (view.since_s, view.time_range.since_last_us) == (None, None)
+        assert (view.time_range.between_us is None) == window
         assert f"between steps {'n/a' if window else '7'}" in REPORTS["text"]([view], ["bricks"])
         assert IDLE_BETWEEN_STEPS.judge(view) is None or not window
     text = REPORTS["text"]([view], ["bricks"])
@@ -436,10 +436,12 @@ def test_the_rate_of_a_sum_is_the_sum_of_the_rates_and_its_time_closes(tmp_path:
     assert view.steps is not None
     assert view.steps.tokens_per_sec == pytest.approx(16.7 + 10, abs=0.2)
     assert view.steps.tokens_per_sec_in_steps == pytest.approx(66.7, abs=0.1)
-    assert view.stretch is not None
-    assert None not in (view.stretch.in_steps_us, view.stretch.between_us, view.stretch.since_last_us)
-    parts = (view.stretch.in_steps_us or 0) + (view.stretch.between_us or 0) + (view.stretch.since_last_us or 0)
-    assert view.stretch.wall_us == pytest.approx(parts)
+    assert view.time_range is not None
+    assert None not in (view.time_range.in_steps_us, view.time_range.between_us, view.time_range.since_last_us)
+    parts = (
+        (view.time_range.in_steps_us or 0) + (view.time_range.between_us or 0) + (view.time_range.since_last_us or 0)
+    )
+    assert view.time_range.wall_us == pytest.approx(parts)
     assert " (of 2 processes, added up) = in steps " in REPORTS["text"]([view], ["bricks"])
     for member in members:
         member.profiler.close()

@@ -25,7 +25,7 @@ from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Pac
 from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, StretchView
+from cbtop.viewmodels.model import MergeMode, TimeRangeView
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
 from tests.cbtop.recorded import Clock, apply, source_of
@@ -86,9 +86,9 @@ class Viewer:
         apply(self.store, messages)
 
     @property
-    def stretch(self) -> StretchView:
+    def time_range(self) -> TimeRangeView:
         (record,) = self.store.sources.values()
-        found = source_view(record, window=True).stretch
+        found = source_view(record, window=True).time_range
         assert found is not None
         return found
 
@@ -97,15 +97,17 @@ class Viewer:
         (record,) = self.store.sources.values()
         if not record.window.has_watched:
             return
-        (stretch,) = [record.window.statistics(record.stats)[1]]
-        found = self.stretch
-        assert found.in_steps_us == covered_ns(self.host.spans, stretch.begin_ns, stretch.end_ns) / 1e3
+        (time_range,) = [record.window.statistics(record.stats)[1]]
+        found = self.time_range
+        assert found.in_steps_us == covered_ns(self.host.spans, time_range.begin_ns, time_range.end_ns) / 1e3
         assert not found.counts_whole
         parts = (found.in_steps_us or 0, found.between_us or 0, found.since_last_us or 0)
         assert sum(parts) == pytest.approx(found.wall_us)
         assert min(parts) >= 0
         for node, phase in enumerate(PHASES, 1):
-            own = covered_ns([span for span in self.host.spans if span[0] == node], stretch.begin_ns, stretch.end_ns)
+            own = covered_ns(
+                [span for span in self.host.spans if span[0] == node], time_range.begin_ns, time_range.end_ns
+            )
             assert sum(one.us for one in found.by_phase if one.name == phase) == own / 1e3
             self._has_the_rate_of(phase, found.wall_us)
 
@@ -149,7 +151,7 @@ def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -
         viewer.hears(host.said(5_100 * MS))
         host.ran(*((2, at * 100 * MS, (at * 100 + 50) * MS) for at in range(80, 110)))
         viewer.hears(host.said(11_000 * MS))
-        found = viewer.stretch
+        found = viewer.time_range
         assert found.wall_us == 7e6
         assert found.in_steps_us == 1e6 + 1.5e6
         assert {phase.name: phase.us for phase in found.by_phase} == {"prefill": 1e6, "decode": 1.5e6}
@@ -172,7 +174,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
     with a_host(has_begun=False) as host:
         viewer = Viewer(host, Store(10.0))
         waited_for_its_first_step(viewer)
-        found = viewer.stretch
+        found = viewer.time_range
         assert (found.wall_us, found.in_steps_us, found.between_us) == (3e6, 1.5e6, 1.45e6)
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
@@ -185,11 +187,11 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert merged.window is not None
         assert merged.window.covers_s == 3
         record.window.is_range = True
-        assert viewer.stretch.wall_us == 9e6  # somebody chose that time
+        assert viewer.time_range.wall_us == 9e6  # somebody chose that time
         record.window.is_range = False
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
-        assert viewer.stretch.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
+        assert viewer.time_range.wall_us == 10e6  # nobody waits for a first step any more: what comes now is between
 
 
 def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() -> None:
@@ -205,8 +207,8 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
             view = source_view(record, "prefill", window=True)
             assert view.steps is not None
             assert view.steps.tokens_per_sec_in_steps == pytest.approx(1_000)
-        assert view.stretch is not None
-        assert view.stretch.in_steps_us == 1e6  # the last second of it
+        assert view.time_range is not None
+        assert view.time_range.in_steps_us == 1e6  # the last second of it
         text = REPORTS["text"]([view], ["bricks"])
         assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
@@ -254,13 +256,13 @@ def test_a_step_over_many_slices_is_in_each_window_with_the_part_inside_it() -> 
             viewer.hears([host.heartbeat(second * SECOND)])
         host.ran((1, 3 * SECOND // 2, 20 * SECOND))
         viewer.hears(host.said(20 * SECOND))
-        assert (viewer.stretch.in_steps_us, viewer.stretch.between_us) == (viewer.stretch.wall_us, 0)
+        assert (viewer.time_range.in_steps_us, viewer.time_range.between_us) == (viewer.time_range.wall_us, 0)
         host.ran((2, 41 * SECOND // 2, 41 * SECOND // 2 + 1))
         viewer.hears(host.said(41 * SECOND // 2 + 1))
         for second in range(21, 30):
             viewer.hears([host.heartbeat(second * SECOND)])
             viewer.shows_what_ran()
-        assert viewer.stretch.in_steps_us == 0
+        assert viewer.time_range.in_steps_us == 0
 
 
 def test_what_a_lost_update_said_of_steps_is_said_again_by_the_next_keyframe() -> None:
@@ -286,13 +288,17 @@ def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> 
         viewer.hears(without_ran(host.said(4 * SECOND, whole=True)))
         host.ran((1, 0, 5 * SECOND))
         viewer.hears(without_ran(host.said(7 * SECOND)))
-        assert (viewer.stretch.wall_us, viewer.stretch.in_steps_us, viewer.stretch.between_us) == (3e6, 1e6, 0)
-        assert viewer.stretch.counts_whole
+        assert (viewer.time_range.wall_us, viewer.time_range.in_steps_us, viewer.time_range.between_us) == (
+            3e6,
+            1e6,
+            0,
+        )
+        assert viewer.time_range.counts_whole
         (record,) = viewer.store.sources.values()
         text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
         assert "a step that began before counts whole" in text
-        assert between_steps(viewer.stretch) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
-        every = source_view(record).stretch  # it begins with the first step
+        assert between_steps(viewer.time_range) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
+        every = source_view(record).time_range  # it begins with the first step
         assert every is not None
         assert not every.counts_whole
 
@@ -306,7 +312,7 @@ def test_a_sum_of_processes_adds_up_what_lay_in_the_window_of_each(window: bool)
             viewer.host.ran((1, at * SECOND, (5 + at) * SECOND), (2, 7 * SECOND - 1, 7 * SECOND))
             viewer.hears(viewer.host.said(7 * SECOND))
         records = [replace(next(iter(v.store.sources.values())), key=str(at)) for at, v in enumerate(viewers)]
-        found = merged_view(records, MergeMode.SUM, window=window).stretch
+        found = merged_view(records, MergeMode.SUM, window=window).time_range
         assert found is not None
         assert found.in_steps_us == (3e6 + 0.002 if window else 10e6 + 0.002)
 

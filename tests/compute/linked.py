@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.decoder.ranks import Link, Rank
+from cbtop.compute.decoder.ranks import Rank, RankLink
 
 DEADLINE_S = 60.0  # only what waits for nobody takes so long
 
@@ -98,7 +98,7 @@ def together(count: int, run: Callable[[Rank], Any]) -> list[Any]:
             queues[one, other] = Queue()
 
     def of(number: int) -> Any:
-        link: Link = ThreadLink(number, count, queues)
+        link: RankLink = ThreadLink(number, count, queues)
         return run(Rank(number, count, link))
 
     with ThreadPoolExecutor(count) as threads:

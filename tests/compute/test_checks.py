@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbtop.compute.checks import Assertion, Equivalent, Finding, Finite, summary
+from cbtop.compute.checks import Assertion, AssertionResult, Equivalent, Finite, summary
 
 GOOD = np.array([0.25, 0.5], np.float32)
 
@@ -32,7 +32,11 @@ def test_an_error_is_relative_to_the_largest_value() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_nan_in_one_place_is_not_said_to_be_the_error_of_another(order: int) -> None:
-    places = [Finding(True, 1.4e-07, 1e-5), Finding(False, None, 1e-5, "NaN"), Finding(True, 2e-7, 1e-5)]
+    places = [
+        AssertionResult(True, 1.4e-07, 1e-5),
+        AssertionResult(False, None, 1e-5, "NaN"),
+        AssertionResult(True, 2e-7, 1e-5),
+    ]
     (result,) = summary(("QkvProjection", "equals reference", found) for found in places[::order])
     assert (result.passed, result.max_error, result.not_finite) == (False, None, "NaN")
 
@@ -41,7 +45,11 @@ def test_a_nan_in_one_place_is_not_said_to_be_the_error_of_another(order: int) -
 def test_a_brick_skipped_in_one_place_is_skipped_unless_it_failed_elsewhere(
     order: int,
 ) -> None:
-    passed, skipped, failed = Finding(True, 1e-7), Finding(True, skipped="a reason"), Finding(False, 0.5)
+    passed, skipped, failed = (
+        AssertionResult(True, 1e-7),
+        AssertionResult(True, skipped="a reason"),
+        AssertionResult(False, 0.5),
+    )
     (result,) = summary(("LmHead", "equals reference", found) for found in (passed, skipped)[::order])
     assert result.skipped == "a reason"
     (result,) = summary(("LmHead", "equals reference", found) for found in (passed, skipped, failed)[::order])

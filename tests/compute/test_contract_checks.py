@@ -14,7 +14,7 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.kernels import rms_norm_int8
-from cbtop.compute.settings import GREEDY, Sampling, WorkloadOptions
+from cbtop.compute.settings import GREEDY, TokenSampling, WorkloadOptions
 from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
@@ -23,14 +23,16 @@ from cbtop.protocol.vocabulary import PRECONDITION
 from .conftest import ListRecorder, Norms, of_each_kind
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
-DRAWN = Sampling(temperature=0.8, seed=3)
+DRAWN = TokenSampling(temperature=0.8, seed=3)
 
 
 def results(recorder: ListRecorder) -> list[CheckResult]:
     return [message for message in recorder.messages if isinstance(message, CheckResult)]
 
 
-def decoded(model: Model, profiler: BrickProfiler, sampling: Sampling, *, check: bool) -> tuple[Decoder, list[int]]:
+def decoded(
+    model: Model, profiler: BrickProfiler, sampling: TokenSampling, *, check: bool
+) -> tuple[Decoder, list[int]]:
     decoder = Decoder(model, "numba", 1, profiler, model.context_length, sampling=sampling, check_contracts=check)
     tokens = [decoder.prefill(PROMPT)]
     for _ in range(3):
@@ -41,7 +43,7 @@ def decoded(model: Model, profiler: BrickProfiler, sampling: Sampling, *, check:
 @of_each_kind
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_every_brick_condition_is_reported_once_holds_and_changes_nothing(
-    model: Model, profiler: BrickProfiler, recorder: ListRecorder, sampling: Sampling
+    model: Model, profiler: BrickProfiler, recorder: ListRecorder, sampling: TokenSampling
 ) -> None:
     unchecked, tokens = decoded(model, profiler, sampling, check=False)
     assert results(recorder) == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from cbtop.compute import crossovers as measuring
-from cbtop.compute.crossovers import Rung, Times, crossover, measure_crossovers, timed
+from cbtop.compute.crossovers import PairedTimes, Rung, crossover, measure_crossovers, timed
 from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover
@@ -37,7 +37,7 @@ class Clock:
         return run
 
 
-def ladder(noise: Noise = lambda: 0, waking_ns: int = WAKING_NS) -> list[Times]:
+def ladder(noise: Noise = lambda: 0, waking_ns: int = WAKING_NS) -> list[PairedTimes]:
     """One thread takes 10 ns a unit; four take a quarter of it, and some time to wake."""
     clock = Clock()
     rungs = [
@@ -92,14 +92,14 @@ def test_a_layout_that_is_slower_at_every_size_is_measured_as_never_better() -> 
 
 
 def test_an_equal_time_is_no_win() -> None:
-    same = [Times(size, [100] * 9, [100] * 9) for size in SIZES]
+    same = [PairedTimes(size, [100] * 9, [100] * 9) for size in SIZES]
     assert is_unsure(crossover("product_bytes", same))
 
 
 @pytest.mark.parametrize(("wins", "first"), [("..ww.www", 5), ("wwwwwwww", 0), (".......w", 7), ("wwwwwww.", None)])
 def test_a_size_counts_where_all_larger_ones_win_too(wins: str, first: int | None) -> None:
-    def times(size: int, win: str) -> Times:
-        return Times(size, [100] * 9, [50 if win == "w" else 100] * 9)
+    def times(size: int, win: str) -> PairedTimes:
+        return PairedTimes(size, [100] * 9, [50 if win == "w" else 100] * 9)
 
     found = crossover("product_bytes", list(map(times, SIZES, wins)))
     assert is_unsure(found) if first is None else found.value == SIZES[first]
@@ -166,14 +166,14 @@ def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypa
     monkeypatch.setattr(measuring, "HAS_TILES", name == "bf16_tokens" or HAS_TILES)
     steps: list[Sequence[Rung]] = []
 
-    def watched(rungs: Sequence[Rung]) -> list[Times]:
+    def watched(rungs: Sequence[Rung]) -> list[PairedTimes]:
         steps.append(rungs)
         for rung in rungs:
             for way in ("before", "after"):
                 ran.clear()
                 getattr(rung, way)()
                 seen[way, rung.size] = list(ran)
-        return [Times(rung.size, [2, 2], [1, 1]) for rung in rungs]
+        return [PairedTimes(rung.size, [2, 2], [1, 1]) for rung in rungs]
 
     seen: dict[tuple[str, int], list[str]] = {}
     monkeypatch.setattr(measuring, "timed", watched)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.compute.cuda.compiler import Compiled, _keep, _read
+from cbtop.compute.cuda.compiler import CompiledModule, _keep, _read
 
-MADE = Compiled(b".entry f()", b"\x7fELF", "0 bytes spill stores")
+MADE = CompiledModule(b".entry f()", b"\x7fELF", "0 bytes spill stores")
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o700, MADE), (0o702, None)])
 def test_machine_code_that_others_may_write_to_is_not_loaded(
-    tmp_path: Path, mode: int, expected: Compiled | None
+    tmp_path: Path, mode: int, expected: CompiledModule | None
 ) -> None:
     path = tmp_path / "cuda" / "one.module"
     _keep(path, MADE)

@@ -22,7 +22,7 @@ from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.kernels import gated, linear, qkv
 from cbtop.compute.kernels.attention import CACHE_TYPES
-from cbtop.compute.settings import GREEDY, Sampling
+from cbtop.compute.settings import GREEDY, TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -449,10 +449,10 @@ def test_a_token_outside_the_vocabulary_is_refused_before_a_step_begins(
 
 
 @pytest.mark.parametrize("model", ["qwen2", "gemma2"], indirect=True)
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampling", [GREEDY, TokenSampling(temperature=1.0)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
-    model: Model, profiler: BrickProfiler, sampling: Sampling, value: float
+    model: Model, profiler: BrickProfiler, sampling: TokenSampling, value: float
 ) -> None:
     decoder = Decoder(model, "numba", 1, profiler, 64, sampling=sampling)
     last = decoder.bricks.soft_cap or decoder.bricks.lm_head

@@ -17,7 +17,7 @@ from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
-from cbtop.compute.demo_model import TINY_MIXTRAL, TINY_QWEN3, TINY_QWEN3MOE, Shape
+from cbtop.compute.demo_model import TINY_MIXTRAL, TINY_QWEN3, TINY_QWEN3MOE, ModelShape
 from cbtop.compute.errors import ModelError
 from cbtop.compute.jit.cpu import HAS_VNNI
 from cbtop.compute.kernels import route as route_module
@@ -173,7 +173,7 @@ def of_format(monkeypatch: pytest.MonkeyPatch, block_format: BlockFormat) -> Non
     """Experts are written in that format."""
     tensors: Any = demo_model._tensors
 
-    def changed(shape: Shape) -> Iterator[Any]:
+    def changed(shape: ModelShape) -> Iterator[Any]:
         for tensor in tensors(shape):
             yield replace(tensor, format=block_format) if "_exps" in tensor.name else tensor
 
@@ -202,7 +202,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a tiny model with keys of its architecture beside those it has."""
     metadata = demo_model._metadata
 
-    def written(shape: Shape, keys: dict[str, Any]) -> Path:
+    def written(shape: ModelShape, keys: dict[str, Any]) -> Path:
         said = {f"{shape.architecture}.{key}": value for key, value in keys.items()}
         monkeypatch.setattr(demo_model, "_metadata", lambda shape: metadata(shape) | said)
         demo_model.write_model(tmp_path / "m.gguf", shape, lambda *_: None)
@@ -225,7 +225,7 @@ def test_what_a_file_says_of_the_weights_of_experts_is_honoured(write: Write, de
 
 
 @pytest.mark.parametrize("shape", [TINY_QWEN3, replace(TINY_QWEN3, architecture="llama")])
-def test_a_count_of_no_experts_is_a_dense_model(write: Write, shape: Shape) -> None:
+def test_a_count_of_no_experts_is_a_dense_model(write: Write, shape: ModelShape) -> None:
     model = read_model(write(shape, {"expert_count": 0, "expert_used_count": 0}), FAMILIES)
     assert model.experts is None
 
@@ -240,7 +240,7 @@ def test_a_count_of_no_experts_is_a_dense_model(write: Write, shape: Shape) -> N
     ],
 )
 def test_what_would_mix_in_another_way_is_refused_by_its_name(
-    write: Write, shape: Shape, keys: dict[str, Any], wanted: str
+    write: Write, shape: ModelShape, keys: dict[str, Any], wanted: str
 ) -> None:
     with pytest.raises(ModelError) as refused:
         read_model(write(shape, keys), FAMILIES)
@@ -252,7 +252,7 @@ def test_a_file_with_a_tensor_for_each_expert_is_refused_with_the_way_out(
 ) -> None:
     tensors: Any = demo_model._tensors
 
-    def apart(shape: Shape) -> Iterator[Any]:
+    def apart(shape: ModelShape) -> Iterator[Any]:
         for tensor in tensors(shape):
             if "_exps" in tensor.name:
                 for expert in range(shape.experts):

@@ -32,7 +32,7 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
     tensors: Any = demo_model._tensors
 
     def made(block_format: BlockFormat) -> Model:
-        def of_one_format(shape: demo_model.Shape) -> Iterator[Any]:
+        def of_one_format(shape: demo_model.ModelShape) -> Iterator[Any]:
             for tensor in tensors(shape):
                 yield replace(tensor, format=block_format) if len(tensor.shape) == 2 else tensor
 

@@ -19,7 +19,7 @@ from cbtop.compute.decoder.base import LayerWeights, Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
-from cbtop.compute.demo_model import TINY_GEMMA2, TINY_GEMMA3, Shape
+from cbtop.compute.demo_model import TINY_GEMMA2, TINY_GEMMA3, ModelShape
 from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization.floats import F32
 from cbtop.profiler.profiler import BrickProfiler
@@ -42,7 +42,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     tensors: Any = demo_model._tensors
     monkeypatch.setattr(demo_model, "_tensors", lambda shape: (replace(one, format=F32) for one in tensors(shape)))
 
-    def written(shape: Shape, keys: Keys) -> Path:
+    def written(shape: ModelShape, keys: Keys) -> Path:
         llama_peer.write_model(tmp_path / "plain.gguf", shape)
         said = {f"{shape.architecture}.{key}": value for key, value in keys.items()}
         return rewritten(tmp_path / "plain.gguf", tmp_path / "gemma.gguf", said)
@@ -130,7 +130,7 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
     ],
 )
 def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
-    write: Write, shape: Shape, keys: Keys, faults: list[Callable[[Model], Model]]
+    write: Write, shape: ModelShape, keys: Keys, faults: list[Callable[[Model], Model]]
 ) -> None:
     pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp")
     path = write(shape, keys)
@@ -150,7 +150,12 @@ def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
 @pytest.mark.parametrize(("shape", "keys"), [(GEMMA2, CAPS), (WHOLE_GEMMA3, LINEAR)], ids=["gemma2", "gemma3"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_decoder_agrees_with_float64_in_several_passes_beyond_the_window(
-    write: Write, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, shape: Shape, keys: Keys, threads: int
+    write: Write,
+    profiler: BrickProfiler,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: ModelShape,
+    keys: Keys,
+    threads: int,
 ) -> None:
     model = read_model(write(shape, keys), FAMILIES)
     monkeypatch.setattr(Host, "most_together", 16)
@@ -188,7 +193,7 @@ def test_a_model_of_any_shape_and_window_decodes_like_a_float64_pass(
     @given(SIZES)
     def check(sizes: dict[str, Any]) -> None:
         group = sizes.pop("group")
-        shape = Shape(heads=group * sizes["kv_heads"], vocabulary=40, context_length=12, **sizes)
+        shape = ModelShape(heads=group * sizes["kv_heads"], vocabulary=40, context_length=12, **sizes)
         model = read_model(write(shape, {}), FAMILIES)
         decoder = Decoder(model, "numba", 1, profiler, model.context_length, "f32")
         tokens = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7][: model.context_length]
@@ -228,7 +233,7 @@ def test_a_model_that_names_no_window_caps_or_period_has_those_of_its_family(wri
     ],
 )
 def test_what_would_give_wrong_text_is_refused_by_its_name(
-    write: Write, shape: Shape, keys: Keys, wanted: str
+    write: Write, shape: ModelShape, keys: Keys, wanted: str
 ) -> None:
     with pytest.raises(ModelError) as refused:
         read_model(write(shape, keys), FAMILIES)

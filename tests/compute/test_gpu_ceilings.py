@@ -11,7 +11,7 @@ import pytest
 
 from cbtop.compute import gpu_ceilings, gpu_libraries, nvml
 from cbtop.compute.errors import ComputeError
-from cbtop.compute.gpu_libraries import Gpu, Run
+from cbtop.compute.gpu_libraries import GpuProperties, Run
 
 GIB = 1 << 30
 BYTES_PER_SEC, FLOP_PER_SEC = 2e12, 5e14
@@ -30,8 +30,8 @@ class Made:
     def count(self) -> int:
         return 1
 
-    def use(self, index: int) -> Gpu:
-        return Gpu("Made 100", "18a9-c4", 132, 50 << 20, self.free_bytes)
+    def use(self, index: int) -> GpuProperties:
+        return GpuProperties("Made 100", "18a9-c4", 132, 50 << 20, self.free_bytes)
 
     def buffer(self, size_bytes: int) -> Any:
         return bytearray(0) if size_bytes > GIB else bytearray(size_bytes)
@@ -167,7 +167,7 @@ def test_how_much_others_use_the_gpu_is_said(
 def test_a_gpu_that_nvml_does_not_know_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(0, []))
     library = Made()
-    monkeypatch.setattr(library, "use", lambda index: Gpu("Made 100", "of another kind", 16, 1 << 20, GIB))
+    monkeypatch.setattr(library, "use", lambda index: GpuProperties("Made 100", "of another kind", 16, 1 << 20, GIB))
     roofs, missing = measured(library, monkeypatch)
     assert len(roofs.ceilings) == 5
     assert {one.load_percent for one in roofs.ceilings} == {None}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.compute import crossovers, gpu_crossovers
-from cbtop.compute.crossovers import Rung, Times
+from cbtop.compute.crossovers import PairedTimes, Rung
 from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import read_model
 from cbtop.compute.gpu.device import Gpu
@@ -33,7 +33,7 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
     fake.before_launch = lambda one: launched.append(one.entry)
     sizes: list[list[int]] = []
 
-    def planted(rungs: Sequence[Rung]) -> list[Times]:
+    def planted(rungs: Sequence[Rung]) -> list[PairedTimes]:
         """The GPU is quicker at decoding from the second size on, and never of prompts."""
         sizes.append([rung.size for rung in rungs])
         for rung in rungs:
@@ -43,7 +43,7 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
             assert launched
             launched.clear()
         gpu_ns = (200, 50) if len(sizes) == 1 else (200, 200)
-        return [Times(rung.size, [100] * 9, [ns] * 9) for rung, ns in zip(rungs, gpu_ns, strict=True)]
+        return [PairedTimes(rung.size, [100] * 9, [ns] * 9) for rung, ns in zip(rungs, gpu_ns, strict=True)]
 
     decoding, prompts = measure_gpu_crossovers(1, lambda name: None, planted)
     layer = [gpu_crossovers._model(hidden).weights_bytes // gpu_crossovers.LAYERS for hidden in (256, 512)]

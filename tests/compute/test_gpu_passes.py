@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute import brick_specs
-from cbtop.compute.brick import ComputeBrick, Launch
+from cbtop.compute.brick import BrickLaunch, ComputeBrick
 from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import Launched, LaunchedPass, PassParts
 from cbtop.compute.kernels import take_rows
@@ -74,7 +74,7 @@ def test_given_element_counts_replace_those_noted_at_graph_capture() -> None:
 
 def test_a_brick_run_once_per_expert_is_recorded_each_time_with_its_elements() -> None:
     gpu: Any = FakeGpu()
-    taking = Launch(TAKE_ROWS, take_rows.work())
+    taking = BrickLaunch(TAKE_ROWS, take_rows.work())
     experts = ComputeBrick(brick_specs.MOE_EXPERTS, (taking,), "cuda", PROFILER, names_launches=True)
     ran = LaunchedPass(gpu)
     x, tokens = np.zeros((4, 8), np.float32), np.zeros(4, np.int64)

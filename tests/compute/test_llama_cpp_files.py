@@ -23,7 +23,7 @@ from cbtop.compute.decoder import FAMILIES
 from cbtop.compute.decoder.base import Model, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
-from cbtop.compute.demo_model import Shape, write_model
+from cbtop.compute.demo_model import ModelShape, write_model
 from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
@@ -32,10 +32,10 @@ from tests.representatives import each_value_once
 
 # Fewer layers and columns than the models that they stand for have; what divides the columns is the same.
 SHAPES = {
-    "0.5B": Shape("qwen2", 224, 7, 1, 512, 3, 512, 64),
-    "135M": Shape("llama", 288, 9, 3, 768, 3, 512, 64),
-    "wide GQA": Shape("llama", 512, 16, 2, 768, 3, 512, 64, tied=False),
-    "70B": Shape("llama", 512, 8, 1, 1792, 3, 512, 64, tied=False),
+    "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
+    "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),
+    "wide GQA": ModelShape("llama", 512, 16, 2, 768, 3, 512, 64, tied=False),
+    "70B": ModelShape("llama", 512, 8, 1, 1792, 3, 512, 64, tied=False),
 }
 CHOSEN: dict[str, dict[str, dict[str, str]]] = json.loads(
     Path(__file__).with_name("llama_cpp_types.json").read_text()
@@ -71,7 +71,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     def written(shape: str, file_type: str) -> Path:
         chosen = CHOSEN[shape][file_type]
 
-        def of_types(sizes: Shape) -> Iterator[Any]:
+        def of_types(sizes: ModelShape) -> Iterator[Any]:
             for tensor in tensors(sizes):
                 name = chosen.get(tensor.name.removesuffix(".weight"), chosen[""])
                 yield replace(tensor, format=format_of(name)) if len(tensor.shape) == 2 else tensor

@@ -22,7 +22,7 @@ from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.quantize_rows import QUANTIZE_ROWS
 from cbtop.compute.kernels.residual_add import RESIDUAL_ADD
 from cbtop.compute.kernels.rms_norm import RMS_NORM
-from cbtop.compute.settings import Sampling
+from cbtop.compute.settings import TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -87,7 +87,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
     on = model_on(gpu, read_model(model_files["qwen2"], FAMILIES), is_exact=True)
     drawn = []
     for is_eager in (True, False):
-        how = Sampling(temperature=1.5, top_k=20, top_p=0.9, seed=3)
+        how = TokenSampling(temperature=1.5, top_k=20, top_p=0.9, seed=3)
         decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, sampling=how, is_eager=is_eager)
         for _ in range(2):
             decoder.restart()

@@ -27,7 +27,7 @@ from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.places import OnGpu
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q8_0 import Q8_0
-from cbtop.compute.settings import RankOptions, Sampling, Split, WorkloadOptions
+from cbtop.compute.settings import RankOptions, Split, TokenSampling, WorkloadOptions
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -113,9 +113,11 @@ def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(numb
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("family", ["qwen2", pytest.param("gemma2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.5, seed=3)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "sampling", [TokenSampling(), TokenSampling(temperature=1.5, seed=3)], ids=["greedy", "drawn"]
+)
 def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
-    count: int, family: str, sampling: Sampling, model_files: dict[str, Path]
+    count: int, family: str, sampling: TokenSampling, model_files: dict[str, Path]
 ) -> None:
     model = deeper(read_model(model_files[family], FAMILIES))
 

@@ -14,7 +14,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.philox import philox, uniform
 from cbtop.compute.kernels.sampling import drawn, drawn_launches, drawn_reference
-from cbtop.compute.settings import Sampling
+from cbtop.compute.settings import TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 
 from .conftest import of_each_kind
@@ -87,7 +87,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
 
 @of_each_kind
 def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, profiler: BrickProfiler) -> None:
-    def tokens(sampling: Sampling, threads: int = 1) -> list[int]:
+    def tokens(sampling: TokenSampling, threads: int = 1) -> list[int]:
         decoder = Decoder(model, "numba", threads, profiler, model.context_length, sampling=sampling)
         sequence = [decoder.prefill(PROMPT)]
         for _ in range(12):
@@ -95,11 +95,11 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
         return sequence
 
     # Warm for Gemma, too, whose logits of the token before lie far above all others.
-    warm = Sampling(temperature=20, top_k=0, top_p=1.0, seed=3)
+    warm = TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
-    assert tokens(warm) != tokens(Sampling(temperature=20, top_k=0, top_p=1.0, seed=4))
+    assert tokens(warm) != tokens(TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=4))
     # Two logits of the tiny models lie within 2e-4 of one another where a processor has no VNNI.
-    assert tokens(Sampling(temperature=1e-6)) == tokens(Sampling())
+    assert tokens(TokenSampling(temperature=1e-6)) == tokens(TokenSampling())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
 )  # fmt: skip
 def test_settings_that_draw_nothing_sensible_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ComputeError, match=f"^{next(iter(wrong))} is "):
-        Sampling(**wrong)  # type: ignore[arg-type]
+        TokenSampling(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

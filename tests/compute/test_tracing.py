@@ -30,7 +30,7 @@ from cbtop.profiler.divergence import Fingerprints
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.profiler.traces.base import TracerConfig
-from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantization_error
+from cbtop.profiler.traces.quantization import ErrorSource, QuantizationVerdict, quantization_error
 from cbtop.protocol.messages import Node, TraceSummary
 from cbtop.protocol.vocabulary import BrickCategory
 
@@ -234,7 +234,7 @@ def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None
     decibels = [error.snr_db or 0 for error in errors]
     assert decibels == sorted(decibels)
     assert 15 < decibels[0] < 30
-    assert all(error.verdict is Verdict.OK for error in errors)
+    assert all(error.verdict is QuantizationVerdict.OK for error in errors)
 
 
 def test_each_traced_pass_measures_the_products_of_another_layer(model: Model, run: Callable[..., Traced]) -> None:

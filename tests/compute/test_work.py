@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbtop.compute.brick import ComputeBrick, Launch, combined_work
+from cbtop.compute.brick import BrickLaunch, ComputeBrick, combined_work
 from cbtop.compute.brick_specs import LM_HEAD
 from cbtop.compute.decoder import bricks
 from cbtop.compute.decoder.decoder import Decoder
@@ -120,11 +120,11 @@ def test_a_product_says_what_it_multiplies() -> None:
 
 
 def test_a_brick_of_several_types_has_the_highest_ceiling_or_any_on_a_gpu() -> None:
-    routed = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(QuantizedMatrix), has_bias=False))
-    rounded = Launch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(InterleavedMatrix), has_bias=False))
+    routed = BrickLaunch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(QuantizedMatrix), has_bias=False))
+    rounded = BrickLaunch(linear.LINEAR[Q4_K.code], linear.work(matrix_of(InterleavedMatrix), has_bias=False))
     assert combined_work((routed, rounded)).dtype == "int8"
     assert combined_work((routed,)).dtype == "float32"
-    attended = Launch(attention_bf16.ATTENTION_BF16, attention_bf16.work(64, 6))
+    attended = BrickLaunch(attention_bf16.ATTENTION_BF16, attention_bf16.work(64, 6))
     assert combined_work((attended,)).dtype == combined_work((routed, attended)).dtype == "bfloat16"
     assert combined_work((attended, rounded)).dtype == "int8"
     profiler = BrickProfiler(enabled=False)
@@ -164,7 +164,7 @@ def test_products_of_many_tokens_are_recorded_as_bfloat16_if_they_use_tiles(
     profiler: BrickProfiler, recorder: ListRecorder
 ) -> None:
     matrix = matrix_of(InterleavedMatrix)
-    rounded = Launch(
+    rounded = BrickLaunch(
         replace(linear.LINEAR[Q4_K.code], implementation=lambda: None), linear.work(matrix, has_bias=False), 128
     )
     brick = ComputeBrick(LM_HEAD, (rounded,), "numba", profiler, bfloat16_tokens=12)

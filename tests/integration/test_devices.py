@@ -43,7 +43,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     made = FakeNvml(Gpu("GPU-0", mig=None))
     monkeypatch.setattr(daemon_module, "SAMPLERS", (partial(Nvml, made), Cpu))
     monkeypatch.setattr(nvml, "pid_namespace", lambda: nvml.INITIAL_PID_NAMESPACE)
-    monkeypatch.setattr(daemon_module, "Sampling", partial(sampling.Sampling, interval_s=0.05))
+    monkeypatch.setattr(daemon_module, "NewestSamples", partial(sampling.NewestSamples, interval_s=0.05))
     yield made
     if made.hangs:
         made.hangs.set()

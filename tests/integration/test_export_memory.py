@@ -19,7 +19,7 @@ from cbtop.exporters import EXPORTERS
 from cbtop.protocol import codec
 from cbtop.protocol.messages import HostHello, Node, Packed, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, pack
-from cbtop.protocol.recording import FrameKind, Origin, RecordingWriter, encode_frame
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.integration.hosts import CBTOP
@@ -44,7 +44,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     chance = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("export") / "run.cbtop"
-    writer = RecordingWriter(path, Origin("host", 0, 0), 2 * SIZE_BYTES)
+    writer = RecordingWriter(path, RecordingOrigin("host", 0, 0), 2 * SIZE_BYTES)
     writer.append(encode_frame(FrameKind.KEYFRAME, 0, [codec.encode(SourceCatalog("a", True, SAID))]))
     steps = MAX_BATCH_RECORDS // (BRICKS + 1)
     produced = begin_ns = 0

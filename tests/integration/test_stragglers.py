@@ -77,7 +77,7 @@ def run_on(processes: Ranks) -> None:
 
 
 @contextmanager
-def kept_running(processes: Ranks) -> Iterator[None]:
+def running(processes: Ranks) -> Iterator[None]:
     """The ranks run on while somebody else looks."""
     stop = threading.Event()
 
@@ -133,7 +133,7 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
 @pytest.mark.slow  # test_two_ranks.py has it in a report, of ranks of torch
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
-    with daemon(), ranks(WITHOUT_PAUSES) as processes, kept_running(processes):
+    with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):
         # A look may be too short.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
         once = ("--headless", "--once", "--window=all", *PATIENTLY, "--view", "bricks")

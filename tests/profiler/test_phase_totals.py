@@ -10,7 +10,7 @@ import pytest
 from cbtop.profiler.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import COLUMNS, RARE, NodeStats
+from cbtop.profiler.stats import COLUMNS, SPARSE_COLUMNS, NodeStats
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -32,7 +32,7 @@ def any_phase(seed: int) -> PhaseTotals:
     ids = np.arange(60)
     columns = {name: np.array([chance.choice((0, 1, 7, 90)) for _ in ids]) for name in COLUMNS}
     columns["count"][1:3] = 5
-    loose = {(RARE.index("loose_ns"), node): 3 for node in chance.sample(range(1, 60), 5)}
+    loose = {(SPARSE_COLUMNS.index("loose_ns"), node): 3 for node in chance.sample(range(1, 60), 5)}
     none = np.zeros(0, np.int64)
     stats.take_over(ids, np.array([columns[name] for name in COLUMNS]), none, none, loose)
     return PhaseTotals.of(table, stats, chance.choice(("decode", None)))

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.places import Place
+from cbtop.profiler.places import GraphPlace
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FLAG_LOOSE, LANE_SHIFT
@@ -199,7 +199,7 @@ def test_an_adopted_call_that_outlasts_its_step_is_one_line_of_the_report(make: 
     profiler = make(recorder=RingRecorder(runtime))
     begun, go_on = threading.Event(), threading.Event()
 
-    def work(place: Place) -> None:
+    def work(place: GraphPlace) -> None:
         with profiler.adopt(place), profiler.brick("late"):
             begun.set()
             go_on.wait()

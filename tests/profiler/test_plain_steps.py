@@ -34,7 +34,7 @@ from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.session import Report
-from cbtop.profiler.steps import Step
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingReader, RingWriter
 from cbtop.protocol.vocabulary import BrickCategory
@@ -122,7 +122,7 @@ class Host:
         self._profiler = sampled_as(profiler, map(self._decided, decisions))
         self._clock = clock
         self._last = True
-        self._open: dict[int, list[tuple[Step, Made]]] = {thread: [] for thread in range(3)}
+        self._open: dict[int, list[tuple[ActiveStep, Made]]] = {thread: [] for thread in range(3)}
         self._threads = [ThreadPoolExecutor(1) for _ in range(3)]
 
     def _decided(self, decision: bool) -> bool:
@@ -188,7 +188,9 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
     assert {phase.phase for phase in view.phases} == set(by_name)
     seen = [step for steps in by_name.values() for step in steps]
     wall = max((step.end_ns for step in seen), default=0) - min((step.start_ns for step in seen), default=0)
-    assert view.stretch is None or (view.stretch.in_steps_us is None) == any(one.is_sample for one in view.phases)
+    assert view.time_range is None or (view.time_range.in_steps_us is None) == any(
+        one.is_sample for one in view.phases
+    )
     for phase in view.phases:
         steps = by_name[phase.phase]
         recorded = [step for step in steps if step.recorded]
@@ -397,7 +399,7 @@ def test_twenty_plain_steps_at_once_take_no_lane_of_a_recorded_one(make: MAKE, r
     view = source_view(record_of(source_of(runtime)))
     assert view.books is not None
     assert view.steps is not None
-    assert (view.steps.count, view.steps.recorded, view.books.crowded) == (21, 1, 0)
+    assert (view.steps.count, view.steps.recorded, view.books.in_shared_lane) == (21, 1, 0)
 
 
 def test_a_plain_step_without_tokens_hides_no_time_per_token_of_others(
@@ -721,7 +723,7 @@ def test_metrics_count_every_step_and_say_how_many_the_bricks_are_of(make: MAKE,
     store.sources[record.key] = record
     found = snapshot(store, 1)
     (duration,) = [point.value for point in found[metrics.STEP_DURATION]]
-    assert isinstance(duration, metrics.Durations)
+    assert isinstance(duration, metrics.DurationHistogram)
     assert (sum(duration.counts), duration.total_ns) == (8, 2_000_000)
     names = (metrics.TOKENS, metrics.RECORDED_STEPS, metrics.RECORDED_TOKENS)
     assert [[point.value for point in found[metric]] for metric in names] == [[24], [4], [4]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.roofline import distance, intensity, stands_under
+from cbtop.profiler.roofline import distance, intensity, roof_applies
 
 ROOFS = st.floats(1, 1000)
 
@@ -77,4 +77,4 @@ def test_without_both_kinds_of_ceilings_there_is_no_roof(peaks: list[float], ban
     ],
 )
 def test_work_stands_under_the_roofs_of_what_it_multiplies(dtype: str, roof: str, stands: bool) -> None:
-    assert stands_under(dtype, roof) == stands
+    assert roof_applies(dtype, roof) == stands

@@ -18,8 +18,8 @@ from cbtop.profiler.stats import (
     MAX_KEPT_INTERVALS,
     MAX_OPEN_PARTS,
     PERCENTILES,
-    RARE,
     SANE,
+    SPARSE_COLUMNS,
     Growth,
     NodeStats,
     sane,
@@ -227,8 +227,8 @@ def test_all_that_is_counted_is_the_growth_since_nothing_was() -> None:
 
 def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> None:
     one, other, both = NodeStats(), NodeStats(), NodeStats()
-    one.take_over(*NOTHING, {(RARE.index("uncounted"), 1): 3, (RARE.index("uncounted"), 2): 5})
-    other.take_over(*NOTHING, {(RARE.index("uncounted"), 1): 4, (RARE.index("uncounted"), 3): 9})
+    one.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 3, (SPARSE_COLUMNS.index("uncounted"), 2): 5})
+    other.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 4, (SPARSE_COLUMNS.index("uncounted"), 3): 9})
     for each in (one, other):
         both.add_rare(each, np.array([0, 7, 7]))  # node 3 is none that is known here
     assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
@@ -554,7 +554,7 @@ def test_a_cancelled_step_is_told_among_what_has_changed() -> None:
 def test_of_a_node_that_has_no_row_yet_nothing_is_left_out_as_plain() -> None:
     stats = NodeStats()
     stats.add(records((1, 10, 30)), *STEP_AND_BRICK)
-    stats.take_over(*NOTHING, {(RARE.index("plain"), 1): 1, (RARE.index("plain"), 2): 7})
+    stats.take_over(*NOTHING, {(SPARSE_COLUMNS.index("plain"), 1): 1, (SPARSE_COLUMNS.index("plain"), 2): 7})
     assert stats.of_recorded("count").tolist() == [0, 0]
     assert stats.rare_column("plain").tolist() == [0, 1]
 

@@ -26,7 +26,7 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
-from cbtop.profiler.steps import AlikeParts, Step
+from cbtop.profiler.steps import ActiveStep, AlikeParts
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
@@ -462,7 +462,7 @@ def test_a_cancelled_step_in_a_shared_lane_takes_no_time_from_other_steps(make: 
     held = [profiler.step("other") for _ in range(15)]
     begun, go_on = threading.Barrier(16), threading.Event()
 
-    def hold(step: Step) -> None:
+    def hold(step: ActiveStep) -> None:
         with step:
             begun.wait()
             go_on.wait()
@@ -519,7 +519,7 @@ def test_a_signal_handlers_own_step_does_not_take_over_a_step_that_begins(make: 
 
     def trace(frame: Any, event: str, argument: object) -> Any:
         nonlocal left  # so many opcodes
-        frame.f_trace_opcodes = frame.f_code is Step.__enter__.__code__
+        frame.f_trace_opcodes = frame.f_code is ActiveStep.__enter__.__code__
         if event == "opcode":
             left -= 1
             if left < 0:
@@ -592,7 +592,8 @@ with p.step("after", 1): pass
 report = p.report()
 steps = sorted(name for name, books in report.books for _ in range(books.wall_ns > 0))
 print("parent" if child else "child", report.steps, report.tokens, ",".join(steps),
-      ",".join(sorted(b.name for b in report.bricks)), sum(books.loose for _, books in report.books), report.rejected,
+      ",".join(sorted(b.name for b in report.bricks)), sum(books.unmatched_calls for _, books in report.books),
+      report.rejected,
       flush=True)
 """
 
@@ -646,7 +647,7 @@ def test_a_step_that_is_told_of_when_its_profiler_is_off_raises_nothing(
         with profiler.step("decode", tokens=1) as step:
             step.wait()
         getattr(profiler, meanwhile)()
-        step.told_alike(alike, [10], [20], [1])
+        step.record_known_parts(alike, [10], [20], [1])
         with profiler.step("decode", tokens=1):
             pass
         profiler.enable()
@@ -658,7 +659,7 @@ def test_trouble_with_a_place_of_parts_that_are_alike_is_not_the_hosts(
     profiler = BrickProfiler(recorder=Memory())
     with profiler.step("decode", tokens=1) as step:
         step.wait()
-    step.told_alike(AlikeParts([(["no key"],)]), [10], [20], [1])  # type: ignore[list-item]
+    step.record_known_parts(AlikeParts([(["no key"],)]), [10], [20], [1])  # type: ignore[list-item]
     assert "nothing is recorded from here on" in caplog.text
 
 
@@ -682,7 +683,7 @@ def test_alike_parts_are_recorded_as_if_told_one_by_one_and_looked_up_once() -> 
                 step.wait()
             times, elements = ([10, 10, 50], [30, 40, 90]), [7, 1, 9]
             if is_alike:
-                step.told_alike(alike, *times, elements)
+                step.record_known_parts(alike, *times, elements)
             else:
                 step.told(list(zip(alike.keys, *times, elements, strict=True)))
         found.append(paths(recorder))
@@ -699,6 +700,6 @@ def test_of_steps_past_the_bound_on_nodes_nothing_is_remembered(monkeypatch: pyt
     for name in ("prefill", "decode", "decode"):
         with profiler.step(name, tokens=1) as step:
             step.wait()
-        step.told_alike(alike, [10], [20], [1])
+        step.record_known_parts(alike, [10], [20], [1])
     assert len(recorder.records) == 6
     assert len(alike._known) == 1  # of the step that has a node

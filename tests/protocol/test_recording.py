@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, recording
 from cbtop.protocol.errors import DecodeError, ProtocolError, RecordingError, VersionError
 from cbtop.protocol.messages import PROTOCOL_MAJOR, DaemonHello, Heartbeat, Message, SourceGone
-from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter, encode_frame
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter, encode_frame
 
-ORIGIN = Origin("here", 1_000, 1_700_000_000_000_000_000)
+ORIGIN = RecordingOrigin("here", 1_000, 1_700_000_000_000_000_000)
 HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
 MAX_BYTES = 1 << 20
 

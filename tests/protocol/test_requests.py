@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol.errors import RequestError
-from cbtop.protocol.requests import KERNELS, MAX_STEPS, Answer, Asker, Request, State, answer_of, request_of
+from cbtop.protocol.requests import KERNELS, MAX_STEPS, Answer, Request, RequestSlot, State, answer_of, request_of
 from cbtop.protocol.ring import ANSWER_WORD, ASKED_WORD, CURSOR_WORD, HEADER_BYTES, RingReader, RingWriter
 
 
@@ -19,18 +19,18 @@ def ring(tmp_path: Path) -> RingWriter:
 
 
 @pytest.fixture
-def asker(ring: RingWriter) -> Iterator[Asker]:
-    asker = Asker(ring.path)
+def asker(ring: RingWriter) -> Iterator[RequestSlot]:
+    asker = RequestSlot(ring.path)
     yield asker
     asker.close()
 
 
-def test_a_request_is_read_as_it_was_asked(ring: RingWriter, asker: Asker) -> None:
+def test_a_request_is_read_as_it_was_asked(ring: RingWriter, asker: RequestSlot) -> None:
     asked = asker.ask(7)
     assert request_of(ring.asked) == asked == Request(asked.number, 7)
 
 
-def test_an_answer_is_read_under_its_number_alone(ring: RingWriter, asker: Asker) -> None:
+def test_an_answer_is_read_under_its_number_alone(ring: RingWriter, asker: RequestSlot) -> None:
     asked = asker.ask(3)
     assert asker.answer() is None
     ring.answer(Answer(asked.number + 1, State.DONE, 3).word())
@@ -39,7 +39,7 @@ def test_an_answer_is_read_under_its_number_alone(ring: RingWriter, asker: Asker
     assert asker.answer() == (asked.number, State.RUNNING, 2)
 
 
-def test_who_looks_at_requests_says_so(ring: RingWriter, asker: Asker) -> None:
+def test_who_looks_at_requests_says_so(ring: RingWriter, asker: RequestSlot) -> None:
     assert not asker.listens
     ring.answer(Answer(0, State.LISTENING).word())
     assert asker.listens
@@ -67,7 +67,7 @@ def test_what_makes_no_sense_is_no_answer(word: int) -> None:
         answer_of(word)
 
 
-def test_the_largest_words_fit_the_ring(ring: RingWriter, asker: Asker) -> None:
+def test_the_largest_words_fit_the_ring(ring: RingWriter, asker: RequestSlot) -> None:
     word = Request((1 << 39) - 1, MAX_STEPS).word()
     os.pwrite(asker._file, word.to_bytes(8, "little", signed=True), 8 * ASKED_WORD)
     assert request_of(ring.asked) == ((1 << 39) - 1, MAX_STEPS)
@@ -78,7 +78,7 @@ def test_the_largest_words_fit_the_ring(ring: RingWriter, asker: Asker) -> None:
 def test_asking_changes_one_word_of_the_ring_and_closing_takes_it_back(ring: RingWriter) -> None:
     ring.record(1, 10, 20, 3)
     before = ring.path.read_bytes()
-    asker = Asker(ring.path)
+    asker = RequestSlot(ring.path)
     asker.ask(3)
     after = ring.path.read_bytes()
     at = 8 * ASKED_WORD
@@ -92,33 +92,33 @@ def test_asking_changes_one_word_of_the_ring_and_closing_takes_it_back(ring: Rin
 
 
 def test_one_command_asks_at_a_time(ring: RingWriter) -> None:
-    first = Asker(ring.path)
+    first = RequestSlot(ring.path)
     with pytest.raises(RequestError, match="another command"):
-        Asker(ring.path)
+        RequestSlot(ring.path)
     first.close()
-    Asker(ring.path).close()
+    RequestSlot(ring.path).close()
 
 
 def test_what_is_no_ring_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "1-2-0.ring"
     with pytest.raises(RequestError):
-        Asker(path)
+        RequestSlot(path)
     path.write_bytes(b"x" * HEADER_BYTES)
     with pytest.raises(RequestError, match="not a ring"):
-        Asker(path)
+        RequestSlot(path)
     assert path.read_bytes() == b"x" * HEADER_BYTES
     path.unlink()
     path.symlink_to("/etc/hostname")
     with pytest.raises(RequestError):
-        Asker(path)
+        RequestSlot(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(RequestError):
-        Asker(path)
+        RequestSlot(path)
 
 
 def test_a_ring_that_is_cut_short_is_not_made_longer(ring: RingWriter) -> None:
-    asker = Asker(ring.path)
+    asker = RequestSlot(ring.path)
     os.truncate(ring.path, 8)
     with pytest.raises(RequestError):
         asker.ask(3)

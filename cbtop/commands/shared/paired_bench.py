@@ -29,7 +29,7 @@ from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, Test
 from cbtop.tuning.paired import (
     CONFIDENCE_PERCENT,
     SIDES,
-    Pair,
+    PairedTest,
     Round,
     Turn,
     in_turns,
@@ -44,14 +44,14 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ComparisonOutcome:
     """The result of a comparison: the sides in words, the model ("" for commands), and the requested rounds."""
 
     kind: str
     sides: tuple[str, str]
     model: str
     rounds: int
-    pairs: Sequence[Pair]
+    pairs: Sequence[PairedTest]
 
     @property
     def measured(self) -> int:
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(
     options: argparse.Namespace, sides: Sequence[Side], measured: _Measured, line: ProgressLine
-) -> Outcome | None:
+) -> ComparisonOutcome | None:
     line.show("loading kernels")
     from cbtop.compute.backends import available_threads, cpu_backend
     from cbtop.compute.demo_model import demo_model
@@ -134,7 +134,7 @@ def _settings(
 
 def _processes(
     options: argparse.Namespace, sides: Sequence[Side], measured: _Measured, line: ProgressLine
-) -> Outcome | None:
+) -> ComparisonOutcome | None:
     kind = sides[0].kind
     if kind == COMMAND and (options.model or options.threads or options.exact):
         raise UsageError("a command says itself what it runs: leave MODEL, -t and --exact to it")
@@ -207,12 +207,12 @@ def _outcome(
     measured: _Measured,
     options: argparse.Namespace,
     tokens: Mapping[str, int | None],
-) -> Outcome | None:
+) -> ComparisonOutcome | None:
     pairs = pairs_of(measured.rounds, tokens)
-    return Outcome(kind, sides, model, options.repetitions or DEFAULT_ROUNDS, pairs) if pairs else None
+    return ComparisonOutcome(kind, sides, model, options.repetitions or DEFAULT_ROUNDS, pairs) if pairs else None
 
 
-def _fields(outcome: Outcome, pair: Pair) -> dict[str, Any]:
+def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
     """Return the fields of a pair, under llama-bench's names where the meaning is the same, for both sides."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
@@ -236,7 +236,7 @@ def _fields(outcome: Outcome, pair: Pair) -> dict[str, Any]:
     return found
 
 
-def _markdown(outcome: Outcome) -> str:
+def _markdown(outcome: ComparisonOutcome) -> str:
     rows: Table = [("test", "A", "B", "", "B/A", f"{CONFIDENCE_PERCENT} % interval", "")]
     for pair in outcome.pairs:
         interval = "n/a" if pair.interval is None else f"{pair.interval[0]:.3f} to {pair.interval[1]:.3f}"
@@ -261,20 +261,20 @@ def _markdown(outcome: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figure(pair: Pair, side: int) -> str:
+def _figure(pair: PairedTest, side: int) -> str:
     if pair.name == WHOLE and pair.tokens is None:
         return with_deviation([each / 1e9 for each in pair.sides_ns[side]], 3)
     return with_deviation(pair.rates(side), 2)
 
 
-def _json(outcome: Outcome) -> str:
+def _json(outcome: ComparisonOutcome) -> str:
     found = [
         _fields(outcome, pair) | {"a_samples_ns": pair.a_ns, "b_samples_ns": pair.b_ns} for pair in outcome.pairs
     ]
     return json.dumps(found, indent=2) + "\n"
 
 
-def _csv(outcome: Outcome) -> str:
+def _csv(outcome: ComparisonOutcome) -> str:
     text = io.StringIO()
     found = [_fields(outcome, pair) for pair in outcome.pairs]
     writer = csv.DictWriter(text, found[0], quoting=csv.QUOTE_ALL, lineterminator="\n")
@@ -283,4 +283,4 @@ def _csv(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-OUTPUTS: dict[str, Callable[[Outcome], str]] = {"md": _markdown, "json": _json, "csv": _csv}
+OUTPUTS: dict[str, Callable[[ComparisonOutcome], str]] = {"md": _markdown, "json": _json, "csv": _csv}

@@ -15,7 +15,7 @@ BASE = "%SRCROOT%"  # placeholder that hosts replace by the root of the checkout
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SarifRule:
     """Something that is checked, and where it is defined: a file of the checkout, and a line of it, from 1."""
 
     id: str
@@ -28,11 +28,11 @@ class Rule:
 class Failure:
     """A rule that did not hold."""
 
-    rule: Rule
+    rule: SarifRule
     message: str
 
 
-def sarif(rules: Sequence[Rule], failures: Sequence[Failure]) -> str:
+def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
     """Return a log of one run: every rule, and a result for each failure."""
     places = {rule.id: place for place, rule in enumerate(rules)}
     driver = {

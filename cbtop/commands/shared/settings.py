@@ -26,7 +26,7 @@ NO_COLOR = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingsKey:
     """A key of the file and the option of the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
@@ -84,7 +84,7 @@ def read_config() -> Config:
         raise UsageError(f"{path}: {error}") from error
 
 
-def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None:
+def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
     """Set each option that is not on the command line. Raises UsageError for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
@@ -100,7 +100,7 @@ def settle(options: argparse.Namespace, settings: Mapping[str, Setting]) -> None
             setattr(options, key, next(found, setting.default))
 
 
-def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[str]:
+def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterator[str]:
     """Yield a line for each unknown key of the file."""
     if not isinstance(config.tables.get(PRESET, {}), dict):
         yield f"{config.place(PRESET)}: {PRESET} is no table [{PRESET}.NAME]; it is left out"
@@ -116,14 +116,14 @@ def unknown_keys(config: Config, settings: Mapping[str, Setting]) -> Iterator[st
                     yield f"{config.place(key, table)}: {unknown('key', key, known)}; it is left out"
 
 
-def check_values(config: Config, settings: Mapping[str, Setting]) -> None:
+def check_values(config: Config, settings: Mapping[str, SettingsKey]) -> None:
     """Raise UsageError for an invalid value of the file or one of its presets."""
     for name in (None, *(name for name, table in config.presets.items() if isinstance(table, dict))):
         _preset(config, name, settings)
     _file(config, settings)
 
 
-def _file(config: Config, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def _file(config: Config, settings: Mapping[str, SettingsKey]) -> dict[str, Any]:
     return {
         key: _value(settings[key], value, config.place(key), key)
         for key, value in config.tables.items()
@@ -131,7 +131,7 @@ def _file(config: Config, settings: Mapping[str, Setting]) -> dict[str, Any]:
     }
 
 
-def _preset(config: Config, name: str | None, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def _preset(config: Config, name: str | None, settings: Mapping[str, SettingsKey]) -> dict[str, Any]:
     if name is None:
         return {}
     if not isinstance(table := config.presets.get(name), dict):
@@ -143,7 +143,7 @@ def _preset(config: Config, name: str | None, settings: Mapping[str, Setting]) -
     }
 
 
-def _environment(settings: Mapping[str, Setting]) -> dict[str, Any]:
+def _environment(settings: Mapping[str, SettingsKey]) -> dict[str, Any]:
     found = {}
     for key, setting in settings.items():
         if text := os.environ.get(name := VARIABLES + key.upper()):
@@ -153,7 +153,7 @@ def _environment(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return found
 
 
-def _value(setting: Setting, value: object, place: str, key: str) -> Any:
+def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
     try:
         if not setting.is_list:
             return setting.parse(_text(value))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cbtop.errors import UsageError
-from cbtop.tuning.kept import kept_for
+from cbtop.tuning.kept import stored_setting
 from cbtop.tuning.measuring import Setting
 
 
@@ -31,7 +31,7 @@ def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
         raise UsageError("--tuned says threads, --exact and --kv-cache: leave it or them away")
     path = path or demo_model(lambda *_: None)
     try:
-        found = kept_for(path, available_threads())
+        found = stored_setting(path, available_threads())
     except FileNotFoundError as error:
         raise UsageError(f"{path} does not exist") from error
     if found is None:

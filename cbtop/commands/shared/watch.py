@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cbtop.client.feed import Feed, Seen
+from cbtop.client.feed import Feed, FeedSnapshot
 from cbtop.client.look_back import look_back
 from cbtop.client.stream_recorder import save_history
 from cbtop.commands.shared.program import Program
@@ -22,7 +22,7 @@ class RunFeed(Feed):
         super().__init__()
         self._program, self._name = program, Path(name).name
 
-    def seen(self) -> Mapping[str, Seen]:
+    def seen(self) -> Mapping[str, FeedSnapshot]:
         seen = super().seen()
         return {
             key: source

@@ -20,7 +20,7 @@ LEAVE_S = 1.0  # a driver that takes longer is abandoned: its thread ends with t
 _log = logging.getLogger("cbtop.daemon")
 
 
-class Sampling:
+class NewestSamples:
     """The newest sample of every sampler."""
 
     def __init__(self, samplers: Iterable[type[Sampler]], interval_s: float = INTERVAL_S) -> None:

@@ -12,7 +12,7 @@ from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
-from cbtop.tui.widgets.parts import Part, parts_lines
+from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
@@ -31,8 +31,10 @@ class AllBricks(SourceDrawing):
         if source is None:
             return []
         rows = [row for row in source.bricks if row.durations]
-        shared = Part(partial(on_one_scale, rows), 4, 2 + MAX_BAR_HEIGHT * len(rows) if rows else 0)
-        categories = Part(partial(_categories, source), 2, 2 + len(source.categories) if source.categories else 0)
+        shared = ScreenPart(partial(on_one_scale, rows), 4, 2 + MAX_BAR_HEIGHT * len(rows) if rows else 0)
+        categories = ScreenPart(
+            partial(_categories, source), 2, 2 + len(source.categories) if source.categories else 0
+        )
         return parts_lines((shared, categories), (categories, shared), width, height)
 
 

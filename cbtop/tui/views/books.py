@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from cbtop import formatting
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.widgets.bars import Part, stacked
+from cbtop.tui.widgets.bars import BarSegment, stacked
 from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
-from cbtop.viewmodels.model import BooksView, SourceView
+from cbtop.viewmodels.model import SourceView, TimeBreakdownView
 from cbtop.viewmodels.not_instrumented import not_instrumented
 
 RESIDUAL_BOUND_PERCENT = 5.0  # a larger part without a name is worth a warning
 BETWEEN_BOUND_PERCENT = 10.0  # a larger part between steps is worth a warning, too
 
 
-class Books(SourceDrawing):
+class TimeBreakdownPanel(SourceDrawing):
     """Three lines: a rule, the bar, and the equation."""
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -39,7 +39,7 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
     """Return a rule above the books, with notes at its right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
-    if not _is_much_between(source) and (between := formatting.between_steps(source.stretch)):
+    if not _is_much_between(source) and (between := formatting.between_steps(source.time_range)):
         beside.append(((between, "dim"),))
     return rule(((title, "dim"),), width, join_fitting(beside, room, " · "))
 
@@ -54,35 +54,35 @@ def beside_books(source: SourceView) -> list[Line]:
     if outside := not_instrumented(source):
         found.append(((f"not instrumented: {formatting.percent(outside.percent)} of the step time", "warn"),))
     if _is_much_between(source):
-        found.append(((formatting.between_steps(source.stretch), "warn"),))
+        found.append(((formatting.between_steps(source.time_range), "warn"),))
     notes = formatting.books_notes(source.books, source.outside)
     return [*found, *(((clean(note.split(", ")[0]), "warn"),) for note in notes)]
 
 
 def _is_much_between(source: SourceView) -> bool:
-    percent = source.stretch.between_percent if source.stretch else None
+    percent = source.time_range.between_percent if source.time_range else None
     return percent is not None and percent > BETWEEN_BOUND_PERCENT
 
 
-def books_parts(source: SourceView) -> list[Part]:
+def books_parts(source: SourceView) -> list[BarSegment]:
     """Return the wall time in parts: categories of bricks, then gaps, then unattributed time."""
     books = source.books
     if books is None:
         return []
     parts = [
-        Part(
+        BarSegment(
             row.total_exclusive_us,
             CATEGORY_LOOKS[row.category].fill,
             f"{CATEGORY_LOOKS[row.category].glyph} {clean(row.name)}",
         )
         for row in sorted(source.categories, key=lambda row: row.category)
     ]
-    parts += [Part(gap.us, "fill-gap", clean(gap.name), "▒") for gap in books.gaps]
-    parts.append(Part(books.unattributed_us, "fill-unknown", "?", "░"))
+    parts += [BarSegment(gap.us, "fill-gap", clean(gap.name), "▒") for gap in books.gaps]
+    parts.append(BarSegment(books.unattributed_us, "fill-unknown", "?", "░"))
     return parts
 
 
-def books_equation(source: SourceView, books: BooksView, width: int) -> Line:
+def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
     """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
     The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). If there are
@@ -103,14 +103,16 @@ def _recorded_steps(source: SourceView) -> int:
     return max(1, source.steps.recorded if source.steps else 1)
 
 
-def _fitting(books: BooksView, steps: int, width: int) -> Line:
+def _fitting(books: TimeBreakdownView, steps: int, width: int) -> Line:
     gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
     forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
     lines = [_equation(books, steps, *form) for form in forms]
     return next((line for line in lines if width_of(line) <= width), lines[-1])
 
 
-def _equation(books: BooksView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str) -> Line:
+def _equation(
+    books: TimeBreakdownView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str
+) -> Line:
     scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
 
     def mean(us: float) -> str:

@@ -15,7 +15,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
-from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
+from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import CheckRow, SourceView
 
@@ -67,11 +67,11 @@ def detail_lines(
     where = " · ".join(filter(None, (brick.category.display_name, clean(brick.backend))))
     head = rule(fit_line(title, min(width_of(title), width - 6)), width, ((where, look.role),))
     each = width if width < TWO_COLUMNS else width // 2
-    bars = Part(partial(durations, brick, pictures), 4, 10)
+    bars = ScreenPart(partial(durations, brick, pictures), 4, 10)
     layers = layers_part(brick, source, pictures)
-    seconds = Part(partial(trend, brick, source), 4, 8 if brick.trend_us else 0)
+    seconds = ScreenPart(partial(trend, brick, source), 4, 8 if brick.trend_us else 0)
     of_burst = [one for one in source.kernels if one.brick == brick.name]
-    launched = Part(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
+    launched = ScreenPart(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
     time, work, budget, checks = (_fixed(lines) for lines in _groups(brick, source, each))
     drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
@@ -83,9 +83,9 @@ def detail_lines(
     return [head, *beside((left, right), (each, width - each - len(GAP)))]
 
 
-def _fixed(lines: list[Line]) -> Part:
+def _fixed(lines: list[Line]) -> ScreenPart:
     """Return fixed lines as a part, followed by a blank line if there is room."""
-    return Part(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
+    return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
 def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]:

@@ -11,7 +11,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.curve import curve
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, join_fitting, width_of
-from cbtop.tui.widgets.parts import Part
+from cbtop.tui.widgets.parts import ScreenPart
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
 from cbtop.viewmodels.durations import DurationBar, coarser
@@ -68,7 +68,7 @@ def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
     return ((clip(text.ljust(end) + f"{last}╷", width), "dim"),)
 
 
-def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Part:
+def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> ScreenPart:
     """Return the part with its median call in each layer."""
 
     def is_there() -> bool:
@@ -77,7 +77,7 @@ def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Part
     def drawn(width: int, height: int) -> list[Line]:
         return pictures.drawn(("layers", width, height), lambda: _in_layers(brick, source, width, height))
 
-    return Part(drawn, 3, 6 if pictures.drawn("in layers", is_there) else 0)
+    return ScreenPart(drawn, 3, 6 if pictures.drawn("in layers", is_there) else 0)
 
 
 def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:

@@ -17,7 +17,7 @@ from cbtop.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
 from cbtop.tui.views.all_bricks import AllBricks
 from cbtop.tui.views.base import View
-from cbtop.tui.views.books import Books
+from cbtop.tui.views.books import TimeBreakdownPanel
 from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
 from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
 from cbtop.tui.widgets.filter import Filter
@@ -65,7 +65,7 @@ class Bricks(View):
         )
         self._detail = BrickDetail(id="brick-detail")
         self._filter = Filter("part of a brick's name or category, or a regular expression", id="bricks-filter")
-        self._books = Books(id="books")
+        self._books = TimeBreakdownPanel(id="books")
         self._all = AllBricks(id="bricks-all")
         self._left = Container(self._table, self._all, id="bricks-left")
         self._panes = Container(self._left, self._detail, id="bricks-panes")

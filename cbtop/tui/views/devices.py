@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
-    Place,
+    ScreenColumn,
     device_text,
     has_figure,
     process_text,
@@ -31,7 +31,7 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
 from cbtop.viewmodels.model import SourceView
 
 
-def _column(shown: Place) -> Column[DeviceRow]:
+def _column(shown: ScreenColumn) -> Column[DeviceRow]:
     key, is_text = shown.statistic.key, shown.statistic.key == "slowed_by"
 
     def cell(row: DeviceRow, width: int) -> Line:
@@ -70,7 +70,7 @@ def _process_device(row: ProcessRow, width: int) -> Line:
     return ((clean(row.device), "accent"),) if row.device else ((formatting.NONE_THERE, "faint"),)
 
 
-def _process_column(shown: Place) -> Column[ProcessRow]:
+def _process_column(shown: ScreenColumn) -> Column[ProcessRow]:
     def cell(row: ProcessRow, width: int) -> Line:
         return figure(process_text(shown.statistic, row))
 

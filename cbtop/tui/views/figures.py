@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cbtop import formatting
-from cbtop.statistics import Place
+from cbtop.statistics import ScreenColumn
 from cbtop.tui.widgets.columns import Column, RowT
 from cbtop.tui.widgets.lines import Line, clean
 
@@ -16,7 +16,7 @@ def figure(text: str, role: str = "") -> Line:
 
 
 def figure_columns(
-    places: Sequence[Place],
+    places: Sequence[ScreenColumn],
     *,
     row_of: Callable[[RowT], object] = lambda row: row,
     cells: Mapping[str, Callable[[RowT], Line]] | None = None,
@@ -28,7 +28,7 @@ def figure_columns(
     the others.
     """
 
-    def column(place: Place) -> Column[RowT]:
+    def column(place: ScreenColumn) -> Column[RowT]:
         statistic = place.statistic
         role = (roles or {}).get(statistic.key, "")
 

@@ -10,7 +10,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
-from cbtop.viewmodels.model import LossView, ReplayView, SourceView, Standstill, StepsView
+from cbtop.viewmodels.model import LossView, ReplayView, SourceView, StallKind, StepsView
 
 _HISTORY_WIDTH = 30
 _BAR_WIDTH = 30
@@ -257,9 +257,9 @@ def _urgent(source: SourceView) -> Line:
     if source.state in ("gone", "faulty"):
         return ((f"  ✗ {source.state}: ", "bad strong"), beside, (clean(source.state_reason), ""))
     stall = source.stall
-    if stall is not None and stall.word is Standstill.STALLED:
+    if stall is not None and stall.word is StallKind.STALLED:
         return (("  ✗ ", "bad strong"), beside, (clean(formatting.stall(stall)), ""))
-    if stall is not None and stall.word is Standstill.SUSPENDED:
+    if stall is not None and stall.word is StallKind.SUSPENDED:
         return (("  ‖ ", "warn strong"), beside, (clean(formatting.stall(stall)), ""))
     if failed := source.failed_checks:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)

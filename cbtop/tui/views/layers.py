@@ -20,7 +20,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
-from cbtop.tui.widgets.parts import GAP, Part, beside, parts_lines
+from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import BETWEEN, LayerRow
 from cbtop.viewmodels.model import SourceView
 
@@ -186,7 +186,10 @@ class LayerMap(SourceDrawing, can_focus=True):
         look = CATEGORY_LOOKS[brick.category]
         title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" in all layers", "dim"))
         self._pictures.begin(source, brick.key)
-        parts = Part(partial(durations, brick, self._pictures), 4, 10), Part(partial(trend, brick, source), 4, 10)
+        parts = (
+            ScreenPart(partial(durations, brick, self._pictures), 4, 10),
+            ScreenPart(partial(trend, brick, source), 4, 10),
+        )
         return [*lines, BLANK, rule(title, width), *parts_lines(parts, parts, width, left)]
 
 

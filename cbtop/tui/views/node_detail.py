@@ -16,7 +16,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
-from cbtop.tui.widgets.parts import GAP, Part, beside, even_widths, parts_lines
+from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.model import GraphRow, SourceView
@@ -118,8 +118,8 @@ def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: 
     share = f"{formatting.percent(brick.percent)} of the step"
     parts = (
         layers_part(brick, source, pictures),
-        Part(partial(durations, brick, pictures), 4, MAX_PICTURE),
-        Part(partial(trend, brick, source), 4, MAX_PICTURE if brick.trend_us else 0),
+        ScreenPart(partial(durations, brick, pictures), 4, MAX_PICTURE),
+        ScreenPart(partial(trend, brick, source), 4, MAX_PICTURE if brick.trend_us else 0),
     )
     lines = parts_lines(parts, parts, width - len(GAP), height - 1)
     return [rule(title, width, ((share, "dim"),)), *lines]

@@ -25,7 +25,7 @@ from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import LEAST_CHART, USUAL_CHART, Chart, charts
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, rule, width_of
-from cbtop.tui.widgets.parts import Part, beside, even_widths, parts_lines
+from cbtop.tui.widgets.parts import ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.model import SourceView, StepsView
@@ -123,8 +123,8 @@ class OverviewDrawing(SourceDrawing):
         found = len(source.verdicts)
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
 
-        def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> Part:
-            return Part(partial(draw, source), least, most)
+        def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> ScreenPart:
+            return ScreenPart(partial(draw, source), least, most)
 
         is_known = bool(source.rate.history)
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
@@ -157,7 +157,9 @@ class OverviewDrawing(SourceDrawing):
         first_of = verdicts, cost, devices, bricks
         room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
-        meanwhile = Part(lambda width, height: charts(curves, width, height), LEAST_CHART, room if curves else 0)
+        meanwhile = ScreenPart(
+            lambda width, height: charts(curves, width, height), LEAST_CHART, room if curves else 0
+        )
         aside = verdicts, bricks, devices, meanwhile, cost
         return beside((first, parts_lines(aside, (*first_of, meanwhile), right, height)), (left, right))
 

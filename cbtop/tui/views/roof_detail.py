@@ -14,7 +14,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of, wrap_line
-from cbtop.tui.widgets.parts import Part, parts_lines
+from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
 from cbtop.viewmodels.model import CeilingRow, SourceView
 from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
@@ -57,12 +57,12 @@ class RoofDetail(Drawing):
             return []
         ceilings, savings = _over(brick, source.roofline.ceilings), _savings(source)
         said = _said(brick, ceilings, source.roofline.ceilings, width)
-        roofs = Part(partial(_roofs, brick, ceilings, said), 3, 3 + max(1, len(ceilings)) + len(said))
+        roofs = ScreenPart(partial(_roofs, brick, ceilings, said), 3, 3 + max(1, len(ceilings)) + len(said))
         if savings:
-            saved = Part(partial(_saved, savings), 3, 2 + len(savings))
+            saved = ScreenPart(partial(_saved, savings), 3, 2 + len(savings))
         else:
             why_not = any(point.roof_unsure for point in source.roofline.points)
-            saved = Part(_not_saved, 2, 2 if why_not else 0)
+            saved = ScreenPart(_not_saved, 2, 2 if why_not else 0)
         role = CATEGORY_LOOKS[brick.category].role
         by_cached = _growing("as the cache grows", brick.by_cached, "position", role)
         by_batch = _growing("as the batch grows", brick.by_batch, "sequence", role)
@@ -142,9 +142,9 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
     )  # fmt: skip
 
 
-def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> Part:
+def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
     """Return the part with its time per token by size of its steps; empty if they had only one size."""
-    return Part(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
+    return ScreenPart(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 
 
 def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, width: int, height: int) -> list[Line]:

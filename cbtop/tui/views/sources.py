@@ -24,7 +24,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, rule
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.devices import MachineView, ProcessRow
-from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, Standstill
+from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, StallKind
 
 FOLD = ""  # in place of a key: the row of the ended ones
 SHOWN = "●"
@@ -35,9 +35,9 @@ _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
     SourceStatus.FAULTY: "bad",
-    Standstill.STALLED: "bad",
-    Standstill.SUSPENDED: "warn",
-    Standstill.QUIET: "warn",
+    StallKind.STALLED: "bad",
+    StallKind.SUSPENDED: "warn",
+    StallKind.QUIET: "warn",
 }
 
 
@@ -51,12 +51,12 @@ def source_columns(
 
     def column(
         title: str, width: int, priority: int, cell: Callable[[SourceRow, int], Line], doc: str, align: str = "right",
-        stretch: int = 0, max_width: int = 0,
+        time_range: int = 0, max_width: int = 0,
     ) -> Column[str]:  # fmt: skip
         def draw(key: str, width: int) -> Line:
             return BLANK if key == FOLD else cell(row_of(key), width)
 
-        return Column(title, width, priority, draw, doc, align=align, stretch=stretch, max_width=max_width)
+        return Column(title, width, priority, draw, doc, align=align, stretch=time_range, max_width=max_width)
 
     def name(key: str, width: int) -> Line:
         if key == FOLD:
@@ -141,7 +141,7 @@ class Sources(View):
         Binding("enter", "choose", "show it, or unfold"),
     ]
 
-    class Chosen(Message):
+    class SourceChosen(Message):
         """The user wants every view to show the source `key`."""
 
         def __init__(self, key: str) -> None:
@@ -227,7 +227,7 @@ class Sources(View):
             self._unfolded = not self._is_unfolded
             self._show_rows()
         elif key is not None:
-            self.post_message(self.Chosen(key))
+            self.post_message(self.SourceChosen(key))
 
     def cells(self) -> Cells:
         """Return all sources, folded ones too."""

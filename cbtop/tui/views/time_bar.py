@@ -27,7 +27,7 @@ _HOW = " [ looks back "
 class TimeBar(Drawing):
     """One line from the beginning to the end, with the signs of events found until now."""
 
-    class Chosen(Message):
+    class TimeChosen(Message):
         """The user wants to go to `share` of the whole: 0 is the beginning, 1 the end."""
 
         def __init__(self, share: float) -> None:
@@ -72,7 +72,7 @@ class TimeBar(Drawing):
         before, after = self._ends(self._time, self.size.width)
         first, last = width_of(before), self.size.width - width_of(after) - 1
         if first <= event.x <= last:
-            self.post_message(self.Chosen((event.x - first) / max(1, last - first)))
+            self.post_message(self.TimeChosen((event.x - first) / max(1, last - first)))
 
 
 def bar_of(found: TimeView, width: int) -> Line:
@@ -86,15 +86,15 @@ def bar_of(found: TimeView, width: int) -> Line:
 
     here = cell_of(found.at_s)
     first, last = map(cell_of, found.chosen_s) if found.chosen_s else (width, width)
-    signs: dict[int, Mark] = {}
+    mark_of_cell: dict[int, Mark] = {}
     for second, mark in found.marks.items():
         cell = cell_of(second)
-        signs[cell] = max(mark, signs.get(cell, mark), key=_URGENCY.index)
+        mark_of_cell[cell] = max(mark, mark_of_cell.get(cell, mark), key=_URGENCY.index)
     cells: list[Span] = [
-        ("●", _SIGNS[signs[cell]][1] if cell in signs else "accent strong")
+        ("●", _SIGNS[mark_of_cell[cell]][1] if cell in mark_of_cell else "accent strong")
         if cell == here
-        else _SIGNS[signs[cell]]
-        if cell in signs
+        else _SIGNS[mark_of_cell[cell]]
+        if cell in mark_of_cell
         else ("═", "accent strong")
         if first <= cell <= last
         else ("━", "accent")

@@ -16,7 +16,7 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule, width_of
 from cbtop.tui.widgets.time_row import GAP, SHADES, Block, Scale
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
-from cbtop.viewmodels.lanes import Gap, Lane, Span
+from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
 from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
@@ -34,7 +34,7 @@ class RowBlocks:
     lane: Lane
     title: str
     is_bricks: bool
-    parts: tuple[Span | Gap, ...]
+    parts: tuple[TimelineSpan | Gap, ...]
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
@@ -45,7 +45,7 @@ class RowBlocks:
 class Blocks(Sequence[Block]):
     """The drawing of a row's parts. A block is made on access, because few are visible."""
 
-    def __init__(self, parts: Sequence[Span | Gap]) -> None:
+    def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
     for lane in lanes:
         for number, row in enumerate(lane.rows):
             is_bricks = number == lane.bricks
-            parts: list[Span | Gap] = list(row.spans)
+            parts: list[TimelineSpan | Gap] = list(row.spans)
             if is_bricks:
                 parts = sorted([*parts, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
             title = row.name if row.name != lane.rows[number - 1].name or not number else f"{row.name} inside"
@@ -75,11 +75,11 @@ def row_blocks(lanes: Sequence[Lane]) -> list[RowBlocks]:
     return found
 
 
-def _block(part: Span | Gap) -> Block:
+def _block(part: TimelineSpan | Gap) -> Block:
     return _gap(part) if isinstance(part, Gap) else _span(part)
 
 
-def _span(span: Span) -> Block:
+def _span(span: TimelineSpan) -> Block:
     if span.kind is NodeKind.LAYER:
         return Block(span.start_ns, span.end_ns, partial(_layer_names, span), "dim", "track", "│")
     if span.category is None:
@@ -92,17 +92,17 @@ def _gap(gap: Gap) -> Block:
     return Block(gap.start_ns, gap.end_ns, partial(_names, gap), "gap")
 
 
-def _names(part: Span | Gap) -> tuple[str, ...]:
+def _names(part: TimelineSpan | Gap) -> tuple[str, ...]:
     name = clean(part.name)
     return f"{name} {formatting.duration(part.duration_ns / 1e3)}", name
 
 
-def _layer_names(span: Span) -> tuple[str, ...]:
+def _layer_names(span: TimelineSpan) -> tuple[str, ...]:
     names = _names(span)
     return *names, names[-1].removeprefix("Layer ")
 
 
-def _step_names(span: Span) -> tuple[str, ...]:
+def _step_names(span: TimelineSpan) -> tuple[str, ...]:
     names = _names(span)
     return (f"{names[0]} timed as a whole", *names) if span.is_plain else names
 

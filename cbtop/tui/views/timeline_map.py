@@ -24,7 +24,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitt
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
 from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.lanes import Gap, Lane, Span
+from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
@@ -259,9 +259,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
         text = clean(formatting.step_beside(found, shown.newest))
         return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
 
-    def _usual(self, part: Span | Gap) -> str:
+    def _usual(self, part: TimelineSpan | Gap) -> str:
         """Return the median call at the baseline of the layer or brick that `part` belongs to."""
-        if (found := self._baseline) is None or not isinstance(part, Span) or not part.where:
+        if (found := self._baseline) is None or not isinstance(part, TimelineSpan) or not part.where:
             return ""
         phase, *outer = part.where
         place: Place = (
@@ -316,7 +316,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             ((f"  in {where}" if part.where else f"  {where}", ""),),
             ((f"lane {row.lane.name}", "dim"),),
         ]
-        if isinstance(part, Span):
+        if isinstance(part, TimelineSpan):
             second.append(((clean(part.backend), "dim"),))
             second.append((("" if part.elements is None else f"{part.elements:,} elements", "dim"),))
             second.append((("failed" if part.is_failed else "", "bad"),))

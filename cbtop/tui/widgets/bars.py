@@ -14,7 +14,7 @@ SEAM = "▏"  # between two parts
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarSegment:
     """One part of a stacked bar: `label` is written inside if it fits; `fill` is drawn in the rest."""
 
     value: float
@@ -35,7 +35,7 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
     return ((body.ljust(width), f"track {role}"),)
 
 
-def stacked(parts: Sequence[Part], width: int) -> Line:
+def stacked(parts: Sequence[BarSegment], width: int) -> Line:
     """Return the parts next to each other in exactly `width` cells, in proportion to their values.
 
     Any part > 0 gets at least one cell if possible. A thin line separates parts without relying on colour.

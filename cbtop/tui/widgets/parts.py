@@ -11,7 +11,7 @@ GAP = "  "  # between panes
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ScreenPart:
     """A function that draws a part in a width and height, with its minimum and maximum height."""
 
     draw: Callable[[int, int], list[Line]]
@@ -19,7 +19,7 @@ class Part:
     most: int
 
 
-def parts_lines(order: Sequence[Part], by_rank: Sequence[Part], width: int, height: int) -> list[Line]:
+def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
     """Return the parts from top to bottom. The first of `by_rank` get their minimum first, then all grow in turn."""
     lines = dict.fromkeys(order, 0)
     free = height

@@ -97,7 +97,7 @@ class Scale:
         )  # fmt: skip
 
 
-class Place(NamedTuple):
+class CellSpan(NamedTuple):
     """The cells from `first` to before `end`, and the indices of the blocks there: one, or those of a cluster.
 
     For a cluster, `cells` has the cell in which each is counted.
@@ -109,7 +109,7 @@ class Place(NamedTuple):
     cells: tuple[int, ...] = ()
 
 
-def places(blocks: Sequence[Block], scale: Scale) -> list[Place]:
+def places(blocks: Sequence[Block], scale: Scale) -> list[CellSpan]:
     """Return where each of `blocks` (disjoint, in order) is drawn or counted, from the left."""
     return _places(_in_sight(blocks, scale), scale)
 
@@ -120,21 +120,21 @@ def _in_sight(blocks: Sequence[Block], scale: Scale) -> dict[int, Block]:
     return {number: block for number, block in about if scale.sees(block)}
 
 
-def _places(blocks: Mapping[int, Block], scale: Scale) -> list[Place]:
-    found: list[Place] = []
+def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
+    found: list[CellSpan] = []
     for number, block in blocks.items():
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
             begin = last.end  # if a block of zero length is just before it
         if begin < end:
-            found.append(Place(begin, end, (number,)))
+            found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:
             at = scale.cell(block)
             if last and last.cells and at <= last.end:
-                found[-1] = Place(last.first, max(last.end, at + 1), (*last.blocks, number), (*last.cells, at))
+                found[-1] = CellSpan(last.first, max(last.end, at + 1), (*last.blocks, number), (*last.cells, at))
             else:
-                found.append(Place(at, at + 1, (number,), (at,)))
+                found.append(CellSpan(at, at + 1, (number,), (at,)))
     return found
 
 
@@ -191,7 +191,9 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
     return [cell for cell in (left, (gap * free, "gap"), right) if cell[0]]
 
 
-def _cluster(blocks: Mapping[int, Block], place: Place, scale: Scale, current: int | None) -> list[tuple[str, str]]:
+def _cluster(
+    blocks: Mapping[int, Block], place: CellSpan, scale: Scale, current: int | None
+) -> list[tuple[str, str]]:
     """Return each cell in the colour of its longest content, with the total number in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.viewmodels.model import SourceView, Verdict
-from cbtop.viewmodels.on_demand import Later, with_parts
+from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION
@@ -74,4 +74,4 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
         found = (rule.judge(view) for rule in asked)
         return tuple(verdict for verdict in found if verdict is not None)
 
-    return with_parts(view, verdicts=Later(verdicts))
+    return with_parts(view, verdicts=LazyValue(verdicts))

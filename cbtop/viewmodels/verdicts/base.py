@@ -67,15 +67,21 @@ def gain(view: SourceView, percent: float) -> float | None:
     Returns None if it cannot be derived: steps overlap, the books do not close, or the rate is unknown. Also None if
     steps spent longer before the stretch than the median step takes.
     """
-    steps, stretch = view.steps, view.stretch
+    steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
         return None
-    if view.books is None or not view.books.close or not stretch or not stretch.wall_us or not 0 < percent < 100:
+    if (
+        view.books is None
+        or not view.books.close
+        or not time_range
+        or not time_range.wall_us
+        or not 0 < percent < 100
+    ):
         return None
-    ran_us = sum(phase.us for phase in stretch.by_phase if phase.name == steps.phase)
+    ran_us = sum(phase.us for phase in time_range.by_phase if phase.name == steps.phase)
     if steps.union_us - ran_us > max(steps.p50_us or 0.0, EDGE * ran_us):
         return None
-    saved = percent / 100 * ran_us / stretch.wall_us
+    saved = percent / 100 * ran_us / time_range.wall_us
     return steps.tokens_per_sec * (1 / (1 - saved) - 1)
 
 
@@ -98,11 +104,11 @@ def _unlike_all(steps: StepsView | None) -> str:
 
 def in_turn(view: SourceView) -> bool:
     """Return whether steps of all phases ran one after another, in one process. True if their overlap is unknown."""
-    steps, stretch = view.steps, view.stretch
-    if steps is None or steps.overlap or view.merged is not None or stretch is None:
+    steps, time_range = view.steps, view.time_range
+    if steps is None or steps.overlap or view.merged is not None or time_range is None:
         return False
-    in_steps_us = stretch.in_steps_us
-    return in_steps_us is None or sum(phase.us for phase in stretch.by_phase) <= OVERLAP * in_steps_us
+    in_steps_us = time_range.in_steps_us
+    return in_steps_us is None or sum(phase.us for phase in time_range.by_phase) <= OVERLAP * in_steps_us
 
 
 def steps_alike(view: SourceView) -> StepsView | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.units import count, counted, percent
-from cbtop.viewmodels.model import About, BooksView, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject, TimeBreakdownView
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 LOST_PERCENT = 0.1  # figures have three or four digits, and a smaller loss changes none of them
@@ -63,9 +63,9 @@ def _find(view: SourceView) -> Finding | None:
     return Finding(f"Data is incomplete: {'; '.join(why)}", tuple(evidence), Subject(About.SOURCE, view.program))
 
 
-def _off_us(books: BooksView) -> float:
+def _off_us(books: TimeBreakdownView) -> float:
     """Return by how much parts exceed their whole, in µs."""
-    return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.outdone))
+    return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.exceeded))
 
 
 DATA_INCOMPLETE = Rule(

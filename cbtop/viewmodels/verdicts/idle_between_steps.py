@@ -11,22 +11,24 @@ IDLE_PERCENT = 20.0  # an ordinary loop spends a few percent between steps (samp
 
 
 def _find(view: SourceView) -> Finding | None:
-    steps, stretch = view.steps, view.stretch
-    if steps is None or stretch is None or stretch.between_us is None or stretch.between_percent is None:
+    steps, time_range = view.steps, view.time_range
+    if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
-    if stretch.between_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
+    if time_range.between_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
         return None  # lost records may be steps that ran
-    rate, ran_us = steps.tokens_per_sec, stretch.wall_us - stretch.between_us
+    rate, ran_us = steps.tokens_per_sec, time_range.wall_us - time_range.between_us
     return Finding(
-        f"{percent(stretch.between_percent)} of the time is between steps: {duration(stretch.between_us)} of "
-        f"{duration(stretch.wall_us)}{'; gradients are computed between steps' if view.trains else ''}",
+        f"{percent(time_range.between_percent)} of the time is between steps: {duration(time_range.between_us)} of "
+        f"{duration(time_range.wall_us)}{'; gradients are computed between steps' if view.trains else ''}",
         (
-            Evidence("between steps", stretch.between_percent, "%"),
-            Evidence("time between steps", stretch.between_us, "µs"),
-            Evidence("elapsed", stretch.wall_us, "µs"),
+            Evidence("between steps", time_range.between_percent, "%"),
+            Evidence("time between steps", time_range.between_us, "µs"),
+            Evidence("elapsed", time_range.wall_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
-        rate * (stretch.wall_us / ran_us - 1) if rate and ran_us > 0 and in_turn(view) and not view.trains else None,
+        rate * (time_range.wall_us / ran_us - 1)
+        if rate and ran_us > 0 and in_turn(view) and not view.trains
+        else None,
         "each step followed at once",
     )
 

@@ -18,8 +18,8 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 
     Returns None if any of them is unknown, or if the process uses a GPU, because it may wait for that.
     """
-    stretch = view.stretch
-    if len(view.machines) != 1 or stretch is None or stretch.in_steps_us is None or not stretch.wall_us:
+    time_range = view.time_range
+    if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:
         return None
     (machine,) = view.machines
     if machine.gpus_of(view.key):
@@ -32,7 +32,7 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     had = [each.cpu_percent for each in process.history[-LATEST:] if each.cpu_percent is not None]
     if min(len(busy), len(had)) < LEAST_SAMPLES:
         return None
-    return 100 * stretch.in_steps_us / stretch.wall_us, sum(had) / len(had), sum(busy) / len(busy)
+    return 100 * time_range.in_steps_us / time_range.wall_us, sum(had) / len(had), sum(busy) / len(busy)
 
 
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:

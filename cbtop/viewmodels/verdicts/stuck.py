@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from cbtop.units import duration
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Standstill, Subject
+from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, StallKind, Subject
 from cbtop.viewmodels.stall import MIN_S, SLOW
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.stall
-    if found is None or found.word not in (Standstill.STALLED, Standstill.SUSPENDED):
+    if found is None or found.word not in (StallKind.STALLED, StallKind.SUSPENDED):
         return None
     who = f"{found.member} is" if found.member else "It is"
     place = f" in {' → '.join(found.place)}" if found.place else ""
@@ -22,7 +22,7 @@ def _find(view: SourceView) -> Finding | None:
         f"{who} {found.word} for {found.age_s:.0f} s{place}{usual}",
         tuple(evidence),
         Subject(About.BRICK, found.brick) if found.brick else Subject(About.SOURCE, view.program),
-        advice=_go_on(view) if found.word is Standstill.SUSPENDED else "",
+        advice=_go_on(view) if found.word is StallKind.SUSPENDED else "",
     )
 
 

@@ -77,7 +77,7 @@ class TorchFinder:
             why = self._reason()
             has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # of its own
             if why and not has_a_profiler:
-                say("nothing was instrumented: " + why)
+                print_line("nothing was instrumented: " + why)
             elif self._is_launched and self._nothing_yet:
                 self._await_summary()
 
@@ -90,9 +90,9 @@ class TorchFinder:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        let_through(error)
+        reraise_host_error(error)
         self._nothing_yet = ""  # the reason is logged here
-        say(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
+        print_line(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
 
     def _note_why(self) -> None:
         try:
@@ -100,14 +100,14 @@ class TorchFinder:
 
             self._note(unseen.why())
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
+            reraise_host_error(error)
 
     def _await_summary(self) -> None:
         """Have the summary of the run printed while this process still exists, before a shell shows its prompt."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:  # with --quiet there is none
-            let_through(error)
+            reraise_host_error(error)
             return
         try:
             os.write(fifo, b"end\n")
@@ -117,7 +117,7 @@ class TorchFinder:
             waiting.register(fifo, 0)  # an error, reported without being asked for: the reader has closed it
             waiting.poll(SUMMARY_WITHIN_MS)
         except Exception as error:  # noqa: BLE001 - see the rules
-            let_through(error)
+            reraise_host_error(error)
         finally:
             os.close(fifo)
 
@@ -143,7 +143,7 @@ class TorchFinder:
             finally:
                 os.close(file)
         except OSError as error:
-            let_through(error)
+            reraise_host_error(error)
 
     def _reason(self) -> str:
         """Return why nothing was recorded; "" if something was, or if the reason was reported."""
@@ -155,7 +155,7 @@ class TorchFinder:
                 os.close(file)
             os.unlink(self._nothing_yet)
         except OSError as error:
-            let_through(error)
+            reraise_host_error(error)
             return ""
         if said or self._saw_torch:  # a full disk holds no reason
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
@@ -167,7 +167,7 @@ class TorchFinder:
         return NO_TORCH
 
 
-def let_through(error: Exception) -> None:
+def reraise_host_error(error: Exception) -> None:
     """Raise the exception if a signal handler of the program raised it in our code."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
         return  # it was raised right there, and in no handler
@@ -175,16 +175,16 @@ def let_through(error: Exception) -> None:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # it is not installed for this Python
         return
-    signals.let_through(error)
+    signals.reraise_host_error(error)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print one line on stderr, if there is one."""
     try:
         sys.stderr.write(f"cbtop: {line}\n")
         sys.stderr.flush()
     except Exception as error:  # noqa: BLE001 - closed, or the program's own, which may raise anything
-        let_through(error)
+        reraise_host_error(error)
 
 
 def begin() -> None:
@@ -235,7 +235,7 @@ if __name__ == "sitecustomize":
         leave(os.path.dirname(__file__))
         begin()
     except Exception as error:  # noqa: BLE001 - see the rules
-        let_through(error)
-        say(f"process {os.getpid()} runs uninstrumented: {error}")
+        reraise_host_error(error)
+        print_line(f"process {os.getpid()} runs uninstrumented: {error}")
     # The program's own. If there is none, this raises what Python expects for a missing file.
     __import__("sitecustomize")

@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.client import calibration
 from cbtop.client.calibration import Calibration, arguments
-from cbtop.client.kept_roofs import KeptRoofs
+from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import Window
 from cbtop.errors import CbtopError
@@ -56,11 +56,11 @@ def again(*ceilings: Ceiling, **other: object) -> None:
 
 
 def values(record: SourceRecord) -> dict[str, float]:
-    return {one.name: one.value for one in KeptRoofs().over(record)}
+    return {one.name: one.value for one in StoredRoofs().over(record)}
 
 
 def test_what_was_measured_again_takes_the_place_of_what_was_announced(record: Callable[..., SourceRecord]) -> None:
-    over, roofs = record(READ, FMA), KeptRoofs()
+    over, roofs = record(READ, FMA), StoredRoofs()
     assert list(roofs.over(over)) == [READ, FMA]
     again(READ)
     assert [one.value for one in roofs.over(over)] == [40.0, FMA.value]  # the file is read again

@@ -15,7 +15,7 @@ from cbtop.client.window import Window
 from cbtop.protocol.messages import HostHello, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import Mark, Severity, SourceView, Subject, Verdict
-from cbtop.viewmodels.on_demand import Later, with_parts
+from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from tests.cbtop import samples
 from tests.cbtop.client.test_replay import IMPERFECT, Hand
 
@@ -90,7 +90,7 @@ def test_of_every_other_second_the_verdicts_of_one_view_are_made_and_no_more() -
         return judged("stuck").verdicts
 
     for moment_ns in (BEGIN_NS, BEGIN_NS, BEGIN_NS + S, BEGIN_NS + 2 * S, BEGIN_NS + 3 * S):
-        marks.judge(moment_ns, with_parts(samples.LIVE, verdicts=Later(verdicts)))
+        marks.judge(moment_ns, with_parts(samples.LIVE, verdicts=LazyValue(verdicts)))
     assert made == ["stuck"] * 2
 
 

@@ -84,8 +84,8 @@ def test_rate_curve_trend_and_layers_are_of_the_range_alone(feed: ReplayFeed) ->
     assert view.tokens_per_sec_history == pytest.approx((2.0,) * 10)
     assert len(view.bricks[0].trend_us) == 10
     assert [pace.steps for pace in view.pace] == [2] * 10
-    assert view.stretch is not None
-    assert view.stretch.wall_us == pytest.approx(10e6)
+    assert view.time_range is not None
+    assert view.time_range.wall_us == pytest.approx(10e6)
 
 
 def test_trails_are_of_the_range_alone_and_the_same_after_a_jump() -> None:
@@ -194,12 +194,12 @@ def test_two_ranges_side_by_side_hold_together_what_both_hold_as_one() -> None:
 def test_books_and_stretch_of_a_range_close() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
         view = select(feed, 6, 13)
-        books, stretch = view.books, view.stretch
+        books, time_range = view.books, view.time_range
         assert books is not None
-        assert stretch is not None
+        assert time_range is not None
         assert books.wall_us == pytest.approx(books.bricks_us + books.gaps_us + books.unattributed_us)
-        parts = (stretch.in_steps_us, stretch.between_us, stretch.since_last_us)
-        assert stretch.wall_us == pytest.approx(sum(part or 0.0 for part in parts))
+        parts = (time_range.in_steps_us, time_range.between_us, time_range.since_last_us)
+        assert time_range.wall_us == pytest.approx(sum(part or 0.0 for part in parts))
         assert replace(view, graph=tuple(view.graph)).window is not None
 
 

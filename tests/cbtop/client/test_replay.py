@@ -18,7 +18,7 @@ from cbtop.client import store, trend
 from cbtop.client.recent import RecentRecords
 from cbtop.client.replay import RECENT_NS, ReplayFeed, baselines_in
 from cbtop.commands import replay
-from cbtop.protocol.recording import FrameKind, Origin, RecordingReader, RecordingWriter
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
@@ -527,7 +527,7 @@ def test_headless_names_another_moment_only_where_one_would_do(
     runtime: Path, tmp_path: Path, holds_data: bool
 ) -> None:
     profiler, path = profiler_in(runtime, Clock()), tmp_path / "run.cbtop"
-    writer = RecordingWriter(path, Origin("here", BEGIN_NS, 1), 1 << 30)
+    writer = RecordingWriter(path, RecordingOrigin("here", BEGIN_NS, 1), 1 << 30)
     with profiler.step("decode"):
         source = source_of(runtime)
         writer.append(keyframe(source, 0))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK, StepBlock, StepBlocks, Work
+from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK, StepBlock, StepBlocks, StepWork
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_PLAIN, LANE_SHIFT, Batch
 from tests.cbtop.viewmodels.made_runs import BETWEEN_STEPS_US, Noise, made_batch, made_table
 
@@ -72,7 +72,7 @@ def test_steps_on_other_batches_are_in_other_blocks() -> None:
     batch.elements[is_step] = np.where(np.arange(40) % 2, 1, 16)
     found = blocks_of(batch, []).blocks()
     assert {work.tokens: sum(block.steps for block in blocks) for work, blocks in found.items()} == {1: 20, 16: 20}
-    assert Work(1, 14, None) in blocks_of(replace(batch, elements=np.where(is_step, 15, 0)), []).blocks()
+    assert StepWork(1, 14, None) in blocks_of(replace(batch, elements=np.where(is_step, 15, 0)), []).blocks()
 
 
 def test_a_cancelled_step_is_in_no_block_and_its_time_in_the_next() -> None:

@@ -16,8 +16,8 @@ from cbtop.commands import demo
 from cbtop.compute import backends
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import UsageError
-from cbtop.tuning.kept import kept_for
-from cbtop.tuning.measuring import Bench, Request, Setting
+from cbtop.tuning.kept import stored_setting
+from cbtop.tuning.measuring import Bench, Setting, TuningRequest
 from cbtop.tuning.tuner import BrickTuner
 from tests.cbtop.tuning.test_tuner import SHARES
 
@@ -41,7 +41,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     ran: list[Setting] = []
 
     def request_ns(
-        self: Bench, setting: Setting, request: Request, should_stop: Callable[[], bool] = lambda: False
+        self: Bench, setting: Setting, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
         ran.append(setting)
         took_ns = int(2e7 * (0.5 if setting.threads == 2 else 1.0) * (2.0 if setting.is_exact else 1.0))
@@ -64,7 +64,7 @@ def test_what_is_best_is_said_with_its_interval_kept_and_taken_by_bench(
     row = next(line for line in said.splitlines() if line.startswith("--threads 2 --exact"))
     assert row.split()[-1] == "slower"
     assert "not tried: batch: the decoder runs one sequence at a time\n" in said
-    kept = kept_for(Path(tiny), 2)
+    kept = stored_setting(Path(tiny), 2)
     assert kept is not None
     assert kept.setting == Setting(2)
     assert main(["bench", tiny, "--tuned", "-p", "8", "-n", "0", "-r", "1", "-o", "json"]) == 0
@@ -100,19 +100,19 @@ def test_a_too_small_budget_keeps_nothing_and_says_how_much_is_needed(
         in said
     )
     assert "\nno setting was told from another: nothing is kept\n" in said
-    assert kept_for(Path(tiny), 2) is None
+    assert stored_setting(Path(tiny), 2) is None
 
 
 def test_ctrl_c_prints_what_was_measured_and_keeps_nothing(
     tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Request.run
+    run = TuningRequest.run
 
-    def pressed(self: Request, *arguments: object) -> tuple[int, int]:
+    def pressed(self: TuningRequest, *arguments: object) -> tuple[int, int]:
         os.kill(os.getpid(), signal.SIGINT)
         return run(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Request, "run", pressed)
+    monkeypatch.setattr(TuningRequest, "run", pressed)
     assert main(["tune", tiny, "-t", "1", "-p", "16", "-n", "4"]) == 130
     said = capsys.readouterr().out
     assert "\nbest: --threads 1, as before\n" in said

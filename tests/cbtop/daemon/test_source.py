@@ -24,7 +24,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import announcements, codec
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.ended import Left
+from cbtop.protocol.ended import EndedProcess
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -185,7 +185,7 @@ def test_produced_is_received_plus_lost_however_late_the_reader_is(bursts: list[
     assert balanced(source)
     assert int(source.stats.column("count").sum()) == state.received
     source.close()
-    Left(source.ring_path, 0, 0).remove()
+    EndedProcess(source.ring_path, 0, 0).remove()
 
 
 def test_what_was_overwritten_before_anyone_looked_is_told_apart(runtime: Path) -> None:

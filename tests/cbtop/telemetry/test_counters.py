@@ -29,7 +29,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.telemetry import metrics, serving
 from cbtop.telemetry import subscription as subscription_module
 from cbtop.telemetry.counters import Counters
-from cbtop.telemetry.metrics import Durations, Metric, Point
+from cbtop.telemetry.metrics import DurationHistogram, Metric, Point
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, eventually
 
@@ -231,7 +231,7 @@ def test_what_was_not_exported_for_long_is_forgotten_first(monkeypatch: pytest.M
     for key in "abc":
         store.apply(SourceCatalog(key, complete=True, messages=()))
 
-    def export(key: str, value: float) -> float | Durations:
+    def export(key: str, value: float) -> float | DurationHistogram:
         found: dict[Metric, list[Point]] = {metrics.TOKENS: [Point((key, "decode"), value, 0)]}
         return counters.held(found, store)[metrics.TOKENS][0].value
 

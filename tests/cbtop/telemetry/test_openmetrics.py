@@ -27,7 +27,7 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import Heartbeat, Message
 from cbtop.telemetry import metrics, openmetrics, serving
 from cbtop.telemetry import subscription as subscription_module
-from cbtop.telemetry.metrics import METRICS, Durations, Point, Snapshot
+from cbtop.telemetry.metrics import METRICS, DurationHistogram, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from cbtop.telemetry.subscription import Subscription
 from tests.cbtop import made_machines
@@ -59,7 +59,7 @@ def test_the_official_parser_reads_every_metric_with_its_type_and_unit(tmp_path:
         for point in found[metric]:
             labels = dict(zip(metric.labels, point.labels, strict=True))
             samples = [s for s in family.samples if labels.items() <= s.labels.items()]
-            if not isinstance(point.value, Durations):
+            if not isinstance(point.value, DurationHistogram):
                 assert [s.value for s in samples] == [point.value]
                 continue
             at_most = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
@@ -78,7 +78,7 @@ def test_names_that_users_choose_come_through_whatever_is_in_them(labels: list[s
 
 
 def test_a_histogram_without_bounds_still_counts() -> None:
-    value = Durations((), (2,), 12_000, 5_000, 7_000)
+    value = DurationHistogram((), (2,), 12_000, 5_000, 7_000)
     found: Snapshot = {metrics.STEP_DURATION: [Point(("s", "decode"), value, 0)]}
     samples = {s.name.rpartition("_")[2]: s.value for s in parsed(found)["cbtop_step_duration_seconds"].samples}
     assert samples == {"bucket": 2, "count": 2, "sum": 12e-6}
@@ -124,7 +124,7 @@ def test_devices_are_exported_by_uuid_and_unknown_or_old_values_are_not() -> Non
 
 def test_the_page_lists_every_metric_by_the_name_it_is_scraped_by() -> None:
     listed = set(re.findall(r"^\| `(cbtop_\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    suffix = {metrics.Kind.COUNTER: "_total", metrics.Kind.INFO: "_info"}
+    suffix = {metrics.MetricType.COUNTER: "_total", metrics.MetricType.INFO: "_info"}
     assert listed == {
         metric.name + (f"_{metric.unit}" if metric.unit else "") + suffix.get(metric.kind, "") for metric in METRICS
     }

@@ -14,7 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from cbtop.errors import UsageError
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.telemetry import metrics, otlp
-from cbtop.telemetry.metrics import METRICS, Durations, Kind, Point, Snapshot
+from cbtop.telemetry.metrics import METRICS, DurationHistogram, MetricType, Point, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, snapshot
 from cbtop.telemetry.subscription import Subscription
 from tests.cbtop.recorded import decode_run
@@ -45,18 +45,20 @@ def test_every_point_arrives_with_its_kind_unit_and_times(tmp_path: Path) -> Non
     arrived = sent(found)
     assert len(arrived) == sum(bool(points) for points in found.values()) > 10
     for metric in (metric for metric in METRICS if found[metric]):
-        name = metric.name.replace("_", ".") + (".info" if metric.kind is Kind.INFO else "")
+        name = metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
         there = arrived[name]
         assert there.unit == UNITS[metric.unit]
         assert there.description == metric.about
-        data = getattr(there, {Kind.COUNTER: "sum", Kind.HISTOGRAM: "histogram"}.get(metric.kind, "gauge"))
-        if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
+        data = getattr(
+            there, {MetricType.COUNTER: "sum", MetricType.HISTOGRAM: "histogram"}.get(metric.kind, "gauge")
+        )
+        if metric.kind in (MetricType.COUNTER, MetricType.HISTOGRAM):
             assert data.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
         assert len(data.data_points) == len(found[metric])
         for here, point in zip(data.data_points, found[metric], strict=True):
             assert attributes(here.attributes) == dict(zip(metric.labels, point.labels, strict=True))
             assert here.time_unix_nano == NOW_NS
-            if not isinstance(point.value, Durations):
+            if not isinstance(point.value, DurationHistogram):
                 assert here.as_double == point.value
                 continue
             assert here.start_time_unix_nano == point.since_ns

@@ -21,7 +21,7 @@ from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.telemetry import metrics
 from cbtop.telemetry import snapshot as snapshot_module
-from cbtop.telemetry.metrics import METRICS, Durations, Kind, Metric, Snapshot
+from cbtop.telemetry.metrics import METRICS, DurationHistogram, Metric, MetricType, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import made_machines
@@ -43,7 +43,7 @@ def store_on_gpus(*records: SourceRecord) -> Store:
     return store
 
 
-def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | Durations]:
+def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | DurationHistogram]:
     """The values of `metric` whose labels agree with `labels`."""
     wanted = labels.items()
     points = found[metric]
@@ -52,7 +52,7 @@ def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | Durat
 
 def series(found: Snapshot) -> int:
     return sum(
-        len(BOUNDS_NS) + 3 if isinstance(point.value, Durations) else 1
+        len(BOUNDS_NS) + 3 if isinstance(point.value, DurationHistogram) else 1
         for points in found.values()
         for point in points
     )
@@ -83,13 +83,13 @@ def test_the_numbers_are_those_that_reports_and_screens_show(tmp_path: Path) -> 
         assert view.steps is not None
         assert values(found, metrics.TOKENS, phase=phase) == [view.steps.tokens]
         (steps,) = values(found, metrics.STEP_DURATION, phase=phase)
-        assert isinstance(steps, Durations)
+        assert isinstance(steps, DurationHistogram)
         assert sum(steps.counts) == view.steps.count
         assert len(values(found, metrics.BRICK_DURATION, phase=phase)) == len(view.bricks)
         for row in view.bricks:
             here = {"phase": phase, "brick": row.name, "category": row.category.display_name, "backend": row.backend}
             (calls,) = values(found, metrics.BRICK_DURATION, **here)
-            assert isinstance(calls, Durations)
+            assert isinstance(calls, DurationHistogram)
             assert (sum(calls.counts), calls.total_ns / 1e3) == (row.count, row.total_inclusive_us)
             assert (calls.min_ns / 1e3, calls.max_ns / 1e3) == (row.min_us, row.max_us)
             assert values(found, metrics.BRICK_EXCLUSIVE, **here) == [pytest.approx(row.total_exclusive_us / 1e6)]
@@ -161,7 +161,7 @@ def test_calls_that_are_not_all_in_the_histogram_are_only_counted() -> None:
     some = nodes[[0, 2]].tolist()
     calls = stats.calls(some)
     assert calls is not None
-    assert _durations(stats, some, calls) == Durations((), (2,), 12_000, 5_000, 7_000)
+    assert _durations(stats, some, calls) == DurationHistogram((), (2,), 12_000, 5_000, 7_000)
     every = stats.calls(nodes.tolist())
     assert every is not None
     assert sum(_durations(stats, nodes.tolist(), every).counts) == 3
@@ -175,7 +175,9 @@ def test_a_counter_never_goes_down_while_a_brick_holds_another(tmp_path: Path, i
 
     def look() -> None:
         found = snapshot(store_of(record_of(source_of(tmp_path))), NOW_NS)
-        seen.extend(v for v in values(found, metrics.BRICK_EXCLUSIVE, brick="Outer") if not isinstance(v, Durations))
+        seen.extend(
+            v for v in values(found, metrics.BRICK_EXCLUSIVE, brick="Outer") if not isinstance(v, DurationHistogram)
+        )
 
     def work() -> None:
         with profiler.brick("Outer"):
@@ -266,7 +268,9 @@ def test_every_point_has_its_labels_and_no_two_are_the_same_series(tmp_path: Pat
     for metric, points in found.items():
         assert all(len(point.labels) == len(metric.labels) for point in points)
         assert len({point.labels for point in points}) == len(points)
-        assert all(isinstance(point.value, Durations) == (metric.kind is Kind.HISTOGRAM) for point in points)
+        assert all(
+            isinstance(point.value, DurationHistogram) == (metric.kind is MetricType.HISTOGRAM) for point in points
+        )
 
 
 def test_a_source_counts_from_its_own_beginning_if_it_says_a_possible_one(tmp_path: Path) -> None:

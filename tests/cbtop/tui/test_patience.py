@@ -9,7 +9,7 @@ import pytest
 from textual.drivers import linux_driver
 
 from cbtop.tui import background
-from cbtop.tui.patience import PATIENT_S, TYPING_LOOKS, PatientSelector
+from cbtop.tui.patience import PATIENT_S, TYPING_LOOKS, SlowPollSelector
 
 ASKED_S = 0.1  # by Textual
 
@@ -28,7 +28,7 @@ def test_it_waits_longer_after_a_silent_second_and_as_told_from_the_next_key(
 
     monkeypatch.setattr(selectors.SelectSelector, "select", select)
     keyboard, keys = os.pipe()
-    with PatientSelector() as selector:
+    with SlowPollSelector() as selector:
         selector.register(keyboard, selectors.EVENT_READ)
         for _ in range(TYPING_LOOKS + 2):
             assert selector.select(ASKED_S) == []
@@ -44,4 +44,4 @@ def test_it_waits_longer_after_a_silent_second_and_as_told_from_the_next_key(
 
 def test_textual_waits_with_it() -> None:
     assert background.AskingDriver.run_input_thread is linux_driver.LinuxDriver.run_input_thread
-    assert vars(linux_driver)["selectors"].SelectSelector is PatientSelector
+    assert vars(linux_driver)["selectors"].SelectSelector is SlowPollSelector

@@ -10,11 +10,11 @@ from typing import Any
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.on_demand import Later, OnDemand, with_parts
+from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 
-PARTS = sorted(name for name, part in vars(SourceView).items() if isinstance(part, OnDemand))
+PARTS = sorted(name for name, part in vars(SourceView).items() if isinstance(part, Lazy))
 # What each view shows of a source, beside its header.
 READ = {
     "Overview": {
@@ -52,7 +52,7 @@ class CountedFeed(ScriptedFeed):
             self.made[name] += 1
             return value
 
-        return with_parts(view, **{name: Later(partial(make, name, getattr(view, name))) for name in PARTS})
+        return with_parts(view, **{name: LazyValue(partial(make, name, getattr(view, name))) for name in PARTS})
 
 
 async def test_a_part_that_the_shown_view_does_not_show_is_not_made() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from cbtop.errors import CbtopError
 from cbtop.tuning import kept
-from cbtop.tuning.kept import KeptSetting, keep, kept_file, kept_for, known_settings
-from cbtop.tuning.measuring import Request, Setting
-from cbtop.tuning.paired import Pair
+from cbtop.tuning.kept import KeptSetting, known_settings, settings_file, store_setting, stored_setting
+from cbtop.tuning.measuring import Setting, TuningRequest
+from cbtop.tuning.paired import PairedTest
 from cbtop.tuning.tuner import Candidate, Try, Tuned
 
-FASTER = Pair("request", 10, (200, 204, 198, 201, 199, 203), (100, 101, 99, 100, 102, 98))
+FASTER = PairedTest("request", 10, (200, 204, 198, 201, 199, 203), (100, 101, 99, 100, 102, 98))
 
 
 @pytest.fixture(autouse=True)
@@ -29,27 +29,27 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def found(best: Setting, *pairs: Pair) -> Tuned:
+def found(best: Setting, *pairs: PairedTest) -> Tuned:
     tries = tuple(Try(Candidate(best, "", None), Setting(1), (pair,)) for pair in pairs)
-    return Tuned(Request(8, 2), Setting(1), best, (), tries, (), None, 0.0, False)
+    return Tuned(TuningRequest(8, 2), Setting(1), best, (), tries, (), None, 0.0, False)
 
 
 def test_a_result_is_given_back_only_for_the_same_model_and_processors(model: Path) -> None:
-    assert kept_for(model, 2) is None
-    keep(model, found(Setting(2, True, "f32"), FASTER), 2)
-    one = kept_for(model, 2)
+    assert stored_setting(model, 2) is None
+    store_setting(model, found(Setting(2, True, "f32"), FASTER), 2)
+    one = stored_setting(model, 2)
     assert one is not None
     assert one.setting == Setting(2, True, "f32")
     assert (one.ratio, one.ratio_low, one.ratio_high) == (FASTER.ratio, *(FASTER.interval or ()))
     assert one.text.endswith(f"2.01 ({one.ratio_low:.2f} to {one.ratio_high:.2f}) times as fast as --threads 1")
-    assert kept_for(model, 4) is None
+    assert stored_setting(model, 4) is None
     model.write_bytes(b"GGUF" * 5)
-    assert kept_for(model, 2) is None
+    assert stored_setting(model, 2) is None
 
 
 def test_what_is_found_anew_replaces_what_was_found_before(model: Path) -> None:
-    keep(model, found(Setting(2), FASTER), 2)
-    keep(model, found(Setting(1), Pair("request", 10, FASTER.b_ns, FASTER.a_ns)), 2)
+    store_setting(model, found(Setting(2), FASTER), 2)
+    store_setting(model, found(Setting(1), PairedTest("request", 10, FASTER.b_ns, FASTER.a_ns)), 2)
     (one,) = known_settings()
     assert (one.setting, one.ratio) == (Setting(1), None)
     assert one.text.endswith(": nothing tried beside --threads 1 was faster")
@@ -58,7 +58,7 @@ def test_what_is_found_anew_replaces_what_was_found_before(model: Path) -> None:
 def test_the_newest_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_KEPT", 2)
     for processors in (1, 2, 3):
-        keep(model, found(Setting(1), FASTER), processors)
+        store_setting(model, found(Setting(1), FASTER), processors)
     assert [one.processors for one in known_settings()] == [2, 3]
 
 
@@ -72,8 +72,8 @@ def one_of(**changed: object) -> bytes:
 
 
 def test_a_file_that_is_as_it_should_be_is_read() -> None:
-    kept_file().parent.mkdir(parents=True)
-    kept_file().write_bytes(one_of())
+    settings_file().parent.mkdir(parents=True)
+    settings_file().write_bytes(one_of())
     assert isinstance(known_settings()[0], KeptSetting)
 
 
@@ -96,15 +96,15 @@ NO_SETTINGS = {
 
 @pytest.mark.parametrize("text", NO_SETTINGS.values(), ids=NO_SETTINGS)
 def test_a_file_that_holds_no_settings_is_one_line_and_is_written_anew(text: bytes, model: Path) -> None:
-    kept_file().parent.mkdir(parents=True)
-    kept_file().write_bytes(text)
+    settings_file().parent.mkdir(parents=True)
+    settings_file().write_bytes(text)
     with pytest.raises(CbtopError, match=r"tuned\.json holds no settings: .*; cbtop tune writes it anew"):
-        kept_for(model, 2)
-    keep(model, found(Setting(2), FASTER), 2)
-    assert kept_for(model, 2) is not None
+        stored_setting(model, 2)
+    store_setting(model, found(Setting(2), FASTER), 2)
+    assert stored_setting(model, 2) is not None
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("no directory")
     with pytest.raises(CbtopError, match=r"Not a directory|File exists"):
-        keep(model, found(Setting(2), FASTER), 2)
+        store_setting(model, found(Setting(2), FASTER), 2)

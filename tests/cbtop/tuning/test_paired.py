@@ -7,20 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cbtop.tuning.paired import CONFIDENCE_PERCENT, Pair, in_turns, mean_and_deviation, pairs_of, with_deviation
+from cbtop.tuning.paired import CONFIDENCE_PERCENT, PairedTest, in_turns, mean_and_deviation, pairs_of, with_deviation
 from cbtop.viewmodels.noise import MIN_BLOCKS
 
 RUNS = 1000
 ROUNDS = 10
 
 
-def made(rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0.0, spikes: float = 0.0) -> Pair:
+def made(
+    rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0.0, spikes: float = 0.0
+) -> PairedTest:
     """Times of two sides on one machine: a drift that both share, a noise of each, and now and then a neighbour."""
     shared = np.exp(np.cumsum(rng.normal(0, drift, 2 * ROUNDS)))
     times = 1e8 * shared * np.exp(rng.normal(0, own, 2 * ROUNDS)) * (1 + 3 * (rng.random(2 * ROUNDS) < spikes))
     a, b = times[0::2].copy(), times[1::2] / ratio
     a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every other round begins with B
-    return Pair("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
+    return PairedTest("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
 
 
 def test_every_second_round_begins_with_b_and_pairs_of_turns_stay_together() -> None:
@@ -51,26 +53,26 @@ def test_a_round_that_is_cut_short_is_none() -> None:
 
 
 def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
-    pair = Pair("tg4", 4, (200, 220, 190, 210, 205), (100, 111, 96, 104, 102))
+    pair = PairedTest("tg4", 4, (200, 220, 190, 210, 205), (100, 111, 96, 104, 102))
     assert pair.ratio == pytest.approx(1025 / 513)
     interval = pair.interval
     assert interval is not None
     assert 1 < interval[0] < pair.ratio < interval[1] < 2.2
     assert (pair.is_beyond_noise, pair.verdict) == (True, "B is faster")
     assert pair.rates(1)[0] == 1e9 * 4 / 100
-    back = Pair("tg4", 4, pair.b_ns, pair.a_ns)
+    back = PairedTest("tg4", 4, pair.b_ns, pair.a_ns)
     assert (back.is_beyond_noise, back.verdict) == (True, "B is slower")
     assert back.ratio == pytest.approx(1 / pair.ratio)
 
 
 def test_an_interval_is_as_wide_as_students_quantile_and_never_below_zero() -> None:
     """Five rounds, B always 1: the ratio is A's mean, its error that of a mean, times 4.604 (99 %, four degrees)."""
-    pair = Pair("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
+    pair = PairedTest("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
     half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
     assert pair.interval == (pytest.approx(1 - half, rel=1e-3), pytest.approx(1 + half, rel=1e-3))
     assert pair.change is not None
     assert pair.change.percent == pytest.approx(100 * (pair.ratio - 1))
-    wild = Pair("tg1", 1, (10, 900, 10, 10, 10), (100,) * 5)
+    wild = PairedTest("tg1", 1, (10, 900, 10, 10, 10), (100,) * 5)
     assert wild.interval is not None
     assert wild.interval[0] == 0.0
 
@@ -88,7 +90,7 @@ def test_tests_without_tokens_have_runs_a_second_and_are_compared_together() -> 
 def test_what_is_compared_with_more_is_less_sure() -> None:
     rng = np.random.default_rng(3)
     alone = made(rng, 1.0, own=0.02)
-    of_ten = Pair(alone.name, alone.tokens, alone.a_ns, alone.b_ns, compared=10)
+    of_ten = PairedTest(alone.name, alone.tokens, alone.a_ns, alone.b_ns, compared=10)
     assert alone.change is not None
     assert of_ten.change is not None
     assert of_ten.change.half > 1.3 * alone.change.half
@@ -96,11 +98,11 @@ def test_what_is_compared_with_more_is_less_sure() -> None:
 
 def test_too_few_rounds_have_no_interval_and_no_verdict() -> None:
     times = tuple(range(100, 100 + MIN_BLOCKS))
-    few = Pair("pp8", 8, times[1:], times[1:])
+    few = PairedTest("pp8", 8, times[1:], times[1:])
     assert (few.interval, few.is_beyond_noise) == (None, None)
     assert few.verdict == "5 rounds or more would tell"
     assert few.ratio == 1.0
-    assert Pair("pp8", 8, times, times).verdict == "noise"
+    assert PairedTest("pp8", 8, times, times).verdict == "noise"
 
 
 @pytest.mark.parametrize(

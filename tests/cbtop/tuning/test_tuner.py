@@ -14,7 +14,7 @@ from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.jit.cpu import TIER
 from cbtop.compute.settings import Crossovers, with_crossovers
 from cbtop.tuning import tuner as tuner_module
-from cbtop.tuning.measuring import Bench, InterruptedTurnError, Request, Setting
+from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
 from cbtop.tuning.tuner import BrickTuner, Share, Tuned, changed, named
 
 IN_USE = Setting(threads=1)
@@ -36,7 +36,7 @@ class MadeBench(Bench):
         self.ran: list[Setting] = []
 
     def request_ns(
-        self, setting: Setting, request: Request, should_stop: Callable[[], bool] = lambda: False
+        self, setting: Setting, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
         if should_stop():
             raise InterruptedTurnError
@@ -60,7 +60,7 @@ def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tuned(bench: MadeBench, budget_s: float = 300.0, setting: Setting = IN_USE) -> Tuned:
-    tuner = MadeTuner(bench, setting, Request(128, 32), clock_s=lambda: bench.now_s)
+    tuner = MadeTuner(bench, setting, TuningRequest(128, 32), clock_s=lambda: bench.now_s)
     return tuner.tune(budget_s)
 
 
@@ -118,7 +118,7 @@ def test_of_a_model_whose_weights_are_read_as_they_lie_no_product_is_of_int8(
     write_model(path, TINY, lambda *_: None)
     for exact_bytes, has_int8 in ((Crossovers().exact_bytes, TIER != "generic"), (1, False)):
         with with_crossovers(Crossovers(exact_bytes=exact_bytes)):
-            assert BrickTuner(Bench(path, 20), setting, Request(16, 4))._has_int8() == has_int8
+            assert BrickTuner(Bench(path, 20), setting, TuningRequest(16, 4))._has_int8() == has_int8
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "f32"])
@@ -131,7 +131,7 @@ def test_attention_counts_with_products_where_it_is_rounded_with_them(
     monkeypatch.setattr("cbtop.compute.decoder.bricks.BF16_PAYS", pays)
     path = tmp_path / "tiny.gguf"
     write_model(path, TINY, lambda *_: None)
-    tuner = BrickTuner(Bench(path, 20), Setting(1, is_exact, cache_type), Request(8, 2))
+    tuner = BrickTuner(Bench(path, 20), Setting(1, is_exact, cache_type), TuningRequest(8, 2))
     (share,) = (one for one in tuner._shares() if one.brick == ATTENTION.brick)
     rounded = pays and cache_type == "f16" and TIER != "generic"
     assert bool(share.contracts & tuner_module.PRODUCTS) == rounded
@@ -207,7 +207,7 @@ def test_what_there_is_no_time_for_however_fast_it_is_runs_not_once() -> None:
 def test_an_interrupt_leaves_what_was_measured_and_says_what_was_not() -> None:
     bench = MadeBench(speed)
     tuner = MadeTuner(
-        bench, IN_USE, Request(128, 32), clock_s=lambda: bench.now_s, should_stop=lambda: len(bench.ran) == 60
+        bench, IN_USE, TuningRequest(128, 32), clock_s=lambda: bench.now_s, should_stop=lambda: len(bench.ran) == 60
     )
     found = tuner.tune(300.0)
     assert found.was_interrupted
@@ -218,7 +218,7 @@ def test_an_interrupt_leaves_what_was_measured_and_says_what_was_not() -> None:
 
 def test_an_interrupt_before_anything_was_measured_leaves_nothing() -> None:
     bench = MadeBench(speed)
-    found = MadeTuner(bench, IN_USE, Request(8, 2), should_stop=lambda: True).tune(300.0)
+    found = MadeTuner(bench, IN_USE, TuningRequest(8, 2), should_stop=lambda: True).tune(300.0)
     assert (found.was_interrupted, found.tries, found.shares, found.best) == (True, (), (), IN_USE)
 
 
@@ -234,7 +234,7 @@ def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     monkeypatch.setattr(tuner_module, "_is_worth", lambda _: True)  # which the machine's other processes say, too
     path = tmp_path / "tiny.gguf"
     write_model(path, TINY, lambda *_: None)
-    request = Request(16, 4)
+    request = TuningRequest(16, 4)
     said: list[str] = []
     tuner = BrickTuner(Bench(path, request.tokens), IN_USE, request, progress=lambda what, done: said.append(what))
     found = tuner.tune(3600.0)  # of which a busy machine needs more than another

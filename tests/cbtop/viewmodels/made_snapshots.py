@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import PhaseFigures, Snapshot, Surroundings, Times
+from cbtop.viewmodels.baseline import PhaseFigures, PhaseTimes, Snapshot, Surroundings
 from cbtop.viewmodels.noise import figures
 from cbtop.viewmodels.places import Brick, Place, PlaceTimes
 
@@ -77,7 +77,7 @@ def made(
         for keys, amounts in parts
         for place, figure in zip(keys, figures(amounts, weight), strict=True)
     }
-    times = Times("token", step_us, rate, places)
+    times = PhaseTimes("token", step_us, rate, places)
     phase = PhaseFigures("decode", count, 1.0, 1.0, 1.0, 1_000.0, blocks, times)
     return Snapshot(key or f"here:{seed}:1:0", AT, (phase,), seed * 10**11, seed * 10**11 + 10**10, 1.7e9, 0.0)
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.daemon.source import Source
-from cbtop.profiler.books import Beside, Books, books_of, outside_steps
+from cbtop.profiler.books import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.profiler.graph.nodes import Function
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
@@ -24,7 +24,7 @@ from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_equation
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import BesideView, BooksView, MergeMode, NamedTime, SourceView
+from cbtop.viewmodels.model import BesideView, MergeMode, NamedTime, SourceView, TimeBreakdownView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
@@ -55,26 +55,27 @@ def shares(view: SourceView) -> list[float]:
     return found
 
 
-def books_in(view: SourceView) -> BooksView:
+def books_in(view: SourceView) -> TimeBreakdownView:
     assert view.books is not None
     return view.books
 
 
 def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -> None:
-    books = Books(
+    books = TimeBreakdown(
         wall_ns=100_000, bricks_ns=60_000, gaps_ns={"inside layers": 8_000, "between layers": 2_000},
         overlap_ns=1_000, open_ns=3_000,
-        over=4, over_ns=5_000, outdone=(("Layer 0", 6_000),), loose=7, loose_ns=9_000, cancelled=11, crowded=12,
+        over=4, over_ns=5_000, exceeded=(("Layer 0", 6_000),), unmatched_calls=7, unmatched_ns=9_000, cancelled=11,
+        in_shared_lane=12,
         adopted=Beside(13, 14_000, (("Sampling", 14_000),)),
     )  # fmt: skip
-    assert books_view(books) == BooksView(
+    assert books_view(books) == TimeBreakdownView(
         wall_us=100.0, bricks_us=60.0, gaps=(NamedTime("inside layers", 8.0), NamedTime("between layers", 2.0)),
         gaps_us=10.0, unattributed_us=31.0, residual_percent=31.0, open_us=3.0, overlap_us=1.0, close=False,
         over=4, over_us=5.0,
-        outdone=(NamedTime("Layer 0", 6.0),), loose=7, loose_us=9.0, cancelled=11, crowded=12,
+        exceeded=(NamedTime("Layer 0", 6.0),), unmatched_calls=7, unmatched_us=9.0, cancelled=11, in_shared_lane=12,
         adopted=BesideView(13, 14.0, (NamedTime("Sampling", 14.0),)),
     )  # fmt: skip
-    nothing = Books(0, 0, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None)
+    nothing = TimeBreakdown(0, 0, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None)
     view = books_view(nothing)
     assert view is not None
     assert (view.residual_percent, view.adopted, view.close) == (None, None, True)
@@ -84,15 +85,15 @@ def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -
 @pytest.mark.parametrize(
     ("books", "close"),
     [
-        (Books(10, 10, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
-        (Books(10, 8, {"a": 1, "b": 1}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
-        (Books(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two ran at the same time
-        (Books(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),  # more than the wall time
-        (Books(10, 8, {}, 0, 0, 1, 0, (), 0, 0, 0, 0, None), False),
-        (Books(10, 8, {}, 0, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
+        (TimeBreakdown(10, 10, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
+        (TimeBreakdown(10, 8, {"a": 1, "b": 1}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
+        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two ran at the same time
+        (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),  # more than the wall time
+        (TimeBreakdown(10, 8, {}, 0, 0, 1, 0, (), 0, 0, 0, 0, None), False),
+        (TimeBreakdown(10, 8, {}, 0, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
     ],
 )
-def test_books_close_only_if_nothing_is_larger_than_what_it_is_a_part_of(books: Books, close: bool) -> None:
+def test_books_close_only_if_nothing_is_larger_than_what_it_is_a_part_of(books: TimeBreakdown, close: bool) -> None:
     assert books.close is close
 
 
@@ -122,7 +123,7 @@ def test_layers_that_were_outdone_are_named_by_how_much_the_largest_first() -> N
             clock.sleep_us(1_000)
 
     view, _, _ = seen(host)
-    assert [(one.name, one.us) for one in books_in(view).outdone] == [
+    assert [(one.name, one.us) for one in books_in(view).exceeded] == [
         ("Layer 1", 80.0), ("Layer 2", 60.0), ("Layer 0", 40.0),
     ]  # fmt: skip
 
@@ -218,7 +219,7 @@ def test_a_call_stopped_twice_out_of_order_or_late_is_listed_as_in_no_books() ->
     view, text, report = seen(host)
     books = books_in(view)
     assert (books.close, books.bricks_us, books.unattributed_us, books.open_us) == (True, 70, 30, 0)
-    assert (books.loose, books.loose_us) == (3, 60 + 20 + 50)
+    assert (books.unmatched_calls, books.unmatched_us) == (3, 60 + 20 + 50)
     assert "in no books: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
     assert isinstance(report["books"], dict)
     assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
@@ -293,7 +294,7 @@ def test_steps_beyond_fifteen_at_once_are_counted_and_said() -> None:
         asyncio.run(serve())
 
     view, text, report = seen(host)
-    assert books_in(view).crowded == 3
+    assert books_in(view).in_shared_lane == 3
     assert "3 steps ran beside fifteen others, whose bricks are whose is not known" in text
     assert isinstance(report["books"], dict)
     assert report["books"]["crowded_steps"] == 3
@@ -455,7 +456,7 @@ def test_shares_are_0_to_100_percent_or_a_line_says_so_whatever_a_host_does(
     assert view.outside is None or view.outside.us >= 0
 
 
-def books_beside(directory: Path, host: Host) -> tuple[Books | None, Beside | None]:
+def books_beside(directory: Path, host: Host) -> tuple[TimeBreakdown | None, Beside | None]:
     """The books of decode, and what ran outside of steps, as the profiler sees them."""
     record = record_of(_recorded(directory, host))
     whole = PhaseTotals.of(record.nodes, record.stats, "decode")
@@ -518,7 +519,7 @@ def test_time_in_a_running_step_is_open_less_what_is_loose_or_cancelled(tmp_path
     books, _ = books_beside(tmp_path, host)
     assert books is not None
     assert (books.open_ns, books.bricks_ns, books.wall_ns) == (90_000, 7_000, 7_000)
-    assert (books.loose, books.loose_ns, books.cancelled) == (1, 7_000, 1)
+    assert (books.unmatched_calls, books.unmatched_ns, books.cancelled) == (1, 7_000, 1)
 
 
 def test_outdone_layers_are_named_worst_first_and_adopted_bricks_are_not(
@@ -534,7 +535,7 @@ def test_outdone_layers_are_named_worst_first_and_adopted_bricks_are_not(
 
     books, _ = books_beside(tmp_path, host)
     assert books is not None
-    assert books.outdone == (("Layer 1", 90_000), ("Layer 2", 60_000), ("Layer 0", 30_000))
+    assert books.exceeded == (("Layer 1", 90_000), ("Layer 2", 60_000), ("Layer 0", 30_000))
     assert not books.close
 
 

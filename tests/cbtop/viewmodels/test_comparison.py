@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import BrickWork, Snapshot, Times
+from cbtop.viewmodels.baseline import BrickWork, PhaseTimes, Snapshot
 from cbtop.viewmodels.comparison import Comparison, PlaceChange, baselines_of, compare, slower
 from cbtop.viewmodels.model import About, MergeMode
 from cbtop.viewmodels.noise import Change, change
@@ -304,7 +304,7 @@ def test_a_brick_is_named_in_the_layer_with_over_half_of_it_of_three_or_more(
     assert [one.name for one in slower([placed(DOWN, None, 40.0), *cells])] == [name]
 
 
-def times_of(snapshot: Snapshot) -> Times:
+def times_of(snapshot: Snapshot) -> PhaseTimes:
     (phase,) = snapshot.phases
     assert phase.times is not None
     return phase.times

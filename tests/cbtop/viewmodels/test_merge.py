@@ -344,8 +344,8 @@ def test_a_place_of_one_rank_is_in_the_sum_once_and_a_place_of_all_is_one(tmp_pa
 
 def test_the_stretch_of_a_sum_is_the_sum_of_the_stretches(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [us] * (rank + 2)) for rank, us in ((0, 10), (1, 40))]
-    merged = merged_view(records, MergeMode.SUM).stretch
-    members = [source_view(record).stretch for record in records]
+    merged = merged_view(records, MergeMode.SUM).time_range
+    members = [source_view(record).time_range for record in records]
     assert merged is not None
     assert all(one is not None for one in members)
     for name in ("wall_us", "in_steps_us", "between_us"):

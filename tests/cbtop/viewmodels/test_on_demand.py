@@ -9,22 +9,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from cbtop.viewmodels.on_demand import Later, OnDemand, made, with_parts
+from cbtop.viewmodels.on_demand import Lazy, LazyValue, made, with_parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     name: str
-    large: OnDemand[tuple[int, ...]] = OnDemand()
-    none: OnDemand[int | None] = OnDemand(None)
+    large: Lazy[tuple[int, ...]] = Lazy()
+    none: Lazy[int | None] = Lazy(None)
 
 
-def counted(calls: list[int]) -> Later[tuple[int, ...]]:
+def counted(calls: list[int]) -> LazyValue[tuple[int, ...]]:
     def make() -> tuple[int, ...]:
         calls.append(1)
         return (1, 2)
 
-    return Later(make)
+    return LazyValue(make)
 
 
 def test_a_part_is_made_when_it_is_read_and_once() -> None:
@@ -70,7 +70,7 @@ def test_a_view_that_is_held_has_every_part_made() -> None:
 def test_what_a_part_was_made_of_goes_once_it_is_made() -> None:
     basis = np.zeros(3)
     gone = weakref.ref(basis)
-    later = Later(basis.sum)
+    later = LazyValue(basis.sum)
     assert later.value() == 0
     del basis
     gc.collect()

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbtop.client.step_blocks import StepBlock, StepBlocks, Work
+from cbtop.client.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import Growth, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
-from cbtop.viewmodels.runs import MAX_KERNELS, Part, Run, TooShort, kernels_of, part_of, together
+from cbtop.viewmodels.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
 from tests.cbtop.viewmodels.made_runs import BRICKS, Noise, made_batch, made_run, made_table
 
 STEADY = Noise(pauses=0)
 
 
-def part_in(batch: Batch) -> Part | None:
+def part_in(batch: Batch) -> StepGroup | None:
     """The only part of a run of `batch`."""
     table = made_table()
     blocks = StepBlocks(table)
@@ -125,8 +125,8 @@ def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
 
 
 def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
-    assert part_of(made_table(), Work(1, 1, None), blocks_of([100.0] * 4)) is None
-    part = part_of(made_table(), Work(1, 1, None), blocks_of([100.0] * 5))
+    assert part_of(made_table(), StepWork(1, 1, None), blocks_of([100.0] * 4)) is None
+    part = part_of(made_table(), StepWork(1, 1, None), blocks_of([100.0] * 5))
     assert part is not None
     assert (part.steps, part.wall_us.blocks) == (20, 5)
 
@@ -166,7 +166,7 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # half a µs is the median of how
 def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
     us: Sequence[float], left_out: int
 ) -> None:
-    part = part_of(made_table(), Work(1, 1, None), blocks_of(us))
+    part = part_of(made_table(), StepWork(1, 1, None), blocks_of(us))
     assert part is not None
     assert (part.warm_up, part.steps) == (4 * left_out, 4 * (len(us) - left_out))
     assert part.places[WHOLE_STEP].time.mean == pytest.approx(np.mean(us[left_out:]), rel=1e-3)
@@ -175,7 +175,7 @@ def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
 def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
     usual = blocks_of(USUAL)
     first = StepBlock(8, 2 * usual[0].wall_ns, Growth.of([usual[0].growth] * 2))
-    part = part_of(made_table(), Work(1, 1, None), [first, *usual])
+    part = part_of(made_table(), StepWork(1, 1, None), [first, *usual])
     assert part is not None
     assert (part.warm_up, part.steps) == (0, 8 + 4 * len(usual))
 
@@ -212,7 +212,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
             replace(block, wall_ns=round(4_000 * (100 + us)))
             for block, us in zip(blocks_of([100.0] * len(between_us)), between_us, strict=True)
         ]
-        part = part_of(made_table(), Work(1, 1, None), blocks)
+        part = part_of(made_table(), StepWork(1, 1, None), blocks)
         assert part is not None
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
@@ -235,7 +235,7 @@ def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None
     """Of three steps one takes 1 ms and overlaps the others: by the wall clock each takes 50 µs."""
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
-    part = part_of(made_table(), Work(1, 1, None), [block] * 12)
+    part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)
     assert part is not None
     assert part.typical_us is None
     assert part.wall_us.mean == pytest.approx(50)
@@ -243,7 +243,7 @@ def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None
 
 def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
     blocks = [replace(block, wall_ns=2_400) for block in blocks_of([0.5] * 12)]
-    part = part_of(made_table(), Work(1, 1, None), blocks)
+    part = part_of(made_table(), StepWork(1, 1, None), blocks)
     assert part is not None
     assert part.typical_us is not None
     assert part.typical_us.mean == pytest.approx(0.6, rel=0.05)
@@ -285,7 +285,7 @@ def test_of_runs_taken_together_what_one_of_them_lacks_is_left_out() -> None:
     without = {name: times for name, times in part.places.items() if name != place}
     untold = {name: replace(times, p99=None, typical=None) for name, times in part.places.items()}
 
-    def as_second(**changed: object) -> tuple[Part, ...]:
+    def as_second(**changed: object) -> tuple[StepGroup, ...]:
         second = replace(part, **changed)  # type: ignore[arg-type]
         return together([runs[0], replace(runs[1], parts=(second,)), runs[2]]).parts
 

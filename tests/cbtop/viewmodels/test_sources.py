@@ -71,11 +71,11 @@ def test_its_figures_are_those_of_its_view(runtime: Path) -> None:
 
 def test_steps_a_second_are_ended_ones_over_the_wall_clock_time_of_rates(runtime: Path) -> None:
     found = decode_run(runtime)
-    row, stretch = source_row(found), source_view(found).stretch
+    row, time_range = source_row(found), source_view(found).time_range
     assert row.steps is not None
-    assert stretch is not None
-    assert row.wall_us == stretch.wall_us
-    assert row.steps_per_sec == pytest.approx(row.steps.count / stretch.wall_us * 1e6)
+    assert time_range is not None
+    assert row.wall_us == time_range.wall_us
+    assert row.steps_per_sec == pytest.approx(row.steps.count / time_range.wall_us * 1e6)
     assert row.steps_per_sec == pytest.approx(row.steps.tokens_per_sec)  # one token a step
 
 
@@ -236,6 +236,6 @@ def test_rates_are_lower_bounds_if_records_of_their_time_were_lost(tmp_path: Pat
     row = source_row(record(tmp_path))
     lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
     assert (formatting.rate(lossy, 42.0), formatting.rate(lossy, None)) == ("≥42.00", "n/a")
-    lately = WindowView(10.0, 10.0, 0, 500)
-    assert formatting.rate(replace(lossy, window=lately), 42.0) == "42.00"  # what was lost is older than the window
-    assert replace(lossy, window=replace(lately, lost=3)).are_rates_least
+    recent = WindowView(10.0, 10.0, 0, 500)
+    assert formatting.rate(replace(lossy, window=recent), 42.0) == "42.00"  # what was lost is older than the window
+    assert replace(lossy, window=replace(recent, lost=3)).are_rates_least

@@ -24,7 +24,7 @@ from cbtop.protocol.record_batch import batches
 from cbtop.protocol.ring import NODE_BITS, Batch
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, BrickId
 from cbtop.viewmodels import timeline as timeline_module
-from cbtop.viewmodels.lanes import BRICKS, Gap, Lane, Span
+from cbtop.viewmodels.lanes import BRICKS, Gap, Lane, TimelineSpan
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.timeline import TimelineView, timeline_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -46,14 +46,14 @@ def shown(record: SourceRecord, phase: str | None = None, *, is_sample: bool = F
     return found
 
 
-def parts_of(lane: Lane) -> list[Span | Gap]:
+def parts_of(lane: Lane) -> list[TimelineSpan | Gap]:
     """Its outermost bricks and its gaps, by their start; what took no time comes first."""
     return sorted([*lane.rows[lane.bricks].spans, *lane.gaps], key=lambda part: (part.start_ns, part.end_ns))
 
 
 def check_newest(found: TimelineView) -> None:
     """The lanes of the newest step are those of all, as far as they reach back; what may be in sight is on them."""
-    drawn: set[Span] = set()
+    drawn: set[TimelineSpan] = set()
     for lane in found.newest_lanes:
         since_ns = min(part.start_ns for row in (*(row.spans for row in lane.rows), lane.gaps) for part in row)
         spans, gaps = since(since_ns, lane)
@@ -65,7 +65,7 @@ def check_newest(found: TimelineView) -> None:
         assert {span for lane in found.lanes for span in since(0, lane)[0] if span.end_ns > sight_ns} <= drawn
 
 
-def since(since_ns: int, lane: Lane) -> tuple[list[Span], list[Gap]]:
+def since(since_ns: int, lane: Lane) -> tuple[list[TimelineSpan], list[Gap]]:
     """What began on a lane at a moment or later, and ended after it; in which of its rows is not told."""
     spans = [
         span._replace(level=0)
@@ -101,7 +101,7 @@ def check(found: TimelineView, record: SourceRecord) -> None:
                 check_nesting(lane.rows[number - 1].spans if number != lane.bricks else (), row.spans, record)
 
 
-def check_nesting(outer: Sequence[Span], inner: Sequence[Span], record: SourceRecord) -> None:
+def check_nesting(outer: Sequence[TimelineSpan], inner: Sequence[TimelineSpan], record: SourceRecord) -> None:
     """What is drawn inside of something lies in it in time and in the graph; what took no time fits into any."""
     nodes = record.nodes
     for span in inner:

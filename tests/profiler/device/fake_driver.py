@@ -12,7 +12,14 @@ from ctypes import CFUNCTYPE, POINTER, c_int, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from typing import Any
 
-from cbtop.profiler.device.driver import DriverError, Edge, Functions, Launch, LaunchConfig, MappedWords
+from cbtop.profiler.device.driver import (
+    DependencyEdge,
+    DriverError,
+    DriverFunctions,
+    Launch,
+    LaunchConfig,
+    MappedWords,
+)
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
 
 READING_NS = 50  # what the host pays to read its clock
@@ -36,7 +43,7 @@ class FakeGraph:
     """Nodes with what each runs (a kernel with its arguments, or how long it takes), and edges."""
 
     nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
-    edges: list[Edge] = field(default_factory=list)
+    edges: list[DependencyEdge] = field(default_factory=list)
     origin: dict[int, int] = field(default_factory=dict)  # of a clone: its nodes by those of the graph it was made of
 
     def in_order(self) -> list[int]:
@@ -216,9 +223,9 @@ class FakeDriver:
     def launcher(self, kernel: int, stream: int) -> Launch:
         return lambda arguments: self.launch(kernel, stream, arguments)
 
-    def functions(self) -> Functions:
+    def functions(self) -> DriverFunctions:
         launch, is_capturing, context = [ctypes.cast(function, c_void_p).value or 0 for function in self._functions]
-        return Functions(launch, is_capturing, context, lambda name, result: self._refusals[result - 1])
+        return DriverFunctions(launch, is_capturing, context, lambda name, result: self._refusals[result - 1])
 
     def is_capturing(self, stream: int) -> bool:
         return False
@@ -289,7 +296,7 @@ class FakeDriver:
         """A node of the host's own: a kernel, a copy, a child graph; an event where it takes 0 ns."""
         node = self.handle()
         self.graphs[graph].nodes[node] = duration_ns
-        self.graphs[graph].edges += [Edge(one, node, is_plain) for one in after]
+        self.graphs[graph].edges += [DependencyEdge(one, node, is_plain) for one in after]
         return node
 
     def clone(self, graph: int) -> int:
@@ -297,7 +304,9 @@ class FakeDriver:
         copy = self.graphs[clone]
         copy.origin = {node: self.handle() for node in original.nodes}
         copy.nodes = {copy.origin[node]: what for node, what in original.nodes.items()}
-        copy.edges = [Edge(copy.origin[one], copy.origin[other], plain) for one, other, plain in original.edges]
+        copy.edges = [
+            DependencyEdge(copy.origin[one], copy.origin[other], plain) for one, other, plain in original.edges
+        ]
         return clone
 
     def in_clone(self, node: int, clone: int) -> int:
@@ -309,7 +318,7 @@ class FakeDriver:
     def nodes(self, graph: int) -> list[int]:
         return list(self.graphs[graph].nodes)
 
-    def edges(self, graph: int) -> list[Edge]:
+    def edges(self, graph: int) -> list[DependencyEdge]:
         return list(self.graphs[graph].edges)
 
     def takes_time(self, node: int) -> bool:
@@ -322,11 +331,11 @@ class FakeDriver:
         return node
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        self.graphs[graph].edges += [Edge(one, other, True) for one, other in edges]
+        self.graphs[graph].edges += [DependencyEdge(one, other, True) for one, other in edges]
 
     def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         for one, other in edges:
-            self.graphs[graph].edges.remove(Edge(one, other, True))
+            self.graphs[graph].edges.remove(DependencyEdge(one, other, True))
 
     def instantiate(self, graph: int) -> int:
         there = self.graphs[graph]

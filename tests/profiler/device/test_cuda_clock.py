@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cbtop.profiler.device.device import Device  # noqa: E402
+from cbtop.profiler.device.device import CudaDevice  # noqa: E402
 from cbtop.profiler.device.driver import CudaDriver  # noqa: E402
 from cbtop.profiler.device.stamp_clock import SLOTS, StampClock  # noqa: E402
 from cbtop.profiler.instrument.torch_clock import torch_clock  # noqa: E402
@@ -91,6 +91,6 @@ def test_a_profiler_times_bricks_on_the_device_and_leaves_captures_alone(clock: 
 
 def test_a_device_gives_back_what_it_took() -> None:
     torch.cuda.synchronize()
-    device = Device(CudaDriver())
+    device = CudaDevice(CudaDriver())
     assert device.time.last is not None
     device.close()

@@ -12,8 +12,8 @@ from cbtop.profiler.device import cupti
 from cbtop.profiler.device.cupti import (
     KERNEL,
     CuptiError,
+    ExternalCorrelation,
     KernelRecord,
-    Link,
     TorchsCupti,
     decoded,
     demangled,
@@ -48,7 +48,7 @@ def test_a_record_of_a_kernel_in_a_graph_is_read() -> None:
 
 
 def test_an_external_id_is_a_link_where_it_is_ours() -> None:
-    assert decoded(external_record(5, 9)) == Link(5, 9)
+    assert decoded(external_record(5, 9)) == ExternalCorrelation(5, 9)
     assert decoded(external_record(5, 9, whose=1)) is None
 
 
@@ -88,7 +88,7 @@ def test_no_bytes_do_more_than_be_refused() -> None:
             found = decoded(raw)
         except ValueError:
             continue
-        assert found is None or isinstance(found, Link) or found.end_ns >= found.start_ns
+        assert found is None or isinstance(found, ExternalCorrelation) or found.end_ns >= found.start_ns
 
 
 @pytest.mark.parametrize(("version", "known"), [(17, False), (18, True), (26, True), (100, False), (130001, True)])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.device.device_time import DeviceTime, Pair
+from cbtop.profiler.device.device_time import ClockPair, DeviceTime
 
 SECOND = 1_000_000_000
 EPOCH = 1_763_800_000_000_000_001  # nanoseconds that no float64 holds
@@ -17,7 +17,7 @@ EPOCH = 1_763_800_000_000_000_001  # nanoseconds that no float64 holds
 def test_without_a_pair_there_is_no_time_and_with_one_the_drift_is_bounded() -> None:
     time = DeviceTime()
     assert time.last is None
-    time.add(Pair(EPOCH, 5 * SECOND, 900))
+    time.add(ClockPair(EPOCH, 5 * SECOND, 900))
     assert time.host_ns(EPOCH) == 5 * SECOND
     assert time.host_ns(EPOCH + 1) == 5 * SECOND + 1
     assert time.error_ns(EPOCH) < 1_000
@@ -54,7 +54,7 @@ def test_a_mapped_time_is_off_by_no_more_than_its_error(
     for gap in [0, *gaps]:
         device += gap
         error = chance.randint(0, worst)
-        time.add(Pair(device, host_of(device) + chance.randint(-error, error), error))
+        time.add(ClockPair(device, host_of(device) + chance.randint(-error, error), error))
     moment = start + round((device - start) * asked)
     assert abs(time.host_ns(moment) - host_of(moment)) <= time.error_ns(moment) + len(gaps) + 2
 
@@ -63,7 +63,7 @@ def test_a_mapped_time_is_off_by_no_more_than_its_error(
 def test_times_on_one_line_keep_their_order_and_their_durations(drift_ppb: int, seconds: int) -> None:
     time = DeviceTime()
     for at in range(seconds):
-        time.add(Pair(EPOCH + at * SECOND, at * SECOND + at * drift_ppb, 900))
+        time.add(ClockPair(EPOCH + at * SECOND, at * SECOND + at * drift_ppb, 900))
     begun = EPOCH + (seconds - 1) * SECOND + 5
     moments = [begun + 1_000 * at for at in range(50)]
     hosts = [time.host_ns(moment) for moment in moments]
@@ -72,8 +72,8 @@ def test_times_on_one_line_keep_their_order_and_their_durations(drift_ppb: int, 
 
 def test_a_clock_that_was_set_begins_anew() -> None:
     time = DeviceTime()
-    time.add(Pair(EPOCH, SECOND, 900))
-    time.add(Pair(EPOCH + SECOND, 2 * SECOND + 5_000_000, 900))
+    time.add(ClockPair(EPOCH, SECOND, 900))
+    time.add(ClockPair(EPOCH + SECOND, 2 * SECOND + 5_000_000, 900))
     assert time.host_ns(EPOCH + SECOND) == 2 * SECOND + 5_000_000
-    time.add(Pair(EPOCH, 3 * SECOND, 900))
+    time.add(ClockPair(EPOCH, 3 * SECOND, 900))
     assert time.host_ns(EPOCH) == 3 * SECOND

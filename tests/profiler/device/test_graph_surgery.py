@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import DriverError
-from cbtop.profiler.device.graph_surgery import END, START, Shape, StampedGraph
+from cbtop.profiler.device.graph_surgery import END, START, StampedGraph, StampSites
 from tests.profiler.device.fake_driver import KERNEL_NS, FakeDriver
 
 STREAM = 7
@@ -23,8 +23,8 @@ def driver() -> FakeDriver:
 
 
 @pytest.fixture
-def device(driver: FakeDriver) -> Device:
-    return Device(driver, driver.now_ns)
+def device(driver: FakeDriver) -> CudaDevice:
+    return CudaDevice(driver, driver.now_ns)
 
 
 def chain(driver: FakeDriver, *durations_ns: int) -> tuple[int, list[int]]:
@@ -44,10 +44,10 @@ def run(driver: FakeDriver, stamped: StampedGraph) -> list[int]:
 
 
 def test_a_chain_of_kernels_copies_and_child_graphs_is_stamped_at_any_node(
-    driver: FakeDriver, device: Device
+    driver: FakeDriver, device: CudaDevice
 ) -> None:
     graph, nodes = chain(driver, 3_000, 500, 20_000, 100)
-    shape = Shape.of(driver, graph)
+    shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, *nodes]
     assert shape.end == nodes[-1]
     stamped = StampedGraph(device, graph, list(shape.places), STREAM)
@@ -56,7 +56,7 @@ def test_a_chain_of_kernels_copies_and_child_graphs_is_stamped_at_any_node(
     assert took == pytest.approx([3_000, 500, 20_000, 100], abs=2)
 
 
-def test_the_hosts_graph_is_not_touched_and_all_is_given_back(driver: FakeDriver, device: Device) -> None:
+def test_the_hosts_graph_is_not_touched_and_all_is_given_back(driver: FakeDriver, device: CudaDevice) -> None:
     graph, nodes = chain(driver, *[1_000] * 6)
     before = (dict(driver.graphs[graph].nodes), list(driver.graphs[graph].edges))
     for _ in range(50):
@@ -71,7 +71,7 @@ def test_the_hosts_graph_is_not_touched_and_all_is_given_back(driver: FakeDriver
 
 
 def test_a_launch_is_read_once_it_has_got_through_and_can_be_launched_again(
-    driver: FakeDriver, device: Device
+    driver: FakeDriver, device: CudaDevice
 ) -> None:
     graph, nodes = chain(driver, 5_000, 5_000)
     stamped = StampedGraph(device, graph, [START, *nodes], STREAM)
@@ -90,7 +90,7 @@ def test_between_parallel_branches_no_stamp_may_stand(driver: FakeDriver) -> Non
     longer = driver.add(graph, [left])
     joined = driver.add(graph, [longer, right])
     last = driver.add(graph, [joined])
-    shape = Shape.of(driver, graph)
+    shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, first, second, joined, last]
     assert shape.place_of([left, right]) is None
     assert shape.place_of([left]) is None
@@ -102,13 +102,13 @@ def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver
     graph, (first,) = chain(driver, 1_000)
     collective = driver.add(graph, [first])
     then = driver.add(graph, [first, collective])  # as NCCL's kernels, which wait for an event, and are waited for
-    shape = Shape.of(driver, graph)
+    shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, first, collective, then]
     assert shape.place_of([first, collective]) == shape.place_of([collective, first]) == collective
     assert shape.place_of([first, 12345]) is None
 
 
-def test_nccl_events_next_to_a_chain_take_no_place_away(driver: FakeDriver, device: Device) -> None:
+def test_nccl_events_next_to_a_chain_take_no_place_away(driver: FakeDriver, device: CudaDevice) -> None:
     graph, (first,) = chain(driver, 1_000)
     waited = driver.add(graph, [], 0)  # for what runs outside of the graph
     collective = driver.add(graph, [first, waited], 5_000)
@@ -116,7 +116,7 @@ def test_nccl_events_next_to_a_chain_take_no_place_away(driver: FakeDriver, devi
     then = driver.add(graph, [collective], 2_000)
     another = driver.add(graph, [then], 3_000)
     driver.add(graph, [another, recorded], 0)
-    shape = Shape.of(driver, graph)
+    shape = StampSites.of(driver, graph)
     assert list(shape.places.items()) == [(START, 0), (first, 1), (collective, 2), (then, 3), (another, 4)]
     assert shape.nodes == 4
     times = run(driver, StampedGraph(device, graph, list(shape.places), STREAM))
@@ -128,16 +128,18 @@ def test_a_graph_of_events_alone_is_no_shape(driver: FakeDriver) -> None:
     graph = driver.new_graph()
     driver.add(graph, [], 0)
     with pytest.raises(ValueError, match="nothing runs"):
-        Shape.of(driver, graph)
+        StampSites.of(driver, graph)
 
 
-def test_a_graph_with_several_ends_and_beginnings_is_stamped_around_them(driver: FakeDriver, device: Device) -> None:
+def test_a_graph_with_several_ends_and_beginnings_is_stamped_around_them(
+    driver: FakeDriver, device: CudaDevice
+) -> None:
     graph = driver.new_graph()
     heads = [driver.add(graph), driver.add(graph)]
     middle = driver.add(graph, heads)
     for _ in range(2):
         driver.add(graph, [middle])
-    shape = Shape.of(driver, graph)
+    shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, middle, END]
     times = run(driver, StampedGraph(device, graph, list(shape.places), STREAM))
     assert times == sorted(times)
@@ -146,15 +148,15 @@ def test_a_graph_with_several_ends_and_beginnings_is_stamped_around_them(driver:
 def test_where_kernels_are_let_to_overlap_no_stamp_may_stand(driver: FakeDriver) -> None:
     graph, nodes = chain(driver, 1_000, 1_000)
     last = driver.add(graph, nodes[-1:], is_plain=False)
-    assert list(Shape.of(driver, graph).places) == [START, nodes[0], last]
+    assert list(StampSites.of(driver, graph).places) == [START, nodes[0], last]
 
 
 def test_a_graph_of_which_no_node_can_be_read_is_no_shape(driver: FakeDriver) -> None:
     with pytest.raises(ValueError, match="no nodes"):
-        Shape.of(driver, driver.new_graph())
+        StampSites.of(driver, driver.new_graph())
 
 
-def test_what_cannot_be_instantiated_leaves_nothing(driver: FakeDriver, device: Device) -> None:
+def test_what_cannot_be_instantiated_leaves_nothing(driver: FakeDriver, device: CudaDevice) -> None:
     graph, nodes = chain(driver, 1_000, 1_000)
     driver.most_nodes = 3
     with pytest.raises(DriverError):
@@ -166,7 +168,7 @@ def test_what_cannot_be_instantiated_leaves_nothing(driver: FakeDriver, device: 
 @given(st.integers(1, 14), st.integers(0, 20), st.integers(0, 1 << 30))
 def test_every_other_node_comes_before_a_place_or_behind_it(count: int, edges: int, seed: int) -> None:
     chance, driver = random.Random(seed), FakeDriver()
-    device = Device(driver, driver.now_ns)
+    device = CudaDevice(driver, driver.now_ns)
     graph = driver.new_graph()
     nodes: list[int] = []
     before: dict[int, set[int]] = {}
@@ -175,7 +177,7 @@ def test_every_other_node_comes_before_a_place_or_behind_it(count: int, edges: i
         node = driver.add(graph, after)
         before[node] = set(after).union(*(before[one] for one in after))
         nodes.append(node)
-    places = [place for place in Shape.of(driver, graph).places if place not in (START, END)]
+    places = [place for place in StampSites.of(driver, graph).places if place not in (START, END)]
     through = {
         node
         for node in nodes
@@ -183,16 +185,16 @@ def test_every_other_node_comes_before_a_place_or_behind_it(count: int, edges: i
     }
     assert set(places) == through
     last = chance.sample(nodes, chance.randint(1, count))
-    place = Shape.of(driver, graph).place_of(last)
+    place = StampSites.of(driver, graph).place_of(last)
     behind_all = [node for node in last if node in through and before[node] | {node} >= set(last)]
     assert [place] == (behind_all or [None])
-    all_places = list(Shape.of(driver, graph).places)
+    all_places = list(StampSites.of(driver, graph).places)
     times = run(driver, StampedGraph(device, graph, all_places, STREAM))
     assert times == sorted(times)
     assert len(times) == len(all_places)
 
 
-def test_what_runs_is_not_launched_again_until_it_was_read(driver: FakeDriver, device: Device) -> None:
+def test_what_runs_is_not_launched_again_until_it_was_read(driver: FakeDriver, device: CudaDevice) -> None:
     graph, nodes = chain(driver, 5_000)
     stamped = StampedGraph(device, graph, [START, *nodes], STREAM)
     assert stamped.launch(STREAM)

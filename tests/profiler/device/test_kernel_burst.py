@@ -7,7 +7,7 @@ import pytest
 from cbtop.profiler.device import kernel_burst
 from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.graph_surgery import Order
-from cbtop.profiler.device.kernel_burst import MAX_NAME_CHARS, Durations, KernelBurst, Window, short
+from cbtop.profiler.device.kernel_burst import MAX_NAME_CHARS, Durations, KernelBurstResults, KernelWindow, short
 from tests.profiler.device.fake_cupti import CuptiWorld, FakeCupti, kernel_record
 
 STREAM = 7
@@ -18,8 +18,8 @@ def world() -> CuptiWorld:
     return CuptiWorld()
 
 
-def window_of(world: CuptiWorld, *, has_calls: bool = False) -> Window:
-    window = Window(FakeCupti(world), world, has_calls=has_calls)
+def window_of(world: CuptiWorld, *, has_calls: bool = False) -> KernelWindow:
+    window = KernelWindow(FakeCupti(world), world, has_calls=has_calls)
     window.begin()
     return window
 
@@ -31,8 +31,8 @@ def chain(world: CuptiWorld, *durations_ns: int) -> tuple[int, list[int]]:
     return graph, nodes
 
 
-def ended(world: CuptiWorld, window: Window) -> KernelBurst:
-    burst = KernelBurst()
+def ended(world: CuptiWorld, window: KernelWindow) -> KernelBurstResults:
+    burst = KernelBurstResults()
     world.pass_time(10_000_000)
     window.end(STREAM, burst)
     return burst
@@ -82,7 +82,7 @@ def test_kernels_launched_outside_graphs_are_placed_where_they_are_called(world:
 
 def test_a_window_goes_on_where_it_was_ended_and_begun_again(world: CuptiWorld) -> None:
     window = window_of(world, has_calls=True)
-    burst = KernelBurst()
+    burst = KernelBurstResults()
     window.enter(("a",))
     world.eager(5000)
     window.end(STREAM, burst)
@@ -112,7 +112,7 @@ def test_a_step_that_does_not_end_is_waited_for_no_longer(world: CuptiWorld, mon
     window = window_of(world)
     window.launch(graph, lambda node: ("a",), STREAM)  # and no time passes
     with pytest.raises(CuptiError, match="did not end"):
-        window.end(STREAM, KernelBurst())
+        window.end(STREAM, KernelBurstResults())
     assert world.let_go == 1
     assert world.executables
 
@@ -131,7 +131,7 @@ def test_nothing_is_left_if_a_signal_handler_raises_while_a_step_is_awaited(
 
     monkeypatch.setattr(kernel_burst.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        window.end(STREAM, KernelBurst())
+        window.end(STREAM, KernelBurstResults())
     assert not world.executables
     assert (world.finalized, world.let_go) == (1, 0)
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from cbtop.profiler.device import pairs as module
-from cbtop.profiler.device.device import Device
+from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.pairs import NOT_HERE, Pairs
 from tests.integration.hosts import DEADLINE_S
@@ -27,7 +27,7 @@ def driver() -> FakeDriver:
 
 
 def test_a_pair_measures_the_work_however_far_the_device_is_behind(driver: FakeDriver) -> None:
-    pairs = Pairs(Device(driver, driver.now_ns))
+    pairs = Pairs(CudaDevice(driver, driver.now_ns))
     began = []
     for duration_ns in (50_000, 70_000, 90_000):
         pair = pairs.begin(STREAM)
@@ -45,7 +45,7 @@ def test_a_pair_measures_the_work_however_far_the_device_is_behind(driver: FakeD
 
 def test_each_is_read_once_and_used_again(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAIRS", 2)
-    device = Device(driver, driver.now_ns)
+    device = CudaDevice(driver, driver.now_ns)
     pairs = Pairs(device)
     for _ in range(10):
         found = [pairs.begin(STREAM) for _ in range(3)]
@@ -67,7 +67,7 @@ def test_each_is_read_once_and_used_again(driver: FakeDriver, monkeypatch: pytes
 def test_nothing_is_stamped_during_a_capture_or_in_another_context(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs = Pairs(Device(driver, driver.now_ns))
+    pairs = Pairs(CudaDevice(driver, driver.now_ns))
     launched, context = driver.launched, driver.current
     monkeypatch.setattr(driver, "is_capturing", lambda stream: stream == STREAM)
     assert pairs.begin(STREAM) == NOT_HERE
@@ -83,7 +83,7 @@ def test_nothing_is_stamped_during_a_capture_or_in_another_context(
 
 
 def test_the_device_is_through_where_it_has_reached_the_last_end(driver: FakeDriver) -> None:
-    pairs = Pairs(Device(driver, driver.now_ns))
+    pairs = Pairs(CudaDevice(driver, driver.now_ns))
     assert pairs.is_through()
     first, second = pairs.begin(STREAM), pairs.begin(STREAM)
     assert first is not None
@@ -106,7 +106,7 @@ def test_a_driver_error_is_raised_unchanged_and_frees_its_pair(
     def refuses(*_: object) -> None:
         raise DriverError("cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS")
 
-    pairs = Pairs(Device(driver, driver.now_ns))
+    pairs = Pairs(CudaDevice(driver, driver.now_ns))
     for name in ("launch", "is_capturing", "context"):
         monkeypatch.setattr(driver, name, refuses)
         with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -123,7 +123,7 @@ def test_a_driver_error_is_raised_unchanged_and_frees_its_pair(
 
 def test_pairs_of_several_threads_are_each_ones_own(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAIRS", 8)
-    pairs, taken = Pairs(Device(driver, driver.now_ns)), list[list[int]]()
+    pairs, taken = Pairs(CudaDevice(driver, driver.now_ns)), list[list[int]]()
     barrier = threading.Barrier(4)
 
     def take() -> None:
@@ -151,7 +151,7 @@ def test_pairs_of_several_threads_are_each_ones_own(driver: FakeDriver, monkeypa
 
 def test_a_launch_that_blocks_holds_up_no_other_thread(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue makes the driver wait; here it does so until the process ends."""
-    device, functions, libc = Device(driver, driver.now_ns), driver.functions(), ctypes.CDLL(None)
+    device, functions, libc = CudaDevice(driver, driver.now_ns), driver.functions(), ctypes.CDLL(None)
     waits = functions._replace(launch=ctypes.cast(libc.pause, ctypes.c_void_p).value or 0)
     monkeypatch.setattr(driver, "functions", lambda: waits)
     monkeypatch.setattr(driver, "launcher", lambda kernel, stream: lambda arguments: libc.pause())

@@ -23,7 +23,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import KernelBurst, Node
-from cbtop.protocol.requests import Asker
+from cbtop.protocol.requests import RequestSlot
 
 STEPS = 5
 SIZES: dict[str, Any] = {"hidden": 1024, "inner": 2048, "heads": 8, "layers": 4, "context": 64, "vocabulary": 1000}
@@ -46,7 +46,7 @@ class Case:
         self.run(20)
         self.recorder.open()
         assert self.recorder._path is not None
-        self.asker = Asker(self.recorder._path)
+        self.asker = RequestSlot(self.recorder._path)
 
     def step(self) -> torch.Tensor:
         if self.is_captured:

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device import pairs  # noqa: E402
-from cbtop.profiler.device.device import Device  # noqa: E402
+from cbtop.profiler.device.device import CudaDevice  # noqa: E402
 from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
@@ -130,7 +130,7 @@ def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: world.captured is not None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     monkeypatch.setattr(captured_graphs, "CudaDriver", lambda: world)
-    monkeypatch.setattr(captured_graphs, "Device", lambda driver: Device(driver, driver.now_ns))
+    monkeypatch.setattr(captured_graphs, "CudaDevice", lambda driver: CudaDevice(driver, driver.now_ns))
     monkeypatch.setattr(captured_graphs, "device_of", lambda *modules: "cuda")
     monkeypatch.setattr(trouble, "_said", {})
 
@@ -793,7 +793,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         )
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(functions.Functions, "_swap_attention_of_torch", swap)
+    monkeypatch.setattr(functions.TimedFunctions, "_swap_attention_of_torch", swap)
     another = model_of(world)
     if not is_alone:  # as a model of drafts: its calls stay swapped in after a step that was recorded
         attach(another, profiler_of(world, Memory(), every=1))

@@ -413,7 +413,7 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
         lines.append(f"    # Topologically Sorted Source Nodes: [{', '.join(names)}], Original ATen: [aten.mul]")
         lines.append(f"    {launch}{'.run' if launch.startswith('triton') else ''}(buf0)")
         ran.append(compiled_code.Ran("", len(lines), [at], [at + 1]))
-    compiled = compiled_code.Compiled.of(SimpleNamespace(nodes=nodes))
+    compiled = compiled_code.GraphOrigins.of(SimpleNamespace(nodes=nodes))
     attachment = attach(model, profiler)
     naming = compiled_code.Naming(compiled, attachment.steps.calls, model, [model.model.layers[1]])
     (layer,) = compiled_code.spans_of(ran, lines, naming, set())

@@ -123,11 +123,11 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
     shape = plan._shape
     places = [shape.places[place] for place in plan.places]
     named: set[int] = set()
-    for stretch in plan.stretches:
-        key = stretch.keys[-1]
-        begin, end = places[stretch.begin], places[stretch.end]
+    for interval in plan.intervals:
+        key = interval.keys[-1]
+        begin, end = places[interval.begin], places[interval.end]
         if isinstance(key, captured_graphs.BrickDefinition):
-            inside = "  " * (len(stretch.keys) - 1)
+            inside = "  " * (len(interval.keys) - 1)
             sys.stdout.write(f"{begin:4} {end:4} {inside}{key.name} | {key.label} | {key.category.display_name}\n")
             if key is not captured_graphs.OTHER:
                 named.update(range(begin, end))
@@ -203,8 +203,8 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
         alone = {  # before CUPTI is there, which costs as long as the process lives
-            stretch.keys: alone_us(captured, step, plan.places[stretch.begin], plan.places[stretch.end])
-            for stretch in plan.stretches
+            interval.keys: alone_us(captured, step, plan.places[interval.begin], plan.places[interval.end])
+            for interval in plan.intervals
         }
         from torch.profiler import ProfilerActivity, profile
 
@@ -237,16 +237,16 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     longer_us = (median(one[-1][1] - one[0][0] for one in replays) - whole_us) / shape.nodes
     sys.stdout.write(f"CUPTI makes each kernel {longer_us:.2f} us longer (taken off); {whole_us:.1f} us in all\n")
     for one in replays:
-        for stretch in plan.stretches:
-            begin, end = places[stretch.begin], places[stretch.end]
-            key = stretch.keys[-1]
+        for interval in plan.intervals:
+            begin, end = places[interval.begin], places[interval.end]
+            key = interval.keys[-1]
             name = "layer" if isinstance(key, tuple) else f"{key.name} {key.label}"
-            times = expected[name][stretch.keys]
+            times = expected[name][interval.keys]
             kernels_of[name] = 1 if name == "layer" else end - begin
             if any(kernel[2].startswith("Mem") for kernel in one[begin:end]) and name != "layer":
                 # Of a kernel behind a memset CUPTI says 2 to 3 us more than it takes between two stamps alone, and so
                 # much longer a graph is beside CUPTI.
-                times.append(alone[stretch.keys])
+                times.append(alone[interval.keys])
                 reference[name] = "alone"
             elif begin:  # CUPTI does not say when the replay began
                 times.append(one[end - 1][1] - one[begin - 1][1] - longer_us * (end - begin))

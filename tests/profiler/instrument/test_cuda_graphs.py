@@ -146,7 +146,7 @@ def test_brick_times_are_those_of_cupti(profiler: BrickProfiler, memory: Memory)
     captured = captured_graphs._graphs[engine.graph]
     _, plan = captured._variants[0]
     places = plan.places
-    shape = captured_graphs.Shape.of(captured._on.device.driver, captured.clone)
+    shape = captured_graphs.StampSites.of(captured._on.device.driver, captured.clone)
     del found
     profiler.disable()
     from torch.profiler import ProfilerActivity, profile
@@ -177,11 +177,11 @@ def test_brick_times_are_those_of_cupti(profiler: BrickProfiler, memory: Memory)
     numbers = [shape.places[place] for place in places]
     for run in range(runs):
         one = kernels[run * shape.nodes : (run + 1) * shape.nodes]
-        for stretch in plan.stretches:
-            begin, end = numbers[stretch.begin], numbers[stretch.end]
+        for interval in plan.intervals:
+            begin, end = numbers[interval.begin], numbers[interval.end]
             if begin == 0:
                 continue
-            key = stretch.keys[-1]
+            key = interval.keys[-1]
             name = "layer" if isinstance(key, tuple) else f"{key.name} {key.label}"
             theirs[name].append(one[end - 1][1] - one[begin - 1][1])
     wrong = []

@@ -15,7 +15,7 @@ from torch import nn
 
 from cbtop.profiler import instrument
 from cbtop.profiler.instrument import attachment, first_call, trouble
-from cbtop.profiler.instrument.awaited import await_no_more
+from cbtop.profiler.instrument.awaited import stop_awaiting
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
@@ -40,7 +40,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     compile_before = nn.Module.compile
     yield Memory()
     instrument.uninstall()
-    await_no_more()
+    stop_awaiting()
     assert nn.Module._compiled_call_impl is None
     assert nn.Module.compile is compile_before
 

@@ -25,7 +25,7 @@ from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.profiler.recorder import RingRecorder  # noqa: E402
 from cbtop.protocol.catalog import CatalogReader  # noqa: E402
 from cbtop.protocol.messages import KernelBurst, Node  # noqa: E402
-from cbtop.protocol.requests import Asker, State  # noqa: E402
+from cbtop.protocol.requests import RequestSlot, State  # noqa: E402
 from cbtop.protocol.ring import FLAG_CANCELLED, RingReader  # noqa: E402
 from tests.profiler.device.fake_cupti import CuptiWorld, FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
@@ -78,7 +78,7 @@ class Host:
         ring = self.recorder._path
         assert ring is not None
         self.ring = ring
-        self.asker = Asker(ring)
+        self.asker = RequestSlot(ring)
         self.reader = CatalogReader(ring.with_suffix(".catalog"))
         self.nodes: dict[int, Node] = {}
         self.bursts: list[KernelBurst] = []
@@ -353,14 +353,14 @@ def test_a_request_that_is_taken_back_is_not_begun(world: World, host: Host) -> 
     host.asker.close()
     host.call()
     assert world.finalized == 0
-    host.asker = Asker(host.ring)
+    host.asker = RequestSlot(host.ring)
 
 
 def test_a_burst_that_is_taken_back_half_way_ends(world: World, host: Host) -> None:
     host.asker.ask(3)
     host.call()
     host.asker.close()
-    host.asker = Asker(host.ring)
+    host.asker = RequestSlot(host.ring)
     host.call()
     assert world.finalized == 1
     host.asker.ask(1)
@@ -434,7 +434,7 @@ def test_a_governed_process_does_not_take_a_burst_for_its_own_cost(world: World,
     attach(model, profiler)
     recorder.open()
     assert recorder._path is not None
-    asker = Asker(recorder._path)
+    asker = RequestSlot(recorder._path)
     graph = played.captured(model)
     played.replay(world, graph, 5)
     profiler.finalize()

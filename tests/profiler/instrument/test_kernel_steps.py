@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
-from cbtop.profiler.device.kernel_burst import Kernel, KernelBurst  # noqa: E402
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, LaunchedKernel  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     eager_stamps,
@@ -32,7 +32,7 @@ from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
 from tests.profiler.instrument.test_captured_graphs import NORM_NS, PRODUCT_NS, REST_NS  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
-KERNEL = Kernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
+KERNEL = LaunchedKernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
 LAYERS = 4
 
 
@@ -146,7 +146,7 @@ def test_parts_lie_inside_each_other_one_after_another() -> None:
 
 
 def test_bursts_add_up_and_stay_what_they_were() -> None:
-    bursts_, keys = [KernelBurst() for _ in range(2)], ("step", "brick")
+    bursts_, keys = [KernelBurstResults() for _ in range(2)], ("step", "brick")
     for burst, duration_ns in zip(bursts_, (10, 30), strict=True):
         burst.add(keys, KERNEL, duration_ns)
         burst.steps["step"] += 1

@@ -16,9 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import attach, attachment, awaited, functions, install, steps, trouble, uninstall
 from cbtop.profiler.instrument.swapping import swaps
-from cbtop.profiler.instrument.wrapping import Call
+from cbtop.profiler.instrument.wrapping import CallWrapper
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.steps import Step
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.vocabulary import NodeKind
@@ -50,14 +50,14 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "looking for layers": (attachment, "holds_a_stack"),
     "keeping Dynamo out": (attachment, "keep_dynamo_out"),
     "the manifest": (attachment, "_manifest"),
-    "wrapping functions": (functions.Functions, "wrap"),
-    "swapping in": (Call, "swap_in"),
-    "swapping out": (Call, "swap_out"),
+    "wrapping functions": (functions.TimedFunctions, "wrap"),
+    "swapping in": (CallWrapper, "swap_in"),
+    "swapping out": (CallWrapper, "swap_out"),
     "what is open": (steps, "unit"),
     "what a call is": (steps, "describe"),
-    "a step of the profiler": (steps, "Step"),
-    "a step that begins": (Step, "__enter__"),
-    "a step that ends": (Step, "__exit__"),
+    "a step of the profiler": (steps, "ActiveStep"),
+    "a step that begins": (ActiveStep, "__enter__"),
+    "a step that ends": (ActiveStep, "__exit__"),
     "a step of ours": (steps.OpenStep, "begin"),
     "a model's steps": (steps.ModelSteps, "follow"),
     "the clock": (functions, "perf_counter_ns"),

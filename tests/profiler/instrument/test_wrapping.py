@@ -28,12 +28,12 @@ from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, module_tree, trouble, uninstall, wrapping
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, end, is_supported, keep_dynamo_out, stand_by, standing
 from cbtop.profiler.instrument.capturing import Capture, captures
-from cbtop.profiler.instrument.functions import Functions
+from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.work import stored_bytes
-from cbtop.profiler.instrument.wrapping import BrickCall, Call, elements_of
+from cbtop.profiler.instrument.wrapping import BrickCall, CallWrapper, elements_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED
@@ -729,7 +729,7 @@ def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     assert len([node for node in memory.nodes if node[2] is NodeKind.LAYER]) == 2
     assert ran.count("DownProjection") == 4 - 1  # of the layer that is compiled only the layer is seen
     attachments[0].detach()
-    assert not isinstance(model.layers[0].__dict__["_compiled_call_impl"], Call)
+    assert not isinstance(model.layers[0].__dict__["_compiled_call_impl"], CallWrapper)
     assert "_compiled_call_impl" not in model.layers[1].__dict__
     model(torch.ones(1, 3, 8))
 
@@ -899,7 +899,7 @@ def timed(request: pytest.FixtureRequest, timer: BrickProfiler) -> Iterator[Call
     elif request.param == "function":
         yield timed_function(passes, "Brick", BRICK)
     elif request.param == "method":
-        functions = Functions()
+        functions = TimedFunctions()
         functions.replace(Passes, "method", lambda original: timed_function(original, "Brick", BRICK, first=1))
         yield module.method
         functions.unwrap()
@@ -1122,7 +1122,7 @@ def test_what_is_no_tensor_is_not_asked_what_class_it_has(
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None:
-    functions, here = Functions(), sys.modules[__name__]
+    functions, here = TimedFunctions(), sys.modules[__name__]
     bare, code, looks = passes, passes.__code__, (inspect.signature(passes), inspect.getsource(passes))
     functions.replace(here, "passes", lambda original: timed_function(original, "Brick", BRICK))
     try:
@@ -1136,7 +1136,7 @@ def test_a_wrapped_function_looks_as_it_did(again: Callable[[Any], Any]) -> None
 
 
 def test_a_replacement_of_a_function_by_the_host_is_timed_for_the_next_model() -> None:
-    functions, home = Functions(), types.SimpleNamespace(attend=passes)
+    functions, home = TimedFunctions(), types.SimpleNamespace(attend=passes)
     code = passes.__code__
 
     def wrap() -> Any:

@@ -15,7 +15,7 @@ from cbtop.profiler.traces.base import AttentionConfig, spread
 from cbtop.profiler.traces.kv_cache import KvCacheStateTrace, has_high_eviction, has_thrashing
 from cbtop.profiler.traces.logits import TokenLogitEvolution, logit_evolution
 from cbtop.profiler.traces.moments import TensorStats, tensor_stats
-from cbtop.profiler.traces.quantization import ErrorSource, Verdict, quantization_error
+from cbtop.profiler.traces.quantization import ErrorSource, QuantizationVerdict, quantization_error
 
 HEALTHY = tensor_stats(np.array([-1.0, 0.5, 2.0]))
 LAYER = LayerActivationTrace(3, HEALTHY, HEALTHY, HEALTHY, HEALTHY, HEALTHY)
@@ -134,27 +134,27 @@ def test_an_undefined_signal_to_noise_ratio_is_none_infinite_or_nan(
 @pytest.mark.parametrize(
     ("angle", "verdict"),
     [
-        (0.0, Verdict.OK),
-        (0.09, Verdict.OK),
-        (0.12, Verdict.WARNING),
-        (0.15, Verdict.CRITICAL),
-        (3.0, Verdict.CRITICAL),
+        (0.0, QuantizationVerdict.OK),
+        (0.09, QuantizationVerdict.OK),
+        (0.12, QuantizationVerdict.WARNING),
+        (0.15, QuantizationVerdict.CRITICAL),
+        (3.0, QuantizationVerdict.CRITICAL),
     ],
 )
-def test_the_cosine_decides_the_verdict(angle: float, verdict: Verdict) -> None:
+def test_the_cosine_decides_the_verdict(angle: float, verdict: QuantizationVerdict) -> None:
     trace = error_between([1.0, 0.0], [math.cos(angle), math.sin(angle)])
     assert trace.verdict is verdict
-    assert len(list(quantization.anomalies(trace))) == (verdict is not Verdict.OK)
+    assert len(list(quantization.anomalies(trace))) == (verdict is not QuantizationVerdict.OK)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_an_output_that_is_not_finite_is_critical(broken: float) -> None:
-    assert error_between([1.0, 2.0], [1.0, broken]).verdict is Verdict.CRITICAL
+    assert error_between([1.0, 2.0], [1.0, broken]).verdict is QuantizationVerdict.CRITICAL
 
 
 def test_two_equal_outputs_have_no_noise_to_compare_with() -> None:
     assert error_between([1.0, 2.0], [1.0, 2.0]).snr_db is None
-    assert error_between([0.0], [0.0]).verdict is Verdict.OK
+    assert error_between([0.0], [0.0]).verdict is QuantizationVerdict.OK
     assert error_between([0.0], [1.0]).snr_db == -math.inf
 
 

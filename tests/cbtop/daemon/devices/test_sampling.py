@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from cbtop.daemon.devices import sampling
-from cbtop.daemon.devices.sampling import Sampling
+from cbtop.daemon.devices.sampling import NewestSamples
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 from tests.integration.hosts import eventually
@@ -60,12 +60,12 @@ class Failing(Quick):
 
 
 @contextmanager
-def sampled(*samplers: type[Quick]) -> Iterator[Sampling]:
+def sampled(*samplers: type[Quick]) -> Iterator[NewestSamples]:
     for each in samplers:
         each.asked.clear()
         each.closed.clear()
     Hanging.goes_on.clear()
-    made = Sampling(samplers, interval_s=0.001)
+    made = NewestSamples(samplers, interval_s=0.001)
     try:
         yield made
     finally:
@@ -73,7 +73,7 @@ def sampled(*samplers: type[Quick]) -> Iterator[Sampling]:
         made.close()
 
 
-def newest(made: Sampling, name: str) -> DeviceSample:
+def newest(made: NewestSamples, name: str) -> DeviceSample:
     return next(sample for sample in made.latest() if sample.sampler == name)
 
 

@@ -128,8 +128,8 @@ def test_tokens_and_steps_stand_beside_those_of_the_baseline(width: int, height:
 def test_moved_bytes_are_next_to_the_cpu_as_derived_or_with_why_unknown() -> None:
     on_cpu = replace(samples.LIVE, machines=(made_machines.NO_GPU,))
     moved = sum(row.bytes or 0.0 for row in on_cpu.bricks)
-    assert on_cpu.stretch is not None
-    assert on_cpu.moved_gb_per_sec == pytest.approx(moved / on_cpu.stretch.wall_us / 1e3)
+    assert on_cpu.time_range is not None
+    assert on_cpu.moved_gb_per_sec == pytest.approx(moved / on_cpu.time_range.wall_us / 1e3)
     assert f"{formatting.number(on_cpu.moved_gb_per_sec)} GB/s moved by bricks (derived)" in "\n".join(
         drawn(on_cpu, 120, 40)
     )

@@ -210,8 +210,8 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         "books", rf"books: wall ({NUMBER})[^=]* = bricks ({NUMBER}).* \+ unattributed ({NUMBER})", text,
         (books["wall_us"], 1), (books["bricks_us"], 1), (books["unattributed_us"], 1),
     )  # fmt: skip
-    stretch = source["stretch"]
-    between = stretch["between_steps_percent"], stretch["between_steps_us"], stretch["wall_us"]
+    time_range = source["stretch"]
+    between = time_range["between_steps_percent"], time_range["between_steps_us"], time_range["wall_us"]
     for where, shown in (("the screen", screen), ("the text", text)):
         yield from found_in(
             f"between steps, {where}", rf"▲? ?({NUMBER}) of the time is between steps: ({NUMBER}) of ({NUMBER})",

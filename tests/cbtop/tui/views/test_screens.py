@@ -12,7 +12,7 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
 from cbtop.tui.views.bricks import Bricks
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView, StallView, Standstill
+from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView, StallKind, StallView
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
@@ -259,7 +259,7 @@ async def test_what_has_stopped_never_reads_live_and_an_older_end_or_silence_win
 
 async def test_a_process_that_hangs_in_its_first_step_says_so_before_views_open() -> None:
     why = "none of these has ended yet"
-    stall = StallView(Standstill.QUIET, 32.4, 2.0, ("prefill", "Layer 3", "AllReduce"), threads=1, why=why)
+    stall = StallView(StallKind.QUIET, 32.4, 2.0, ("prefill", "Layer 3", "AllReduce"), threads=1, why=why)
     text = await shown(replace(samples.COMPILING, activity="", stall=stall), (120, 34))
     assert "QUIET 32 s" in text
     assert f"quiet for 32 s in prefill → Layer 3 → AllReduce: {why}" in text

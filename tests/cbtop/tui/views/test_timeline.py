@@ -21,9 +21,9 @@ from cbtop.tui.views.timeline import Timeline
 from cbtop.tui.views.timeline_lanes import like_newest
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
-from cbtop.viewmodels.lanes import Lane, Span
+from cbtop.viewmodels.lanes import Lane, TimelineSpan
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
-from cbtop.viewmodels.on_demand import Later, with_parts
+from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
@@ -112,7 +112,7 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
         return lanes
 
     known = timeline_at(20.0)
-    later = {name: Later(partial(make, name, getattr(known, name))) for name in ("lanes", "newest_lanes")}
+    later = {name: LazyValue(partial(make, name, getattr(known, name))) for name in ("lanes", "newest_lanes")}
     app = CbtopApp(ScriptedFeed(with_parts(at(20.0), timeline=with_parts(known, **later))), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         await opened(pilot)
@@ -193,7 +193,7 @@ async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecon
             part, text = row.parts[drawn._at], screen_text(app)
             assert f"{part.name}  {formatting.exact(part.duration_ns)}" in text
             assert f"from {formatting.exact(part.start_ns - zero_ns)}" in text
-            if isinstance(part, Span):
+            if isinstance(part, TimelineSpan):
                 assert " · ".join(part.where) in text
             assert drawn._begin_ns <= part.start_ns
             assert part.end_ns <= drawn._end_ns

@@ -15,7 +15,7 @@ from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.tui import app
 from cbtop.tui.background import luminance
 from cbtop.tui.views.looks import CATEGORY_LOOKS
-from cbtop.tui.widgets.bars import Part, stacked
+from cbtop.tui.widgets.bars import BarSegment, stacked
 from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.tui.widgets.themes import DARK, DARK_16, LIGHT, LIGHT_16, THEMES, theme_for
 
@@ -92,7 +92,12 @@ def test_neighbours_in_a_bar_have_colours_of_their_own(theme: Theme, system: Col
 
 @pytest.mark.parametrize("size", [4, 9, 40, 120])
 def test_without_colour_a_line_separates_a_part_of_a_bar_from_the_one_before(size: int) -> None:
-    parts = [Part(40.0, "a", "one"), Part(30.0, "b", "two"), Part(20.0, "c", "gap", "▒"), Part(10.0, "d", "x")]
+    parts = [
+        BarSegment(40.0, "a", "one"),
+        BarSegment(30.0, "b", "two"),
+        BarSegment(20.0, "c", "gap", "▒"),
+        BarSegment(10.0, "d", "x"),
+    ]
     line = stacked(parts, size)
     assert width_of(line) == size
     assert all(text[0] in "▏▒" for text, _ in line[1:])

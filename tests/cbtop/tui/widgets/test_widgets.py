@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_columns import brick_columns
-from cbtop.tui.widgets.bars import Part, bar, stacked
+from cbtop.tui.widgets.bars import BarSegment, bar, stacked
 from cbtop.tui.widgets.braille import BrailleCanvas, area
 from cbtop.tui.widgets.columns import Column, head_line, place, row_line
 from cbtop.tui.widgets.footer import footer_line, key_at, key_name
@@ -57,14 +57,14 @@ def test_a_bar_is_drawn_to_an_eighth_of_a_cell(fraction: float | None, text: str
 
 @given(st.lists(st.floats(min_value=0, max_value=1e9), min_size=1, max_size=8), st.integers(8, 120))
 def test_a_stacked_bar_fills_its_width_and_loses_no_part(values: list[float], width: int) -> None:
-    line = stacked([Part(value, str(index), "label") for index, value in enumerate(values)], width)
+    line = stacked([BarSegment(value, str(index), "label") for index, value in enumerate(values)], width)
     if sum(values) > 0:
         assert width_of(line) == width
         assert {role for _, role in line} == {str(i) for i, value in enumerate(values) if value / sum(values) > 0}
 
 
 def test_a_part_of_a_bar_carries_its_label_where_it_fits() -> None:
-    assert plain(stacked([Part(9, "a", "FFN"), Part(1, "b", "dispatch", "▒")], 10)) == " FFN     ▒"
+    assert plain(stacked([BarSegment(9, "a", "FFN"), BarSegment(1, "b", "dispatch", "▒")], 10)) == " FFN     ▒"
 
 
 def test_the_newest_values_stand_at_the_right_edge() -> None:

@@ -57,14 +57,14 @@ def test_a_long_step_from_before_the_window_gains_only_its_part_inside_it(begin:
         view = _decoding(host, until * STEP_NS // SAID_NS * SAID_NS, long)
         verdict = OUTLIER_MEAN.judge(view)
         assert view.steps is not None
-        assert view.stretch is not None
+        assert view.time_range is not None
         rate, found = view.steps.tokens_per_sec, verdict and verdict.gain_tokens_per_sec
         if rate is None or found is None:
             return
         end_ns = until * STEP_NS // SAID_NS * SAID_NS
         in_it: list[Span] = [(DECODE, *long)]
-        part_ns = covered_ns(in_it, end_ns - round(view.stretch.wall_us * 1e3), end_ns)
-        saved = (part_ns - STEP_NS) / 1e3 / view.stretch.wall_us
+        part_ns = covered_ns(in_it, end_ns - round(view.time_range.wall_us * 1e3), end_ns)
+        saved = (part_ns - STEP_NS) / 1e3 / view.time_range.wall_us
         assert found == pytest.approx(rate * (1 / (1 - saved) - 1), rel=0.05)
         assert rate + found <= 1.01 * 1e9 / STEP_NS
 

@@ -277,9 +277,9 @@ def test_records_lost_since_somebody_looked_are_a_share_of_those_since_then(tmp_
 def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views: dict[str, SourceView]) -> None:
     idle = views["idle-between-steps"]
     assert idle.steps is not None
-    assert idle.stretch is not None
+    assert idle.time_range is not None
     at_once = replace(idle, steps=replace(idle.steps, at_once=2.0))
-    phases = replace(idle, stretch=replace(idle.stretch, by_phase=idle.stretch.by_phase * 2))
+    phases = replace(idle, time_range=replace(idle.time_range, by_phase=idle.time_range.by_phase * 2))
     merged = replace(idle, merged=MergedView(MergeMode.SUM, ("rank 0", "rank 1"), ("0", "1"), left_out=0))
     for view in (at_once, phases, merged):
         verdict = IDLE_BETWEEN_STEPS.judge(view)
