@@ -47,7 +47,7 @@ class Moves(Simple):
 
     @property
     def in_features(self):
-        raise NotImplementedError
+        raise RuntimeError("in_features cannot be read")
 
     @property
     def num_heads(self):
