@@ -24,12 +24,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import msgpack
-
 from cbtop.protocol import messages
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.packing import load_msgpack
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
+msgpack = load_msgpack()
 MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms is smaller
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000

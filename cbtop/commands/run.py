@@ -14,6 +14,7 @@ import sys
 import cbtop.profiler
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.packing import LENT_MSGPACK, msgpack_directory
 from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
@@ -317,6 +318,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
     return {
         "CBTOP_RUN": f"{overhead_percent:g}",
         "CBTOP_RUN_ID": f"{os.getpid()}:{nothing_yet}",
+        LENT_MSGPACK: msgpack_directory() or "",
         "PYTHONPATH": os.pathsep.join(filter(None, [HOOK, os.environ.get("PYTHONPATH")])),
     }
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from cbtop.profiler import instrument as instrumentation
+from cbtop.profiler.instrument import vllm_plugin
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.instrument.warm_up import WarmUps
@@ -71,8 +72,11 @@ class LaunchedRecorder(RingRecorder):
                 os.close(fifo)
 
 
-def instrument(overhead_percent: float, nothing_yet: str) -> None:
-    """Instrument every called model of this process, with an overhead of `overhead_percent` of its time."""
+def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
+    """Instrument every called model of this process, with an overhead of `overhead_percent` of its time.
+
+    `is_lent`: cbtop is not installed here, so that vLLM does not find it among its plugins.
+    """
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT
     profiler = (
@@ -82,6 +86,8 @@ def instrument(overhead_percent: float, nothing_yet: str) -> None:
     profiler._by_kernels = is_governed
     instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
+    if is_lent:
+        once_imported("vllm", vllm_plugin.register)
 
 
 def _await_sglang() -> None:

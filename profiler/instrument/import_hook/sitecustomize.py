@@ -8,6 +8,9 @@ Rules
 - The program finds sys.path, sys.modules and its own sitecustomize as it would without us. PYTHONPATH keeps this
   directory, to reach its children. Children find it first there, see `stay_first`.
 - A failure of ours is one line on stderr; the program runs on.
+- A Python without cbtop gets the cbtop that this file belongs to, by its path. It gets nothing else of that
+  environment but msgpack, under another name (`cbtop.protocol.packing`): an import of the program finds what it would
+  find without us.
 
 CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
 `PID,PID:FILE`: the process that the command became, the first Python of this branch of its children, and a file that
@@ -28,6 +31,7 @@ if MYPY:
 
 MAX_REASONS_BYTES = 4096
 SUMMARY_WITHIN_MS = 300  # the longest that a process waits at its end for its summary
+LENT_FROM, LENT_BELOW = (3, 11), (3, 14)  # the versions of Python in pyproject.toml
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
@@ -44,6 +48,7 @@ class TorchFinder:
         self._is_launched = launched_pid == str(self._pid)
         self._is_first = first_pid in ("", str(self._pid))
         self._saw_torch = False
+        self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         """Return the result of the finders after it. Makes the loader of torch report when it has imported it."""
@@ -63,6 +68,8 @@ class TorchFinder:
         self._saw_torch = True
         self._note(NO_CALL)
         try:
+            if lacks_cbtop():
+                self._lend(os.path.abspath(__file__ + "/../../../.."))
             from cbtop.profiler.instrument.first_call import await_first_call
 
             await_first_call(self._instrument)
@@ -85,9 +92,20 @@ class TorchFinder:
         try:
             from cbtop.profiler.instrument.launched import instrument
 
-            instrument(self._overhead_percent, self._nothing_yet)
+            instrument(self._overhead_percent, self._nothing_yet, self._is_lent)
         except Exception as error:  # noqa: BLE001 - see the rules
             self._failed(error)
+
+    def _lend(self, directory: str) -> None:
+        """Load cbtop from `directory`. The first process of the run says so in one line."""
+        load_package(directory)
+        self._is_lent = True
+        if self._is_launched or self._is_first:
+            from importlib.util import find_spec
+
+            fits = find_spec("cbtop.profiler._hot_path") is not None
+            cost = "" if fits else ", without its compiled parts: recording costs more than with cbtop installed"
+            print_line(f"{sys.executable} has no cbtop; using {directory}{cost}")
 
     def _failed(self, error: Exception) -> None:
         reraise_host_error(error)
@@ -165,6 +183,39 @@ class TorchFinder:
                 f"{NO_TORCH}, nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
             )
         return NO_TORCH
+
+
+def lacks_cbtop() -> bool:
+    """Return whether this Python has no package cbtop. A directory with that name is none."""
+    from importlib.util import find_spec
+
+    spec = find_spec("cbtop")
+    return spec is None or spec.origin is None
+
+
+def load_package(directory: str) -> None:
+    """Load the package cbtop from `directory`, without a change to sys.path.
+
+    Raises RuntimeError if cbtop cannot run in this Python.
+    """
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    is_supported = sys.implementation.name == "cpython" and LENT_FROM <= sys.version_info[:2] < LENT_BELOW
+    if not is_supported or "t" in sys.abiflags:  # without a lock of the interpreter
+        raise RuntimeError("cbtop needs CPython 3.11 to 3.13; create the program's environment with one of these")
+    if find_spec("numpy") is None:
+        raise RuntimeError(f"cbtop needs NumPy there: {sys.executable} -m pip install numpy")
+    spec = spec_from_file_location(
+        "cbtop", os.path.join(directory, "__init__.py"), submodule_search_locations=[directory]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["cbtop"] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["cbtop"]
+        raise
 
 
 def reraise_host_error(error: Exception) -> None:

@@ -258,6 +258,7 @@ def test_before_the_command_begins_little_is_loaded(runtime: Path) -> None:
     assert {name for name in loaded if name.startswith("cbtop")} == {
         "cbtop", "cbtop.__main__", "cbtop.version", "cbtop.errors", "cbtop.commands", "cbtop.commands.run",
         "cbtop.profiler", "cbtop.protocol", "cbtop.protocol.errors", "cbtop.protocol.filesystem",
+            "cbtop.protocol.packing",
         "cbtop.protocol.process", "cbtop.protocol.runtime_directory", "cbtop.protocol.signals",
     }  # fmt: skip
     assert {name for name in loaded if not name.startswith(("cbtop", "_"))} <= {"errno", "fcntl", "struct"}
