@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak coverage mutants lint gate bench screenshots clean
+.PHONY: help demo test torch test-busy soak coverage mutants lint docs gate bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -50,12 +50,25 @@ coverage: $(READY)  ## run the tests and measure which lines they run: 90 % are 
 mutants: $(READY)  ## plant small faults in the modules that must not lie: four of five are to be found by their tests
 	$(BIN)/python -m tests.mutants
 
-lint: $(READY)  ## ruff, mypy --strict, import-linter, plain words
+lint: $(READY)  ## ruff, mypy --strict, import-linter, plain words, links of pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.words
+	$(BIN)/python -m tests.links
+
+# The pages link to each other as in the repository, so the site is built from the same folders. A broken link fails.
+PAGES := build/pages
+
+docs: $(READY)  ## build the site of the pages: build/site/index.html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	rm -rf $(PAGES) build/site
+	mkdir -p $(PAGES)/screenshots $(PAGES)/tests
+	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs $(PAGES)
+	cp screenshots/*.svg screenshots/*.png $(PAGES)/screenshots
+	cp tests/guarantees.toml $(PAGES)/tests
+	$(BIN)/zensical build --clean --strict
 
 # Exit code 5, where the machine was too busy for all to be judged, fails nothing, and is said in the last line. Kernels
 # and model lie where those of the tests do: what one has compiled serves the other.
