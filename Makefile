@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak coverage mutants lint docs gate bench screenshots clean
+.PHONY: help demo test torch test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -69,6 +69,9 @@ docs: $(READY)  ## build the site of the pages: build/site/index.html
 	cp screenshots/*.svg screenshots/*.png $(PAGES)/screenshots
 	cp tests/guarantees.toml $(PAGES)/tests
 	$(BIN)/zensical build --clean --strict
+
+wheel: $(READY)  ## build dist/*.tar.gz and dist/*.whl, and try the wheel in an environment of its own
+	$(BIN)/python -m tests.wheel
 
 # Exit code 5, where the machine was too busy for all to be judged, fails nothing, and is said in the last line. Kernels
 # and model lie where those of the tests do: what one has compiled serves the other.

@@ -1,0 +1,26 @@
+"""`make wheel` finds files that are missing and commands that fail. Only `make wheel` itself builds."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+from tests.wheel import failure, missing, source_files
+
+
+def test_a_file_that_the_wheel_lacks_is_found(tmp_path: Path) -> None:
+    present = sorted(source_files())
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        for name in present[1:]:
+            archive.writestr(name, "")
+    assert missing(tmp_path / "a.whl") == present[:1]
+
+
+def test_a_command_fails_by_its_exit_code_or_without_its_text(tmp_path: Path) -> None:
+    def tried(program: str) -> str:
+        return failure([sys.executable, "-c", program], "yes", tmp_path)
+
+    assert tried("print('yes')") == ""
+    assert "expected 'yes'\nno" in tried("print('no')")
+    assert "exit code 3" in tried("print('yes'); raise SystemExit(3)")
