@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torch test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
+.PHONY: help demo test test-fast torch test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -24,6 +24,12 @@ demo: $(READY)  ## decode a model with instrumented bricks and watch it live
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+# The folders whose tests start few processes and open no screen: what most changes break.
+FAST := tests/protocol tests/profiler tests/cbtop/viewmodels tests/cbtop/client tests/cbtop/reports
+
+test-fast: $(READY)  ## run the tests of the protocol, the profiler, the client, viewmodels and reports: about a minute
+	$(BIN)/python -m pytest $(FAST) --ignore=tests/profiler/instrument
 
 torch: $(READY)  ## install torch, transformers and llama.cpp, so that `make test` tests with them, too
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,llama]'
