@@ -25,7 +25,7 @@ from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
-from cbtop.commands.shared.engine import require_engine
+from cbtop.commands.shared.engine import how_to_demo, require_engine
 from cbtop.commands.shared.settings import check_values, read_config, unknown_keys
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.errors import UsageError
@@ -167,7 +167,7 @@ def _sources(directory: Path) -> Fact:
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
     if not live and not ended:
-        return Fact("sources", "none", "missing", "`cbtop demo --serve-only` is something to watch")
+        return Fact("sources", "none", "missing", f"{how_to_demo()} is something to watch")
     pids = f" (pid {', '.join(map(str, sorted(live)))})" if live else ""
     return Fact("sources", f"{len(live)} live{pids}, {ended} ended")
 

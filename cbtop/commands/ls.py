@@ -12,10 +12,10 @@ from cbtop.client.look_back import remembered
 from cbtop.client.store import SourceRecord
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import (
-    HOW_TO_START,
     POLL_MS,
     RANKS_WATCH_S,
     add_attach_arguments,
+    how_to_start,
     known,
     running,
     runs_ranks,
@@ -94,7 +94,7 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
     if faulty := [row for row in rows if row.state is SourceStatus.FAULTY]:
         raise UntrustedError("; ".join(f"pid {row.pid} is not to be trusted: {row.state_reason}" for row in faulty))
     if not any(row.state is SourceStatus.LIVE for row in rows):
-        raise NoDataError(unanswered(feed) if feed.unanswered else f"nothing is running: {HOW_TO_START}")
+        raise NoDataError(unanswered(feed) if feed.unanswered else f"nothing is running: {how_to_start()}")
     return 0
 
 

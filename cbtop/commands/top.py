@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
+from cbtop.commands.shared.engine import how_to_demo
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.show import (
@@ -53,10 +54,6 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
             141 nobody reads the output
 """
 
-HOW_TO_START = (
-    "start `cbtop demo --serve-only` for something to watch, `cbtop run -- python …` for a torch program of yours, "
-    "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
-)
 POLL_MS = 100
 MAX_LONGER_S = 5.0  # a daemon that sends nothing meanwhile has no window
 RANKS_WATCH_S = 1.5  # long enough to find the slowest of several ranks
@@ -210,8 +207,16 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if not was_live:
         state = shown[0].state
         how = state_of(shown[0]) + (f" ({state.reason})" if state and state.reason else "")
-        raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}. {HOW_TO_START}")
+        raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}. {how_to_start()}")
     return 0
+
+
+def how_to_start() -> str:
+    """Return the ways to get something to watch."""
+    return (
+        f"start {how_to_demo()} for something to watch, `cbtop run -- python …` for a torch program of yours, "
+        "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
+    )
 
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
@@ -247,7 +252,7 @@ def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespa
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
     if not live:
-        return f"nothing is running: {HOW_TO_START}"
+        return f"nothing is running: {how_to_start()}"
     busy = ", ".join(f"pid {pid_of(one)} is {one.activity.name or 'there'}" for one in live)
     return f"{busy}, but no {_wanted(options)} has come yet; raise --timeout (now {options.timeout:g} s)"
 

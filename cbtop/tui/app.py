@@ -15,6 +15,7 @@ from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input
 
 from cbtop import formatting
+from cbtop.compute import engine
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.row_choice import AS_THEY_COME
@@ -154,7 +155,7 @@ class CbtopApp(App[int]):
         self._header = Header(id="header")
         self._notice = Notice(id="notice")
         self._tabs = TabBar([view.title for view in self.SHOWN], active=self._first, id="tabs")
-        self._welcome = Welcome(id="welcome")
+        self._welcome = Welcome(install="" if engine.is_installed() else engine.INSTALL, id="welcome")
         self._views = [view(id=view.title.lower()) for view in self.SHOWN]
         self._kernels = Kernels(self, self._notice.show_progress, lambda: self.paused)
         self._roofs = Roofs(self, self._notice.show_progress)

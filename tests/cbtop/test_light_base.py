@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.commands import COMMANDS, NEED_ENGINE
-from cbtop.commands.shared.engine import PACKAGES
+from cbtop.compute.engine import PACKAGES
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_demo_says_how_to_install_the_engine_in_a_process_of_its_own(light: Run)
 def test_a_report_of_what_runs_works_without_the_engine(light: Run) -> None:
     done = light("--headless", "--once", "--timeout", "0.1")
     assert done.returncode == 3
-    assert "nothing is running" in done.stderr
+    assert "nothing is running: start `pip install 'cbtop[compute]'`, then `cbtop demo --serve-only`" in done.stderr
 
 
 def test_a_recording_is_shown_and_exported_without_the_engine(light: Run, tmp_path: Path) -> None:
@@ -148,6 +148,8 @@ def test_doctor_works_without_the_engine_and_names_its_extra(light: Run) -> None
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if " numba " in line]
     assert line.endswith("→ `cbtop demo` needs the engine; pip install 'cbtop[compute]'")
+    (line,) = [line for line in done.stdout.splitlines() if " sources " in line]
+    assert line.endswith("→ `pip install 'cbtop[compute]'`, then `cbtop demo --serve-only` is something to watch")
 
 
 def test_a_torch_program_is_recorded_and_compared_without_the_engine(light: Run, tmp_path: Path) -> None:

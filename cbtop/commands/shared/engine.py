@@ -1,18 +1,21 @@
-"""The engine of the demo: whether the packages of the extra `compute` are installed."""
+"""What the commands say if the demo's engine, the packages of the extra `compute`, is not installed."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
+from cbtop.compute import engine
 from cbtop.errors import UsageError
-
-PACKAGES = ("numba", "yaml")
 
 
 def require_engine(what: str) -> None:
     """Raise UsageError, with the command that installs the engine, if one of its packages is missing.
 
-    `what` needs the engine, such as `cbtop demo`. The packages are looked up, not loaded, because Numba is slow.
+    `what` needs the engine, such as `cbtop demo`.
     """
-    if any(find_spec(name) is None for name in PACKAGES):
-        raise UsageError(f"{what} needs the engine; pip install 'cbtop[compute]'")
+    if not engine.is_installed():
+        raise UsageError(f"{what} needs the engine; {engine.INSTALL}")
+
+
+def how_to_demo() -> str:
+    """Return the commands that start something to watch."""
+    demo = "`cbtop demo --serve-only`"
+    return demo if engine.is_installed() else f"`{engine.INSTALL}`, then {demo}"

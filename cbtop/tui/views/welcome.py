@@ -11,13 +11,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, width_of
 from cbtop.viewmodels.model import SourceView
 
-_HOW_TO_START: tuple[Line, ...] = (
-    (("Waiting for a process to watch.", "strong"),),
-    BLANK,
-    (("Watch a real model decode on this machine:", "dim"),),
-    BLANK,
-    (("    cbtop demo", "accent"),),
-    BLANK,
+_WAITING: tuple[Line, ...] = ((("Waiting for a process to watch.", "strong"),), BLANK)
+_OWN_PROGRAM: tuple[Line, ...] = (
     (("Or a torch program of yours, as it is:", "dim"),),
     BLANK,
     (("    cbtop run -- python generate.py", "accent"),),
@@ -31,19 +26,42 @@ _HOW_TO_START: tuple[Line, ...] = (
     (("            ...", "accent"),),
 )
 _REFUSED: Line = (("No link to the daemon; it is tried again every second.", "strong"),)
-_BRIEFLY: tuple[Line, ...] = (
-    (("Waiting for a process to watch.", "strong"),),
-    BLANK,
-    (("Start one in another terminal: ", "dim"), ("cbtop demo", "accent")),
-    (("or a torch program of yours: ", "dim"), ("cbtop run -- COMMAND", "accent")),
-)
+
+
+def _how_to_start(install: str) -> tuple[Line, ...]:
+    """Return the ways to start something. `install` is the command that installs the demo, or "" if it is there."""
+    demo = ["cbtop demo"] if not install else [install, "cbtop demo"]
+    return (
+        *_WAITING,
+        (("Watch a real model decode on this machine:", "dim"),),
+        BLANK,
+        *[((f"    {command}", "accent"),) for command in demo],
+        BLANK,
+        *_OWN_PROGRAM,
+    )
+
+
+def _briefly(install: str) -> tuple[Line, ...]:
+    """Return the same in few lines."""
+    if install:
+        return (
+            *_WAITING,
+            (("Start a torch program of yours: ", "dim"), ("cbtop run -- COMMAND", "accent")),
+            (("or install the demo: ", "dim"), (install, "accent")),
+        )
+    return (
+        *_WAITING,
+        (("Start one in another terminal: ", "dim"), ("cbtop demo", "accent")),
+        (("or a torch program of yours: ", "dim"), ("cbtop run -- COMMAND", "accent")),
+    )
 
 
 class Welcome(Drawing):
     """How to start something; or why the daemon rejects us; or the activity of a process that has started."""
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, *, install: str, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._install = install
         self._source: SourceView | None = None
         self._status = ""
         self._refused = ""
@@ -58,7 +76,9 @@ class Welcome(Drawing):
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)
-            text = _HOW_TO_START if len(_HOW_TO_START) + 1 + len(status) <= height else _BRIEFLY
+            text = _how_to_start(self._install)
+            if len(text) + 1 + len(status) > height:
+                text = _briefly(self._install)
             return _centred((*text, BLANK, *status), width, height)
         return _centred(_preparing(self._source, min(48, width // 2)), width, height)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -126,6 +127,16 @@ async def test_a_state_looks_like_its_golden(
     sizes = [(120, 34), (60, 15)]
     for size, text in zip(sizes, await shown_at(source, sizes, *keys), strict=True):
         golden(f"{name}-{size[0]}x{size[1]}", text)
+
+
+async def test_without_the_engine_the_start_screen_says_how_to_install_it(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    sizes = [(120, 34), (60, 15)]
+    for size, text in zip(sizes, await shown_at(None, sizes), strict=True):
+        assert "pip install 'cbtop[compute]'" in text
+        golden(f"waiting-without-engine-{size[0]}x{size[1]}", text)
 
 
 async def test_forty_columns_and_ten_lines_show_how_busy_each_device_is(golden: Golden) -> None:

@@ -1,0 +1,13 @@
+"""Whether the demo's engine is installed: the packages of the extra `compute`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+PACKAGES = ("numba", "yaml")
+INSTALL = "pip install 'cbtop[compute]'"
+
+
+def is_installed() -> bool:
+    """Whether each package of the engine is there. They are looked up, not loaded, because Numba is slow."""
+    return all([find_spec(name) is not None for name in PACKAGES])
