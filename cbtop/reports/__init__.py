@@ -51,9 +51,10 @@ def _json(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
+    """Return all sections, without filter and order, because a program takes what it needs."""
     from cbtop.reports.json import json_report
 
-    return json_report(views, sections, replay)
+    return json_report(views, replay)
 
 
 REPORTS: dict[str, ReportMaker] = {"text": _text, "json": _json}

@@ -110,8 +110,8 @@ OTHER_ORIGINS = {
 }
 
 
-def json_report(sources: Sequence[SourceView], sections: Sequence[str], replay: ReplayView | None = None) -> str:
-    """Return all data of all sources. `sections` is ignored, because a program takes what it needs."""
+def json_report(sources: Sequence[SourceView], replay: ReplayView | None = None) -> str:
+    """Return all data of all sources."""
     provenance = {origin.value: [*keys_of(origin), *keys] for origin, keys in OTHER_ORIGINS.items()}
     if any(source.window for source in sources):
         provenance[Origin.MEASUREMENTS.value] += [row.key for row in STATISTICS if row.derived_in_window]

@@ -123,7 +123,7 @@ def test_no_control_byte_of_a_name_reaches_a_report(name: str) -> None:
     view = view_of(source)
     assert view.bricks
     assert not MOVES_THE_CURSOR.search(text_report([view], list(SECTIONS)))
-    printed = json_report([view], list(SECTIONS))
+    printed = json_report([view])
     assert not MOVES_THE_CURSOR.search("".join(strings_of(json.loads(printed))))
 
 
@@ -152,7 +152,7 @@ def test_whatever_a_catalog_says_its_source_says_how_it_is_and_can_be_shown(said
     assert state.reason or state.state is not SourceStatus.FAULTY
     view = view_of(source)
     text_report([view], list(SECTIONS))
-    json.loads(json_report([view], list(SECTIONS)))
+    json.loads(json_report([view]))
 
 
 @given(
@@ -194,7 +194,7 @@ def test_whatever_a_daemon_says_a_viewer_keeps_on_showing(said: list[Message]) -
     for summary in summaries(store.sources.values()):
         view = replace(source_view(store.sources[summary.key]), machines=(machine,))
         text_report([view], list(VIEWS))
-        json.loads(json_report([view], list(VIEWS)))
+        json.loads(json_report([view]))
     machine_lines(machine, 60)
     snapshot(store, 1)
 
@@ -214,7 +214,7 @@ def test_no_control_byte_of_a_device_reaches_a_report_or_the_screen(name: str) -
     machine = machine_view(store, 99.0)
     view = replace(view_of(source_saying([HELLO])), machines=(machine,))
     assert not MOVES_THE_CURSOR.search(text_report([view], list(VIEWS)))
-    printed = json_report([view], list(VIEWS))
+    printed = json_report([view])
     assert not MOVES_THE_CURSOR.search("".join(strings_of(json.loads(printed))))
     for width in (1, 40, 200):
         assert not MOVES_THE_CURSOR.search("".join(map(plain, machine_lines(machine, width))))

@@ -97,7 +97,7 @@ def shown_and_exported(path: Path) -> tuple[int, int, int]:
         feed.seek(feed.duration_s)
         views = [view for source in feed.sources() if (view := feed.view(source.key))]
         text_report(views, list(SECTIONS), feed.replay())
-        json.loads(json_report(views, list(SECTIONS), feed.replay()))
+        json.loads(json_report(views, feed.replay()))
         assert feed.damage == 0 or "damaged" in feed.status()
         shown, damage = feed.touched - len(feed._refused), feed.damage
     reader = RecordingReader(path)

@@ -414,7 +414,7 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
     assert len(caplog.messages) == 1
     view = source_view(record)
     assert "120 announcements left out" in text_report([view], [])
-    assert json.loads(json_report([view], []))["sources"][0]["loss"]["announcements_left_out"] == 120
+    assert json.loads(json_report([view]))["sources"][0]["loss"]["announcements_left_out"] == 120
     assert "120 announcements left out" in sources_text([source_row(record)])
     assert json.loads(sources_json([source_row(record)]))["sources"][0]["announcements_left_out"] == 120
     assert "120 announcements left out" in "".join(text for text, _ in drops(view.loss))

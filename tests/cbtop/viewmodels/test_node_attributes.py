@@ -47,7 +47,7 @@ def test_the_tree_and_the_json_tell_places_of_one_name_apart(runtime: Path) -> N
         "├── QkvProjection q_proj  10.0µs (64 elem)",
         "└── QkvProjection k_proj  10.0µs (64 elem)",
     ]
-    graph = json.loads(json_report([view], []))["sources"][0]["graph"]
+    graph = json.loads(json_report([view]))["sources"][0]["graph"]
     assert [(node["name"], node["label"]) for node in graph] == [
         ("0", "encoder"),
         ("QkvProjection", "q_proj"),
@@ -109,7 +109,7 @@ def test_a_byte_budget_is_judged_by_the_bytes_that_moved(gb_per_sec: float, met:
                     clock.sleep_us(10)
     view = source_view(record_of(source_of(runtime)))
     (row,) = view.bricks
-    provenance = json.loads(json_report([view], []))["provenance"]
+    provenance = json.loads(json_report([view]))["provenance"]
     assert "budget_us_per_token" in provenance["derived from measured"]
     assert "budget_us_per_token" not in provenance["static"]
     assert row.budget_gb_per_sec == gb_per_sec

@@ -78,7 +78,7 @@ def test_what_hangs_is_stalled_and_names_brick_layer_and_age_everywhere(record: 
         assert "STALLED 32 s" in text
         assert told in text
         assert "LIVE" not in text
-    for report in (json_report([view], []), sources_json([row])):
+    for report in (json_report([view]), sources_json([row])):
         (source,) = json.loads(report)["sources"]
         assert (source["state"], source["stall"]["age_s"], source["stall"]["brick"]) == ("stalled", 32.4, "AllReduce")
 

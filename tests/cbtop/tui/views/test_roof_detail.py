@@ -96,7 +96,7 @@ def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_its_place(tmp_pa
     gflops = [at for _, at in points]
     assert sorted(gflops, reverse=True) == gflops
     assert gflops[0] > (brick.gflops or 0) > gflops[-1]  # the mark is the mean of all that was seen
-    (said,) = json.loads(json_report([view], []))["sources"]
+    (said,) = json.loads(json_report([view]))["sources"]
     trails = {one["name"]: one["trail"] for one in said["bricks"]}
     assert trails["DownProjection"] == [{"intensity": 2.0, "gflops": at} for at in gflops]
     assert trails["RmsNorm"] == []  # it declares no work
