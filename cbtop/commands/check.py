@@ -118,13 +118,13 @@ def run(options: argparse.Namespace) -> int:
     if options.learn is not None:
         return _learn(options)
     if (options.new is None) == (not options.command):
-        raise UsageError("judge what? --new NEW, or a command after --, and not both")
+        raise UsageError("pass either --new NEW or a command after --: it is the run to judge")
     by_contract = CONTRACTS in options.budget
     if by_contract:
         require_engine(f"cbtop check --budget {CONTRACTS}")
     needs_base = by_contract or not thresholds or any(one.is_relative for one in thresholds)
     if not options.baseline and needs_base:
-        raise UsageError("compared with what? --baseline BASE; only thresholds without x need none")
+        raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x")
     bases = [one for where in options.baseline for one in runs_of(where, options)]
     if options.new is not None:
         news = runs_of(options.new, options)
@@ -143,7 +143,9 @@ def gate_of_demo(command: Sequence[str], report: str) -> int:
         again = partial(run_of_command, command, "the demo", options, f"run {DEMO_RUNS + 1}")
         return gate(runs[:-1], runs[-1:], [], options, again, by_definition=False)
     except UntrustedError:
-        sys.stderr.write("cbtop: to have it judged: with less beside it, or longer: cbtop demo --check --steps N\n")
+        sys.stderr.write(
+            "cbtop: it could not be judged; stop other programs, or run longer: cbtop demo --check --steps N\n"
+        )
         raise
 
 
@@ -176,14 +178,16 @@ def gate(
     )
 
     if len(news) == 2:
-        raise UsageError(f"{options.new}: two runs, of which one would be judged: one, or three or more, are wanted")
+        raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
     if 0 < len(bases) < MIN_LEARNED and bases is not news:
         if len(bases) > 1:
-            sys.stderr.write("cbtop: of two base runs the first counts: three or more tell how runs scatter\n")
+            sys.stderr.write(
+                "cbtop: 2 base runs do not show how runs vary, so only the first is used; pass 3 or more\n"
+            )
         if not thresholds and not by_contract:
             sys.stderr.write(
-                "cbtop: one base run does not tell how runs scatter: what looks slower beside it is named with exit "
-                f"code 5, never 4. {MIN_LEARNED} or more tell (--learn 6)\n"
+                "cbtop: 1 base run does not show how runs vary, so a slowdown is reported with exit code 5, never 4; "
+                f"pass {MIN_LEARNED} or more (--learn 6)\n"
             )
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = _compared(bases, news, options, may_lack_records=judges_loss)
@@ -194,7 +198,7 @@ def gate(
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
-            sys.stderr.write(f"cbtop: {summary(judged)}: whether it stays so, another run tells\n")
+            sys.stderr.write(f"cbtop: {summary(judged)}; another run checks whether that persists\n")
             found = _compared(bases, [again()], options, may_lack_records=judges_loss)
             judged = confirmed(judged, default_gate(found))
             besides = _besides(found, by_definition=by_definition)
@@ -236,8 +240,8 @@ def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
 
 def _meaning(assertion: str) -> str:
     if assertion.startswith(PRECONDITION):
-        return "it was given something else than it takes"
-    return "it computes something else"
+        return "its input breaks a precondition"
+    return "its result is wrong"
 
 
 def _is_broken(judged: Sequence[Judged]) -> bool:
@@ -260,7 +264,7 @@ def budgets(path: Path) -> list[Threshold]:
     wanted = ("budgets",), ("tool", "cbtop", "budgets")
     tables = [table for names in wanted if (table := _table_at(document, names)) is not None]
     if not tables:
-        raise UsageError(f"{path}: there is no table [budgets] or [tool.cbtop.budgets] in it")
+        raise UsageError(f"{path}: the file has no table [budgets] or [tool.cbtop.budgets]; add one")
     lines = text.splitlines()
     return [
         parse(f"{name}{value}", (str(path), _line(lines, name, value)))
@@ -290,7 +294,10 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
             limit, contract = max(bounds, key=lambda one: one[0])
             found[brick] = limit, (os.path.relpath(file_of(contract.name)), contract.line_of("regression"))
     if not found:
-        raise UsageError(f"--budget {CONTRACTS}: no brick of {run.name} runs kernels whose contracts give a bound")
+        raise UsageError(
+            f"--budget {CONTRACTS}: no brick of {run.name} runs a kernel with a bound in its contract; pass "
+            "--budget FILE or --threshold"
+        )
     return found
 
 
@@ -308,7 +315,7 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
         elif isinstance(value, str):
             yield ".".join(names), value
         else:
-            raise UsageError(f'{path}: {".".join(names)} = {value!r}; a text is wanted, such as "<=1.05x"')
+            raise UsageError(f'{path}: {".".join(names)} = {value!r}; write it as a text, such as "<=1.05x"')
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
@@ -324,20 +331,18 @@ def _learn(options: argparse.Namespace) -> int:
     from cbtop.viewmodels.runs import MIN_LEARNED
 
     if not options.command or len(options.baseline) != 1 or options.new is not None:
-        raise UsageError(
-            "--learn: one --baseline FILE.json to write, and a command after -- are wanted, and no --new"
-        )
+        raise UsageError("--learn needs one --baseline FILE.json to write and a command after --, and no --new")
     path = Path(options.baseline[0])
     if path.exists() and not options.force:
         raise UsageError(f"{path} exists; pass --force to overwrite it")
     runs = [_run_of(options, f"run {number + 1}") for number in range(options.learn)]
     if short := next((run for run in runs if not run.parts), None):
-        raise NoDataError(f"{short.name}: too few steps to be compared")
+        raise NoDataError(f"{short.name}: it has too few steps for a comparison; let it run longer")
     write_runs(path, runs, overwrite=options.force)
-    sys.stderr.write(f"cbtop: {path}: written, of {counted(len(runs), 'run')}\n")
+    sys.stderr.write(f"cbtop: wrote {counted(len(runs), 'run')} into {path}\n")
     if len(runs) > MIN_LEARNED:
         for part in diff_of(runs[:-1], runs[-1:], anyway=True).parts:
-            sys.stderr.write(f"cbtop: {part.phase}, {runs[-1].name} beside those before: {power(part)}\n")
+            sys.stderr.write(f"cbtop: {part.phase}, {runs[-1].name} compared with those before: {power(part)}\n")
     return 0
 
 

@@ -23,7 +23,7 @@ examples:
   cbtop diff base.cbtop new.cbtop
   cbtop diff base.cbtop new.cbtop --format tree  layer → brick: what each costs more adds up
   cbtop diff base.cbtop 4711 --duration 20       with a process that runs now
-  cbtop diff base.cbtop --save base.json         50 to 130 kB, to keep beside the code
+  cbtop diff base.cbtop --save base.json         20 to 140 kB, to keep next to the code
   cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
   cbtop diff base.json new.cbtop --format folded | flamegraph.pl > diff.svg
   cbtop diff base.json new.cbtop --format speedscope > diff.speedscope.json    open it at speedscope.app
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         from cbtop.client.run_file import write_runs
 
         write_runs(options.save, news, overwrite=options.force)
-        sys.stderr.write(f"cbtop: {options.save}: written, of {', '.join(run.name for run in news)}\n")
+        sys.stderr.write(f"cbtop: wrote {', '.join(run.name for run in news)} into {options.save}\n")
         if options.new is None:
             return 0
     for where, runs in ((options.base, bases), (options.new, news)):

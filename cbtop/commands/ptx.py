@@ -10,8 +10,8 @@ from cbtop.errors import NoDataError, UsageError
 from cbtop.profiler.graph.nodes import printable
 
 DESCRIPTION = (
-    "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash stands in the detail of a kernel in "
-    "the tree, in JSON (ptx_hash) and in what `cbtop ptx list` prints."
+    "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash is in the detail of a kernel in "
+    "the tree, in JSON (ptx_hash) and in the output of `cbtop ptx list`."
 )
 EPILOG = """\
 examples:
@@ -40,19 +40,21 @@ def run(options: argparse.Namespace) -> int:
             entries = "damaged" if ptx is None else printable(", ".join(_entries(ptx)))
             sys.stdout.write(f"{one:016x}  {entries}\n")
         if not hashes:
-            raise NoDataError("no CUDA kernel was compiled on this machine: cbtop demo --backend cuda does")
+            raise NoDataError(
+                "no CUDA kernel was compiled on this machine yet; cbtop demo --backend cuda compiles some"
+            )
         return 0
     wanted = options.hash.lower().removeprefix("0x")
     if not wanted or any(digit not in "0123456789abcdef" for digit in wanted):
-        raise UsageError(
-            f"{options.hash!r} is no hash: digits and a to f are wanted, as `cbtop ptx list` prints them"
-        )
+        raise UsageError(f"{options.hash!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
     found = [one for one in hashes if f"{one:016x}".startswith(wanted)]
     if len(found) > 1:
-        raise UsageError(f"{len(found)} begin with {wanted}; give more digits")
+        raise UsageError(f"{len(found)} hashes begin with {wanted}; pass more digits")
     text = registry.lookup(found[0]) if found else None
     if text is None:
-        raise NoDataError(f"{wanted} was not compiled on this machine, or is no longer kept")
+        raise NoDataError(
+            f"{wanted} was not compiled on this machine, or was deleted; `cbtop ptx list` prints the others"
+        )
     sys.stdout.write(text + "\n")
     return 0
 

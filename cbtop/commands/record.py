@@ -87,13 +87,17 @@ def run(options: argparse.Namespace) -> int:
         recorder.close()
     sys.stderr.write(_summary(recorder, options, time.monotonic() - begun_s))
     if recorder.is_full and not recorder.tallies:
-        raise UsageError(f"--max-size {options.max_size}: what the daemon knows to begin with did not fit")
+        raise UsageError(
+            f"--max-size {options.max_size} is too small for the first data of the daemon; pass a larger size"
+        )
     if silent_s > SILENT_AFTER_S:
-        raise UntrustedError(f"nothing was heard of the daemon in the last {silent_s:.1f} s: they are not recorded")
+        raise UntrustedError(
+            f"the daemon sent nothing in the last {silent_s:.1f} s, so they are not recorded; check that it runs"
+        )
     if not recorder.has_begun:
         raise NoDataError(f"no daemon answers at {recorder.unanswered}")
     if not recorder.tallies:
-        raise NoDataError(f"nothing was running: {options.output} holds no process")
+        raise NoDataError(f"no process was running, so {options.output} contains none; start one with cbtop run")
     return 0
 
 
@@ -145,5 +149,5 @@ def _size(text: str) -> int:
     found = re.fullmatch(r"(\d{1,12})([KMG]?)(?:i?B)?", text, re.IGNORECASE)
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if size < 1 << 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size from 1K on, such as 500M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size of 1K or more, such as 500M")
     return size

@@ -160,12 +160,12 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
     tcp = [address for address in addresses if address.startswith("tcp://")]
     if options.server_key is None:
         if options.key is not None:
-            raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
+            raise UsageError("--key needs --server-key, the daemon's public key")
         return None
     if not tcp:
-        raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
+        raise UsageError("--server-key needs --connect tcp://HOST:PORT")
     if len(tcp) > 1:
-        raise UsageError("--server-key: it is the key of one --connect tcp://HOST:PORT; reach the others by ssh -L")
+        raise UsageError("--server-key belongs to one --connect tcp://HOST:PORT; reach the others by ssh -L")
     try:
         server = parse_public_key(options.server_key)
         return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
@@ -206,7 +206,8 @@ def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> Non
     """Raise UsageError if no source has the requested phase."""
     known = {steps.phase for view in views for steps in view.phases}
     if options.phase is not None and options.phase not in known:
-        raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
+        hint = f"choose {' or '.join(sorted(known))}" if known else "there are no steps at all"
+        raise UsageError(f"--phase {options.phase}: there are no such steps; {hint}")
 
 
 def show_on_screen(

@@ -40,9 +40,9 @@ def address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     host = host if colon else DEFAULT_HOST
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r}: PORT or HOST:PORT is wanted, as in 9464 or 127.0.0.1:9464")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected PORT or HOST:PORT, as in 9464 or 127.0.0.1:9464")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise argparse.ArgumentTypeError(f"{text!r}: an IPv6 address stands in brackets, as in [::1]:9464")
+        raise argparse.ArgumentTypeError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:9464")
     return f"{host}:{port}"
 
 

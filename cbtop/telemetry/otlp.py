@@ -53,7 +53,7 @@ def address(text: str) -> str:
     except ValueError:
         is_one = False
     if not is_one:
-        raise argparse.ArgumentTypeError(f"{text!r}: a collector's address is wanted, as in http://127.0.0.1:4318")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a collector's address, as in http://127.0.0.1:4318")
     return text.rstrip("/")
 
 
@@ -146,7 +146,7 @@ def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float
         said.line = ""
         is_taken = send()
         if is_taken is not None and is_taken != was_taken and not stop.is_set():
-            _log.warning("%s %s", where, "takes what is sent again" if is_taken else f"takes nothing: {said.line}")
+            _log.warning("%s %s", where, "accepts data again" if is_taken else f"accepts no data: {said.line}")
             was_taken = is_taken
 
 
@@ -206,7 +206,7 @@ def _interval_s(text: str) -> float:
     except ValueError:
         value_ms = math.nan
     if not 0 < value_ms < math.inf:
-        raise UsageError(f"OTEL_METRIC_EXPORT_INTERVAL is {text!r}; milliseconds above zero are wanted")
+        raise UsageError(f"OTEL_METRIC_EXPORT_INTERVAL is {text!r}; expected milliseconds above zero")
     return value_ms / 1e3
 
 

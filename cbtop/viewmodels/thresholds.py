@@ -37,11 +37,11 @@ MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long 
 FAR_PERCENT = 25.0  # on any usable machine, pauses of other programs lengthen a unit by less
 READINGS_OFF = 2  # of the clock: at the start of a call and at its end
 _TOO_WIDE = (
-    "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
+    "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
 )
-_REACHES_ZERO = "the interval reaches zero, so that nothing could break it: what tells are more runs or longer ones"
-_NO_TOKENS = "not every step says its tokens"
+_REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
+_NO_TOKENS = "not every step reports its tokens"
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
     category.display_name.casefold(): category for category in BrickCategory
@@ -106,16 +106,16 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
     if found is None:
         sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in text), None)
-        wrong = "there is no <=, >=, == in it"
+        wrong = "it has no <=, >= or =="
         if sign:
-            wrong = f"{text.partition(sign)[2].strip()!r} is no number with a unit (x, %, ns, us, ms, s or none)"
-        raise UsageError(f"threshold {shown!r}: {wrong}; wanted are such as {EXAMPLE}")
+            wrong = f"{text.partition(sign)[2].strip()!r} is not a number with a unit (x, %, ns, us, ms, s or none)"
+        raise UsageError(f"threshold {shown!r}: {wrong}; write it like {EXAMPLE}")
     try:
         value = float(found["value"])
     except ValueError:
-        raise UsageError(f"threshold {shown!r}: {found['value']!r} is no number; write it as 1.05 or 12") from None
+        raise UsageError(f"threshold {shown!r}: {found['value']!r} is not a number; write it as 1.05 or 12") from None
     if not 0 <= value < inf:
-        raise UsageError(f"threshold {shown!r}: a number from 0 on is wanted")
+        raise UsageError(f"threshold {shown!r}: expected a number of 0 or more")
     named, _, layer = found["what"].partition("@")
     names = named.split(".")
     if "." in layer:
@@ -125,7 +125,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     sign, unit = found["sign"], found["unit"] or ""
     names = [name.strip() for name in names]
     if not names or not all(names):
-        raise UsageError(f"threshold {shown!r}: of what? Wanted are such as {EXAMPLE}")
+        raise UsageError(f"threshold {shown!r}: the name of a brick or figure is missing; write it like {EXAMPLE}")
     layer = layer.strip()
     _check(shown, names[-1], layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
@@ -146,7 +146,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         parts = tuple(part for part in known if part.phase == phase)
         if not parts and _bare(phase) in {_bare(one.name) for part in known for one in part.bricks}:
             raise UsageError(
-                f"threshold {threshold.text!r}: {name!r} is no figure of {phase}; there are {', '.join(FIGURES)}"
+                f"threshold {threshold.text!r}: {name!r} is not a figure of {phase}; there are {', '.join(FIGURES)}"
             )
         if not parts:
             raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
@@ -248,7 +248,7 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
-    why = f"one run of the baseline does not tell how runs scatter: {MIN_LEARNED} or more do, as --learn 6"
+    why = f"one run of the baseline does not show how runs vary; record {MIN_LEARNED} or more, as with --learn 6"
     return [
         replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {why}") if one.outcome is Outcome.BROKEN else one
         for one in judged
@@ -264,9 +264,9 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
     once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in broken[1]]
-    outcome, said = Outcome.UNSURE, "in one of two runs alone"
+    outcome, said = Outcome.UNSURE, "only in one of two runs"
     if all(broken) and not both:
-        outcome, said = Outcome.UNKNOWN, f"{said}, of which each is slower elsewhere"
+        outcome, said = Outcome.UNKNOWN, f"{said}, and each is slower in a different place"
     return [
         replace(one, outcome=outcome, said=f"{one.said}; {said}")
         if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
@@ -283,8 +283,8 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
     said = (
-        f"every brick takes {part.shared:.2f} times as long: so does it by another clock, or another load of the "
-        f"machine; {MIN_LEARNED} runs of the baseline or more tell by how much that differs"
+        f"every brick takes {part.shared:.2f} times as long: a different clock or load of the machine has the same "
+        f"effect; record {MIN_LEARNED} or more runs of the baseline to learn how much that varies"
     )
     return Judged(f"{part.phase}: nothing slower beyond noise", part.phase, outcome, said)
 
@@ -302,14 +302,14 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
-        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")]
+        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock is too coarse to time any brick")]
     said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
     if part.slower:
-        said = f"no brick is by more than all are, {number(part.shared)} times as long"
+        said = f"every brick takes {number(part.shared)} times as long, and none more than that"
     if findable > BLIND_PERCENT:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
-        said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"
-        said += "; what tells is a machine with less beside it, and longer runs"
+        said += f"; but in most only a change of {percent(findable)} would have been found"
+        said += "; stop other programs, and use longer runs"
     return [Judged(rule, part.phase, outcome, said)]
 
 
@@ -317,8 +317,8 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
     """Judge the typical step and the time before it without pauses, which includes time outside bricks."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
-        f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a {part.unit}, typically, with "
-        "what lies between steps"
+        f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, with "
+        "the time between steps"
     )
     if part.is_typically_slower:
         between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
@@ -333,7 +333,7 @@ def _more_failed(part: PartDiff) -> Judged:
     """Return a result for more failed steps: failing saves time, so such a run seems fast."""
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
-    said = f"{failed}, {count(before.failed)} of {count(before.steps)} before: what they left undone took no time"
+    said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
     return Judged(f"{part.phase}: no more steps that fail", part.phase, Outcome.UNKNOWN, said)
 
 
@@ -348,7 +348,7 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
     is_far = longer_percent > FAR_PERCENT
     if part.is_longer_in_the_mean:
         cause = _cause(part, part.wall.delta, between_us)
-        said += f"; but the typical step takes as long: fewer than half became longer ({cause})"
+        said += f"; but the typical step is as long as before: fewer than half became longer ({cause})"
         return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses of other programs make this interval wide on any machine, so bricks and the typical step decide whether
     # the gate is usable. If the typical step is unknown, or more is missing than pauses explain, it is not.
@@ -404,9 +404,9 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
         None if side is None else side.time if threshold.figure == "per_token" else getattr(side, threshold.figure)
     )
     if place.brick and side is None:
-        return Judged(threshold.text, about, Outcome.UNKNOWN, "it is no longer there", where=threshold.where)
+        return Judged(threshold.text, about, Outcome.UNKNOWN, "the new run does not have it", where=threshold.where)
     if figure is None:
-        why = "there are too few calls to tell it"
+        why = "there are too few calls"
         return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
     resolution_us = max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
     off_us = 0.0 if threshold.figure == "per_token" else READINGS_OFF * resolution_us
@@ -541,12 +541,12 @@ def _check(text: str, name: str, layer: str, figure: str, sign: str, value: floa
     elif name == UNATTRIBUTED and (unit != "%" or figure):
         wrong = "unattributed is a share of a step: write unattributed<=1%"
     elif name == RATE and (unit not in ("", "x") or figure):
-        wrong = f"{RATE} is a number, or times the baseline: write {RATE}>=40 or {RATE}>=0.97x"
+        wrong = f"{RATE} is a number or a multiple of the baseline: write {RATE}>=40 or {RATE}>=0.97x"
     elif name not in (LOSS, UNATTRIBUTED, RATE) and unit not in ("x", *_UNITS):
-        wrong = f"a time is wanted, or times the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+        wrong = f"expected a time or a multiple of the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
     elif layer and name in (LOSS, UNATTRIBUTED, RATE, STEP):
-        wrong = f"{name} is of all layers: leave out @{layer}"
+        wrong = f"{name} covers all layers: omit @{layer}"
     elif sign == "==" and name != LOSS:
-        wrong = "nothing that is timed is equal to anything: write <= or >="
+        wrong = "measured values cannot be compared with ==; use <= or >="
     if wrong:
         raise UsageError(f"threshold {text!r}: {wrong}")

@@ -347,8 +347,8 @@ def test_a_collector_that_refuses_is_named_once_and_once_when_it_accepts(collect
         assert process.stderr
         said = process.stderr.read().splitlines()
     assert len(said) == 2
-    assert re.search(r"/v1/metrics takes nothing: Failed to export .*404", said[0])
-    assert said[1].endswith("/v1/metrics takes what is sent again")
+    assert re.search(r"/v1/metrics accepts no data: Failed to export .*404", said[0])
+    assert said[1].endswith("/v1/metrics accepts data again")
 
 
 @contextmanager

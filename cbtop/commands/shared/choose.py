@@ -47,7 +47,9 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
     except (RecordingError, VersionError) as error:
         raise UsageError(f"--baseline: {error}") from error
     if not feed.baselines:
-        raise UsageError(f"--baseline {options.baseline}: no process has steps in five of its seconds or more")
+        raise UsageError(
+            f"--baseline {options.baseline}: no process has steps in 5 or more of its seconds; record for longer"
+        )
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
@@ -70,7 +72,7 @@ def _source(text: str) -> str:
     if kind in ("", "rank") and number.isdecimal():
         return f"{kind}={int(number)}" if kind else str(int(number))
     if text.count(":") < 3:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pid, no rank=N and no key as `cbtop ls` prints them")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pid, rank=N or key; `cbtop ls` prints pids and keys")
     return text
 
 
@@ -78,4 +80,4 @@ def _mode(text: str) -> MergeMode:
     try:
         return MergeMode(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(MergeMode)}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(MergeMode)}") from None

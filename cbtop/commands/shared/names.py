@@ -20,7 +20,7 @@ def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
 
 
 def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
-    """Return `'brick' is no view; did you mean bricks? there are bricks, layers`.
+    """Return `unknown view 'brick'; did you mean bricks? there are bricks, layers`.
 
     `other_names` maps further accepted spellings to names.
     """
@@ -29,4 +29,4 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
     begun = [name for name in meant if text and name.startswith(text.casefold())]
     nearest = begun or get_close_matches(text.casefold(), meant, n=1)
     hint = f"did you mean {meant[nearest[0]]}? " if nearest else ""
-    return f"{text!r} is no {what}; {hint}there are {', '.join(names) or 'none'}"
+    return f"unknown {what} {text!r}; {hint}there are {', '.join(names) or 'none'}"

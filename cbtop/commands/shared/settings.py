@@ -103,17 +103,17 @@ def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> 
 def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterator[str]:
     """Yield a line for each unknown key of the file."""
     if not isinstance(config.tables.get(PRESET, {}), dict):
-        yield f"{config.place(PRESET)}: {PRESET} is no table [{PRESET}.NAME]; it is left out"
+        yield f"{config.place(PRESET)}: {PRESET} is not a table [{PRESET}.NAME]; it is ignored"
     for name, table in config.presets.items():
         if not isinstance(table, dict):
-            yield f"{config.place(name, PRESET)}: {name!r} is no table [{PRESET}.NAME]; it is left out"
+            yield f"{config.place(name, PRESET)}: {name!r} is not a table [{PRESET}.NAME]; it is ignored"
     tables = {"": config.tables} | {f"{PRESET}.{name}": table for name, table in config.presets.items()}
     for table, found in tables.items():
         if isinstance(found, dict):
             known = [*settings, *(() if table else (PRESET,))]
             for key in found:
                 if key not in known:
-                    yield f"{config.place(key, table)}: {unknown('key', key, known)}; it is left out"
+                    yield f"{config.place(key, table)}: {unknown('key', key, known)}; it is ignored"
 
 
 def check_values(config: Config, settings: Mapping[str, SettingsKey]) -> None:
@@ -135,7 +135,7 @@ def _preset(config: Config, name: str | None, settings: Mapping[str, SettingsKey
     if name is None:
         return {}
     if not isinstance(table := config.presets.get(name), dict):
-        raise UsageError(f"--preset: {unknown('preset', name, config.presets)}; they are tables of {config.path}")
+        raise UsageError(f"--preset: {unknown('preset', name, config.presets)}; presets are tables of {config.path}")
     return {
         key: _value(settings[key], value, config.place(key, f"{PRESET}.{name}"), key)
         for key, value in table.items()
@@ -158,7 +158,7 @@ def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
         if not setting.is_list:
             return setting.parse(_text(value))
         if not isinstance(value, list):
-            raise argparse.ArgumentTypeError(f"{value!r} is no list")
+            raise argparse.ArgumentTypeError(f'{value!r} is not a list, such as ["a", "b"]')
         return [setting.parse(_text(one)) for one in value]
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{place}: {key}: {error}") from error
@@ -167,7 +167,7 @@ def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
 def _text(value: object) -> str:
     """Return the value as it would be typed."""
     if isinstance(value, dict | list):
-        raise argparse.ArgumentTypeError("a single value is wanted")
+        raise argparse.ArgumentTypeError("expected a single value")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -604,7 +604,11 @@ def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Pat
 def test_a_baseline_that_is_none_is_a_usage_error(recording: Path, tmp_path: Path) -> None:
     (tmp_path / "none").write_text("none")
     made_recording(tmp_path, tmp_path / "short.cbtop", 3)
-    for name, why in (("missing", "missing"), ("none", "is no recording"), ("short.cbtop", "five of its seconds")):
+    for name, why in (
+        ("missing", "missing"),
+        ("none", "is no recording"),
+        ("short.cbtop", "5 or more of its seconds"),
+    ):
         done = cbtop("replay", str(recording), "--baseline", str(tmp_path / name))
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("cbtop: --baseline")

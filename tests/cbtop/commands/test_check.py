@@ -85,9 +85,9 @@ def three(runs: dict[str, Path]) -> list[object]:
             "failed",
             (),
             4,
-            "checks of bricks: broken [RmsNorm]: RmsNorm: finite: the check failed: it computes something else",
+            "checks of bricks: broken [RmsNorm]: RmsNorm: finite: the check failed: its result is wrong",
         ),
-        ("given wrong", (), 4, "precondition finite(x): the check failed: it was given something else than it takes"),
+        ("given wrong", (), 4, "precondition finite(x): the check failed: its input breaks a precondition"),
         ("same", ("prefill.tokens_per_sec>=1",), 2, "there is no phase 'prefill'"),
         ("same", ("RmsNrom<=2x",), 2, "did you mean RmsNorm?"),
         ("same", ("RmsNorm@9<=2x",), 2, "there is no layer '9'"),
@@ -168,7 +168,7 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
     assert place["region"]["startLine"] == 3
     for text, said in (
         ("tool = 1", "no table [budgets]"),
-        ("[budgets]\na = 1", "a text is wanted"),
+        ("[budgets]\na = 1", "write it as a text"),
         ("[", "not TOML"),
     ):
         budget.write_text(text)
@@ -187,7 +187,7 @@ def test_of_two_new_runs_none_goes_unjudged(
     both = tmp_path / "both.json"
     both.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
     assert check("ffn@2<=43us", "--new", both) == 2
-    assert "two runs, of which one would be judged" in capsys.readouterr().err
+    assert "contains 2 runs; pass 1 run, or at least 3" in capsys.readouterr().err
     assert main(["diff", str(runs["base"]), str(both)]) == 0
     assert f"{both}: of its two runs the first counts" in capsys.readouterr().err
 
@@ -225,9 +225,12 @@ def test_contracts_of_kernels_say_how_many_times_as_long_a_call_may_take(
     }
     assert all(one["where"].endswith("contracts/rms_norm.yaml") for one in verdicts)
     assert check("--budget", "contracts", "--new", runs["rms_norm"]) == 2
-    assert "compared with what?" in capsys.readouterr().err
+    assert "there is no baseline" in capsys.readouterr().err
     assert check("--budget", "contracts", "--baseline", runs["base"], "--new", runs["same"]) == 2
-    assert "no brick of same.cbtop runs kernels whose contracts give a bound" in capsys.readouterr().err
+    assert (
+        "no brick of same.cbtop runs a kernel with a bound in its contract; pass --budget FILE or --threshold"
+        in capsys.readouterr().err
+    )
 
 
 def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
@@ -237,25 +240,25 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
     assert check(*bases, "--new", runs["same"], "--format", "json") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["diff"]["base"]["runs"] == 3
-    never = "what looks slower beside it is named with exit code 5, never 4"
+    never = "a slowdown is reported with exit code 5, never 4"
     assert never not in said.err
     for few in (bases[:2], bases[:4]):  # said before anything is slower
         assert check(*few, "--new", runs["same"]) == 0
         err = capsys.readouterr().err
         assert never in err
-        assert ("of two base runs the first counts" in err) == (len(few) > 2)
+        assert ("so only the first is used" in err) == (len(few) > 2)
     for absolute in ([], bases[:2]):
         assert check("RmsNorm.p50<=1s", *absolute, "--new", runs["same"]) == 0
         assert never not in capsys.readouterr().err
     assert check(*bases, "--new", runs["slower"]) == 4
     err = capsys.readouterr().err
     assert GUILTY in err
-    assert "does not tell how runs scatter" not in err
+    assert "does not show how runs vary" not in err
     for few in (bases[:2], bases[:4]):
         assert check(*few, "--new", runs["slower"]) == 5
         err = capsys.readouterr().err
         assert GUILTY in err
-        assert "one run of the baseline does not tell how runs scatter: 3 or more do, as --learn 6" in err
+        assert "one run of the baseline does not show how runs vary; record 3 or more, as with --learn 6" in err
         assert check(*few, "--new", runs["slower"], "ffn@2<=1.05x") == 4  # by a threshold of one's own
 
 
@@ -306,11 +309,11 @@ def test_a_run_of_a_step_is_too_short(runs: dict[str, Path], capsys: pytest.Capt
 
 def test_what_a_check_lacks_is_said(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
-        ((), "judge what?"),
-        (("--new", runs["same"]), "compared with what?"),
-        (("ffn<=1.1x", "--new", runs["same"]), "compared with what?"),
+        ((), "pass either --new"),
+        (("--new", runs["same"]), "there is no baseline"),
+        (("ffn<=1.1x", "--new", runs["same"]), "there is no baseline"),
         (("--learn", 2, "--baseline", "x.json"), "--learn"),
-        (("--baseline", runs["base"], "--new", runs["same"], "--", "true"), "not both"),
+        (("--baseline", runs["base"], "--new", runs["same"], "--", "true"), "pass either --new"),
     ):
         assert check(*arguments) == 2
         assert said in capsys.readouterr().err
@@ -333,7 +336,7 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     baseline = tmp_path / "learned.json"
     command = ("--", sys.executable, "-c", COMMAND)
     assert check("--baseline", baseline, "--learn", 1, *command) == 0
-    assert capfd.readouterr().err == f"recording run 1 …\ncbtop: {baseline}: written, of 1 run\n"
+    assert capfd.readouterr().err == f"recording run 1 …\ncbtop: wrote 1 run into {baseline}\n"
     assert check("--baseline", baseline, "--learn", 1, *command) == 2  # it is there
     assert check("RmsNorm.p50<=50x", "loss==0", "--baseline", baseline, *command) == 0
     assert "all 2 hold" in capfd.readouterr().out
@@ -366,7 +369,7 @@ def test_the_smallest_detectable_change_is_shown_if_enough_runs_are_learned(
     for runs, is_said in ((3, False), (4, True)):
         baseline = tmp_path / f"{runs}.json"
         assert check("--baseline", baseline, "--learn", runs, "--", sys.executable, "-c", COMMAND) == 0
-        said = f"cbtop: decode, run {runs} beside those before: found 95% of the time: a change of "
+        said = f"cbtop: decode, run {runs} compared with those before: found 95% of the time: a change of "
         assert (said in capfd.readouterr().err) is is_said
 
 

@@ -73,10 +73,10 @@ def test_six_runs_give_scatter_the_seventh_is_judged_and_another_confirms(
     assert turns.read_text() == "x" * runs
     out, err = capfd.readouterr()
     assert said in err
-    assert ("whether it stays so, another run tells" in err) == (runs == 8)
+    assert ("another run checks whether that persists" in err) == (runs == 8)
     assert ("or longer: cbtop demo --check --steps N" in err) == (code == 5)
     assert ("all 3 hold" in out) == (odd in {"no", "over a budget"})
-    assert ("; in one of two runs alone" in out) == (odd == "slower once")
+    assert ("; only in one of two runs" in out) == (odd == "slower once")
 
 
 def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> None:

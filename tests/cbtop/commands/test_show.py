@@ -16,12 +16,12 @@ PRINTED = ["replay", RECORDING, "--headless"]
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--view", "brick"], "'brick' is no view; did you mean bricks? there are overview, bricks, categories,"),
-        (["--sort", "p9"], "'p9' is no column; did you mean p95 µs? there are brick, wall %,"),
-        (["--sort", ""], "'' is no column; there are brick,"),
-        (["--theme", "drak"], "'drak' is no theme; did you mean dark? there are dark, light"),
-        (["--silence", "odd"], "'odd' is no verdict; did you mean odd-layer? there are stuck,"),
-        (["--theme", "qqq"], "'qqq' is no theme; there are dark, light"),
+        (["--view", "brick"], "unknown view 'brick'; did you mean bricks? there are overview, bricks, categories,"),
+        (["--sort", "p9"], "unknown column 'p9'; did you mean p95 µs? there are brick, wall %,"),
+        (["--sort", ""], "unknown column ''; there are brick,"),
+        (["--theme", "drak"], "unknown theme 'drak'; did you mean dark? there are dark, light"),
+        (["--silence", "odd"], "unknown verdict 'odd'; did you mean odd-layer? there are stuck,"),
+        (["--theme", "qqq"], "unknown theme 'qqq'; there are dark, light"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest_and_all_that_there_are(
@@ -33,7 +33,7 @@ def test_an_unknown_name_is_told_with_the_nearest_and_all_that_there_are(
 
 
 def test_the_nearest_of_nothing_is_nothing() -> None:
-    assert unknown("preset", "x", []) == "'x' is no preset; there are none"
+    assert unknown("preset", "x", []) == "unknown preset 'x'; there are none"
 
 
 def test_a_report_is_sorted_and_filtered_as_asked(capsys: pytest.CaptureFixture[str]) -> None:

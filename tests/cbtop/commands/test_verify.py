@@ -90,7 +90,7 @@ def test_what_a_kernel_met_that_is_not_finite_is_said_in_every_format(value: flo
 
 def test_a_brick_that_is_not_there_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "DownProj"]) == 2
-    assert "'DownProj' is no brick; did you mean DownProjection? there are" in capsys.readouterr().err
+    assert "unknown brick 'DownProj'; did you mean DownProjection? there are" in capsys.readouterr().err
 
 
 def test_the_bricks_of_a_model_are_checked_in_both_kinds_of_pass(

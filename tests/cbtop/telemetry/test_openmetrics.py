@@ -140,7 +140,7 @@ def test_an_address_without_a_host_is_on_loopback(text: str, address: str) -> No
 
 @pytest.mark.parametrize("text", ["", ":9464", "0.0.0.0", "65536", "::1:9464", "host:", "-1", "²", "http://x:1"])
 def test_another_host_has_to_be_named_in_full(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted|stands in brackets"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected|in brackets"):
         openmetrics.address(text)
 
 

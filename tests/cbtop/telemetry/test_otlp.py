@@ -82,7 +82,7 @@ def test_an_address_is_a_collectors_base(text: str) -> None:
     "text", ["", "4318", "127.0.0.1:4318", "ftp://x", "http://", "http://x:y", "http://[", "http://x?y"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="a collector's address is wanted"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a collector's address"):
         otlp.address(text)
 
 
@@ -90,7 +90,7 @@ def test_an_interval_that_is_none_is_named(runtime: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "soon")
     with (
         Subscription(default_endpoint()) as subscription,
-        pytest.raises(UsageError, match="OTEL_METRIC_EXPORT_INTERVAL is 'soon'; milliseconds"),
+        pytest.raises(UsageError, match="OTEL_METRIC_EXPORT_INTERVAL is 'soon'; expected milliseconds"),
         otlp.serving("http://127.0.0.1:1", subscription),
     ):
         pass

@@ -58,32 +58,32 @@ def test_a_threshold_is_read(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("attn.p50", "there is no <=, >=, == in it"),
-        ("attn.p50<=1,05x", "'1,05x' is no number with a unit"),
-        ("attn.p50<=1.0.5x", "'1.0.5' is no number"),
-        ("attn.p50<=5", "a time is wanted"),
-        ("attn.p50==1x", "nothing that is timed is equal"),
-        ("p50<=1x", "of what?"),
+        ("attn.p50", "it has no <=, >= or =="),
+        ("attn.p50<=1,05x", "'1,05x' is not a number with a unit"),
+        ("attn.p50<=1.0.5x", "'1.0.5' is not a number"),
+        ("attn.p50<=5", "expected a time"),
+        ("attn.p50==1x", "measured values cannot be compared"),
+        ("p50<=1x", "the name of a brick or figure is missing"),
         ("loss<=1x", "write loss==0"),
         ("unattributed<=3us", "unattributed<=1%"),
         ("tokens_per_sec>=4ms", "tokens_per_sec>=40"),
-        ("a" * 1000 + "<=1x", "wanted are such as"),
-        ("tokens_per_sec>=-1x", "a number from 0 on is wanted"),
-        ("Attention<=1e400us", "a number from 0 on is wanted"),
+        ("a" * 1000 + "<=1x", "write it like"),
+        ("tokens_per_sec>=-1x", "expected a number of 0 or more"),
+        ("Attention<=1e400us", "expected a number of 0 or more"),
         ("loss<=5", "write loss==0 or loss<=0.1%"),
-        ("step@2<=1us", "step is of all layers: leave out @2"),
-        ("loss@2==0", "loss is of all layers"),
-        ("unattributed@2<=1%", "unattributed is of all layers"),
+        ("step@2<=1us", "step covers all layers: omit @2"),
+        ("loss@2==0", "loss covers all layers"),
+        ("unattributed@2<=1%", "unattributed covers all layers"),
         ("loss.p50==0", "write loss==0 or loss<=0.1%"),
         ("loss<=5us", "write loss==0 or loss<=0.1%"),
         ("unattributed.p50<=1%", "write unattributed<=1%"),
-        ("unattributed==1%", "nothing that is timed is equal"),
+        ("unattributed==1%", "measured values cannot be compared"),
         ("tokens_per_sec.p50>=40", "write tokens_per_sec>=40"),
-        ("attn<=5%", "a time is wanted"),
-        (".attn<=1x", "of what?"),
-        ("decode..p99<=1x", "of what?"),
-        ("@2<=1us", "of what?"),
-        ("tokens_per_sec@2>=1", "tokens_per_sec is of all layers"),
+        ("attn<=5%", "expected a time"),
+        (".attn<=1x", "the name of a brick or figure is missing"),
+        ("decode..p99<=1x", "the name of a brick or figure is missing"),
+        ("@2<=1us", "the name of a brick or figure is missing"),
+        ("tokens_per_sec@2>=1", "tokens_per_sec covers all layers"),
     ],
 )
 def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
@@ -123,7 +123,7 @@ def test_a_threshold_of_several_lines_is_said_in_one() -> None:
 def test_a_figure_that_there_is_not_is_no_phase() -> None:
     found = diff(made_run(1), made_run(2))
     for text, said in (
-        ("Attention.p90<=1us", "'p90' is no figure of Attention; there are p50, p99, per_token"),
+        ("Attention.p90<=1us", "'p90' is not a figure of Attention; there are p50, p99, per_token"),
         ("decod.step<=1us", "there is no phase 'decod'; did you mean decode? there are decode"),
         ("RmsNorn<=1us", "there is no brick 'RmsNorn'; did you mean RmsNorm? there are Attention, "),
         ("RmsNorm@9<=1us", "there is no layer '9'; there are Layer 0, Layer 1, Layer 2, Layer 3, Layer 4, Layer 5"),
@@ -234,7 +234,7 @@ def test_bricks_are_judged_without_timed_calls_but_not_if_no_clock_tells() -> No
     assert gate_of(places=places_as(None))[BRICKS].outcome is Outcome.UNKNOWN
     too_short = tuple(replace(one, is_below_resolution=one.p50 is not None) for one in places_as(sure))
     judged = gate_of(places=too_short)[BRICKS]
-    assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")
+    assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "the clock is too coarse to time any brick")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_few_longer_steps_are_shown_with_cause_and_unknown_from_a_quarter() ->
     for now, outcome in ((125.0, Outcome.UNSURE), (126.0, Outcome.UNKNOWN)):
         judged = gate_of(wall=Change(100.0, now, 5.0, (50.0, 50.0)))[RATE]
         assert (judged.outcome, judged.guilty) == (outcome, "")
-        assert "; but the typical step takes as long: fewer than half became longer (" in judged.said
+        assert "; but the typical step is as long as before: fewer than half became longer (" in judged.said
 
 
 def test_steps_that_fail_are_more_where_three_in_a_hundred_more_do() -> None:
@@ -357,11 +357,11 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
         judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
         assert judged.outcome is Outcome.BROKEN
         assert (judged.guilty == "between steps") is is_between
-        assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a token, typically, ")
+        assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a typical token, ")
     unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
     assert unknown[STEP].guilty == "between steps"
     assert unknown[STEP].said == (
-        "2.000× ± 0.005, 1.00 µs → 2.00 µs for a token, typically, with what lies between steps"
+        "2.000× ± 0.005, 1.00 µs → 2.00 µs for a typical token, with the time between steps"
     )
 
 
@@ -412,7 +412,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
     found = outcomes_of(base, replace(now, parts=(wide,)))
     assert STEP not in found
     assert found[RATE].outcome is Outcome.UNKNOWN
-    assert "more runs or longer ones (--learn 6)" in found[RATE].said
+    assert "more or longer runs (--learn 6)" in found[RATE].said
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -
         if one.rule == RATE
     ]
     assert (judged.outcome, judged.guilty) == (Outcome.UNSURE, "")
-    assert "the typical step takes as long" in judged.said
+    assert "the typical step is as long as before" in judged.said
 
 
 def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
@@ -591,7 +591,7 @@ def test_a_shared_slowdown_may_be_the_machine_unless_runs_give_its_scatter(longe
     for one in whole:
         assert (one.outcome, one.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
     assert [one.rule for one in whole] == [STEP, RATE]
-    assert bricks.said.startswith("no brick is by more than all are, 1.")
+    assert bricks.said.startswith("every brick takes 1.")
 
 
 def test_what_most_bricks_share_and_others_do_not_is_no_machines() -> None:
@@ -643,7 +643,7 @@ def test_no_rate_or_budget_of_tokens_is_known_if_not_every_step_says_them() -> N
     uncounted = replace(part, unit="step", tokens=None, budgets={("RmsNorm", BrickCategory.NORM): 1e6})
     found = diff(replace(base, parts=(uncounted,)), replace(now, parts=(uncounted,)))
     for one in (judged_as(found, "decode.tokens_per_sec>=1"), *of_definitions(found)):
-        assert (one.outcome, one.said) == (Outcome.UNKNOWN, "not every step says its tokens")
+        assert (one.outcome, one.said) == (Outcome.UNKNOWN, "not every step reports its tokens")
     assert judged_as(found, "tokens_per_sec>=0.9x").outcome is Outcome.HOLDS
     encode = replace(uncounted, phase="encode")
     both = diff(replace(base, parts=(part, encode)), replace(now, parts=(part, encode)))
@@ -881,7 +881,7 @@ def test_a_break_in_one_of_two_new_runs_is_unsure_and_in_both_is_broken() -> Non
     first = [said("A", Outcome.BROKEN), said("B", Outcome.BROKEN), said("C", Outcome.HOLDS)]
     second = [said("A", Outcome.BROKEN), said("C", Outcome.BROKEN), said("D", Outcome.UNKNOWN)]
     found = {one.about: (one.outcome, one.said) for one in confirmed(first, second)}
-    once = "; in one of two runs alone"
+    once = "; only in one of two runs"
     assert found == {
         "A": (Outcome.BROKEN, "A: 1.2×"),
         "B": (Outcome.UNSURE, f"B: 1.2×{once}"),
@@ -898,7 +898,9 @@ def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> 
     for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
         found = confirmed(first, [second])
         assert [one.outcome for one in found] == [Outcome.UNKNOWN] * 2
-        assert {one.said for one in found} == {"1.2×; in one of two runs alone, of which each is slower elsewhere"}
+        assert {one.said for one in found} == {
+            "1.2×; only in one of two runs, and each is slower in a different place"
+        }
 
 
 def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> None:

@@ -97,19 +97,19 @@ def test_an_unknown_key_is_named_with_line_and_nearest_and_the_report_prints(
     assert main(["replay", RECORDING, "--headless", "--view", "layers"]) == 0
     said = capsys.readouterr()
     first, second = said.err.splitlines()
-    assert first.startswith(f"cbtop: {path}, line 2: 'vieww' is no key; did you mean view? there are view, window,")
-    assert second.startswith(f"cbtop: {path}, line 6: 'srot' is no key; did you mean sort? there are view,")
+    assert first.startswith(f"cbtop: {path}, line 2: unknown key 'vieww'; did you mean view? there are view, window,")
+    assert second.startswith(f"cbtop: {path}, line 6: unknown key 'srot'; did you mean sort? there are view,")
     assert "Layer 8" in said.out
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('theme = "drak"', ", line 1: theme: 'drak' is no theme; did you mean dark? there are dark, light"),
+        ('theme = "drak"', ", line 1: theme: unknown theme 'drak'; did you mean dark? there are dark, light"),
         ("ascii = 3", ", line 1: ascii: '3' is neither true nor false"),
-        ('\nsilence = "stuck"', ", line 2: silence: 'stuck' is no list"),
-        ("sort = {}", ", line 1: sort: a single value is wanted"),
-        ("[view]\nx = 1", ", line 1: view: a single value is wanted"),
+        ('\nsilence = "stuck"', ", line 2: silence: 'stuck' is not a list"),
+        ("sort = {}", ", line 1: sort: expected a single value"),
+        ("[view]\nx = 1", ", line 1: view: expected a single value"),
         ("window = 0", ", line 1: window: '0' is not between 1 and 3600 seconds"),
         ("view = x", ": Invalid value (at line 1, column 8)"),
     ],
@@ -130,27 +130,27 @@ def test_a_file_that_is_no_text_ends_with_2_and_no_traceback() -> None:
 
 def test_a_variable_that_cannot_be_meant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CBTOP_THEME", "lihgt")
-    with pytest.raises(UsageError, match="CBTOP_THEME: theme: 'lihgt' is no theme; did you mean light"):
+    with pytest.raises(UsageError, match="CBTOP_THEME: theme: unknown theme 'lihgt'; did you mean light"):
         settled()
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("preset = 5\n", "preset is no table [preset.NAME]"),
-        ("[preset]\nsort = 'p95'\n", "'sort' is no table [preset.NAME]"),
+        ("preset = 5\n", "preset is not a table [preset.NAME]"),
+        ("[preset]\nsort = 'p95'\n", "'sort' is not a table [preset.NAME]"),
     ],
 )
 def test_a_preset_that_is_no_table_is_told(text: str, why: str) -> None:
     path = write(text)
     (told,) = unknown_keys(read_config(), SETTINGS)
-    assert told == f"{path}, line {text.count(chr(10))}: {why}; it is left out"
+    assert told == f"{path}, line {text.count(chr(10))}: {why}; it is ignored"
     check_values(read_config(), SETTINGS)
 
 
 def test_a_preset_nobody_wrote_is_told_with_the_nearest() -> None:
     path = write(FILE)
-    with pytest.raises(UsageError, match=f"--preset: 'slwo' is no preset; did you mean slow.*tables of {path}"):
+    with pytest.raises(UsageError, match=f"--preset: unknown preset 'slwo'; did you mean slow.*tables of {path}"):
         settled("--preset", "slwo")
 
 
@@ -163,9 +163,9 @@ def test_doctor_says_which_file_is_read_and_what_is_wrong_in_it(capsys: pytest.C
     assert facts() == [(f"none: there is no {config_file()}", "ok")]
     path = write(FILE + "x = 1\n")
     (unknown, _), (named, state) = facts()
-    assert unknown.startswith(f"{path}, line 10: 'x' is no key")
+    assert unknown.startswith(f"{path}, line 10: unknown key 'x'")
     assert (named, state) == (f"{path}, presets slow", "ok")
     write(FILE.replace("max µs", "nothing"))
     ((trouble, state),) = facts()
-    assert trouble.startswith(f"{path}, line 8: sort: 'nothing' is no column")
+    assert trouble.startswith(f"{path}, line 8: sort: unknown column 'nothing'")
     assert state == "missing"
