@@ -21,7 +21,8 @@ _COMPILED = "msgpack._cmsgpack"  # it adds this name to sys.modules, whatever th
 def msgpack_directory() -> str | None:
     """Return the directory of this environment's msgpack without loading it, or None if there is none."""
     for finder in sys.meta_path:
-        spec = finder.find_spec("msgpack", None)
+        find = getattr(finder, "find_spec", None)  # older ones have none
+        spec = None if find is None else find("msgpack", None)
         if spec is not None:
             return os.path.dirname(spec.origin) if spec.origin else None
     return None
