@@ -111,9 +111,9 @@ def secret_of_any_mode(directory: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--key", "viewer"], "--server-key, the daemon's public key, is wanted"),
-        (["--server-key", "0" * 64], "--connect tcp://HOST:PORT is wanted"),
-        (["--connect", "ipc:///tmp/x", "--server-key", "0" * 64], "--connect tcp://HOST:PORT is wanted"),
+        (["--key", "viewer"], "--key needs --server-key, the daemon's public key"),
+        (["--server-key", "0" * 64], "--server-key needs --connect tcp://HOST:PORT"),
+        (["--connect", "ipc:///tmp/x", "--server-key", "0" * 64], "--server-key needs --connect tcp://HOST:PORT"),
         (["--connect", "tcp://127.0.0.1:1", "--server-key", "0" * 63], "64 hexadecimal digits"),
         (["--connect", "tcp://127.0.0.1:1", "--server-key", "0" * 64], "cbtop keys new viewer"),
         (["--connect", "tcp://10.0.0.1:1"], "pass --server-key, or go through ssh -L"),
