@@ -25,7 +25,7 @@ OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on 
 Last = list[int] | None  # the nodes that the next one would follow; None if the driver does not tell
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a call is itself: `in` compares no fields
 class CapturedCall:
     """A call between two places of the graph; `inside`: the calls in it."""
 
