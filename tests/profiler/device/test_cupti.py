@@ -161,6 +161,7 @@ def test_cupti_that_is_not_loaded_is_not_looked_for(monkeypatch: pytest.MonkeyPa
     maps = tmp_path / "maps"
     maps.write_text("7f0-7f1 r-xp 00000000 00:00 0\n7f1-7f2 r-xp 0 00:00 0   /lib/libc.so.6\n")
     monkeypatch.setattr(cupti, "MAPS", str(maps))
+    monkeypatch.setattr(cupti, "_found_path", [])
     assert not library_path()
     with pytest.raises(CuptiError) as refused:
         TorchsCupti()
