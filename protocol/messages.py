@@ -301,6 +301,30 @@ class KernelBurst:
 
 
 @dataclass(frozen=True, slots=True)
+class BrickHostTime:
+    """The host's time in `calls` calls of the brick `node`, on average, without the bricks inside it, in ns."""
+
+    node: int
+    calls: int
+    mean_ns: float
+
+    def __post_init__(self) -> None:
+        if self.calls < 1 or not 0 <= self.mean_ns < MAX_QUANTITY:
+            raise ValueError(f"brick {self.node}: {self.calls} calls of {self.mean_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """The host's times in the latest `steps` steps whose calls it timed; they replace the previous ones.
+
+    A brick on a device has these beside the times of its kernels: what the host needs to launch it.
+    """
+
+    steps: int
+    bricks: tuple[BrickHostTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last message of a process that ended by itself."""
 
@@ -396,9 +420,10 @@ CatalogMessage = (
     | Compilation
     | Training
     | KernelBurst
+    | HostTimes
     | Goodbye
 )
-Part = TraceNumber | TraceAnomaly | KernelTimes | Device | DeviceProcess | Unknown  # only ever inside another message
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | DeviceProcess | Unknown  # only ever inside another message
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------
 

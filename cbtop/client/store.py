@@ -29,6 +29,7 @@ from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
     Ceiling,
+    BrickHostTime,
     CheckResult,
     ClockReading,
     Compilation,
@@ -42,6 +43,7 @@ from cbtop.protocol.messages import (
     Heartbeat,
     HistoryPiece,
     HostHello,
+    HostTimes,
     KernelBurst,
     KernelTimes,
     Manifest,
@@ -118,6 +120,7 @@ class SourceRecord:
     sampling: Sampling | None = None  # None: as in the hello, and its cost is unknown
     compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by the remainder of their number
     burst: KernelBurst | None = None  # the latest one
+    host_times: HostTimes | None = None  # the latest ones
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -161,6 +164,7 @@ class SourceRecord:
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
+        traced += len(self.host_times.bricks) if self.host_times else 0
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -169,6 +173,7 @@ class SourceRecord:
         said = len(self.ceilings) + len(self.checks)
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         said += len(self.burst.kernels) if self.burst else 0
+        said += len(self.host_times.bricks) if self.host_times else 0
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -205,7 +210,7 @@ class SourceRecord:
         self.ceilings.clear()
         self.checks.clear()
         self.traces.clear()
-        self.burst = None
+        self.burst = self.host_times = None
 
 
 class DeviceMoment(NamedTuple):
@@ -470,6 +475,8 @@ class Store:
                 | Training()
                 | KernelBurst()
                 | KernelTimes()
+                | HostTimes()
+                | BrickHostTime()
                 | Goodbye()
                 | Device()
                 | DeviceProcess()
@@ -559,6 +566,10 @@ def _catalog_message(record: SourceRecord, message: CatalogMessage) -> None:
             if len(message.kernels) > MAX_ANNOUNCED:
                 raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")
             record.burst = message
+        case HostTimes():
+            if len(message.bricks) > MAX_ANNOUNCED:
+                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} bricks in the host's times")
+            record.host_times = message
         case Goodbye():
             record.goodbye = message
         case _:

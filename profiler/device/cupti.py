@@ -191,10 +191,10 @@ def _read_in_c() -> Callable[[int, list[tuple[int, int]], int], Any] | None:
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return None
     try:
-        from cbtop.profiler._kernel_records import read_records
+        from cbtop.profiler import _kernel_records
     except ImportError:  # no compiler or no headers at installation
         return None
-    return read_records
+    return _kernel_records.read_records
 
 
 read_in_c = _read_in_c()

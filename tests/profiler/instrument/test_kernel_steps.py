@@ -23,8 +23,8 @@ from cbtop.profiler.instrument import (  # noqa: E402
 )
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import _parts, _together  # noqa: E402
+from cbtop.protocol.messages import HostTimes, Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.messages import KernelBurst as Found  # noqa: E402
-from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, NodeKind  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
@@ -96,7 +96,7 @@ def test_a_brick_takes_as_long_as_its_kernels_and_a_layer_as_its_bricks(world: b
 
 def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: bursts.World) -> None:
     host = Host(world)
-    host.call(40)
+    host.call(80)
     said = [one for one in host.memory.said if isinstance(one, Sampling)]
     assert len(said) > kernel_steps.LEAST_WINDOWS
     early, late = said[: kernel_steps.LEAST_WINDOWS - 1], said[kernel_steps.LEAST_WINDOWS - 1 :]
@@ -111,6 +111,21 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     assert (found.number, found.steps) == (0, kernel_steps.KEPT)
     nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}
     assert {nodes[one.node].kind for one in found.kernels} == {NodeKind.KERNEL}
+
+
+def test_the_host_is_timed_in_steps_between_those_of_kernels(world: bursts.World) -> None:
+    host = Host(world)
+    host.call(60)
+    found = [one for one in host.memory.said if isinstance(one, HostTimes)][-1]
+    nodes = {node.id: node for node in host.memory.said if isinstance(node, Node)}
+    timed = {nodes[one.node].name for one in found.bricks}
+    assert {"RmsNorm", "DownProjection"} <= timed
+    assert {nodes[one.node].kind for one in found.bricks} == {NodeKind.BRICK}
+    assert {one.calls for one in found.bricks} == {found.steps}  # each is called once a step, in its layer
+    of_device = {node for node, name in ((node.id, node.name) for node in nodes.values()) if name in timed}
+    assert {one.node for one in found.bricks} <= of_device
+    recorded = host.steps()
+    assert all(len([ns for name, ns, _ in step if name == "RmsNorm"]) == LAYERS for step in recorded)
 
 
 def test_where_cupti_is_refused_the_model_runs_on_and_it_is_said_once(
