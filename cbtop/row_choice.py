@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, POINT_COLUMNS
+from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, HOST_COLUMNS, POINT_COLUMNS
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
 
 BY_NAME = "brick"
 _STATISTICS = {
     place.statistic.title: place.statistic
-    for place in (*BRICK_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
+    for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
 SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # by their titles on the screen

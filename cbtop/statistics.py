@@ -184,6 +184,12 @@ STATISTICS = (
               report_title="µs/token", word="per token"),
     Statistic("exclusive_us_per_token", "excl µs/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token",
               (Of.CATEGORY,), report_title="excl µs/token"),
+    Statistic("host_us", "host µs", "µs", Origin.MEASURED,
+              "median µs of the host in a call of a brick on a GPU, without bricks inside: what launching it takes; "
+              "of the newest steps in which the host was timed", word="host"),
+    Statistic("launches", "launches", "count", Origin.MEASURED,
+              "kernels that a step launches for it, all layers together; of the newest steps in which kernels were "
+              "recorded"),
     Statistic("p50_us", "p50 µs", "µs", Origin.MEASURED, "half of the calls took at most this", _BRICK_AND_NODE,
               word="p50"),
     Statistic("p95_us", "p95 µs", "µs", Origin.MEASURED, "95 of 100 calls took at most this", word="p95"),
@@ -354,6 +360,7 @@ BRICK_COLUMNS = _places(
     ("gb_per_sec", 6, 9),
     ("gflops", 8, 13),
 )
+HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))  # if the host was timed beside a GPU
 BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # if a brick has a budget
 CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # if a brick was checked
 POINT_COLUMNS = _places(
@@ -414,7 +421,7 @@ def process_text(statistic: Statistic, process: ProcessRow) -> str:
 BRICK_PANEL = {
     "time": _rows(
         "total_exclusive_us", "total_inclusive_us", "percent", "us_per_token", "count", "failed", "avg_exclusive_us",
-        "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us",
+        "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us", "host_us", "launches",
     ),
     "work": _rows(
         "flops", "gflops", "bytes", "gb_per_sec", "intensity", "percent_of_roof", "elements", "bound",
@@ -425,6 +432,7 @@ BRICK_PANEL = {
 # Tables of the text report, each for 80 columns: where the time goes, durations of calls (own, total, spread, by
 # second), work, and the distance from the roof.
 OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
+HOST_REPORT = _rows("host_us", "launches")
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
 CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")
 SPREAD_REPORT = _rows("p50_us", "p95_us", "p99_us", "min_us", "max_us")

@@ -64,7 +64,9 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Manifest() | HostHello() | Goodbye():
+        case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
+            about = None
+        case Manifest() | HostHello() | Goodbye():
             about = None
         case _:
             assert_never(message)

@@ -302,15 +302,15 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The host's time in `calls` calls of the brick `node`, on average, without the bricks inside it, in ns."""
+    """The host's time in the median of `calls` calls of the brick `node`, without the bricks inside it, in ns."""
 
     node: int
     calls: int
-    mean_ns: float
+    median_ns: float
 
     def __post_init__(self) -> None:
-        if self.calls < 1 or not 0 <= self.mean_ns < MAX_QUANTITY:
-            raise ValueError(f"brick {self.node}: {self.calls} calls of {self.mean_ns} ns")
+        if self.calls < 1 or not 0 <= self.median_ns < MAX_QUANTITY:
+            raise ValueError(f"brick {self.node}: {self.calls} calls of {self.median_ns} ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,8 @@ CatalogMessage = (
     | HostTimes
     | Goodbye
 )
-Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | DeviceProcess | Unknown  # only ever inside another message
+# Only ever inside another message.
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | DeviceProcess | Unknown
 
 # --- said by the daemon, to every viewer --------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from cbtop.reports.text import (
     verdicts_text,
 )
 from cbtop.row_choice import AS_THEY_COME, RowChoice
-from cbtop.statistics import OVERVIEW_REPORT
+from cbtop.statistics import HOST_REPORT, OVERVIEW_REPORT
+from cbtop.viewmodels.bricks import has_launches
 from cbtop.viewmodels.model import ReplayView, SourceView
 
 MAX_LINES = 60
@@ -78,8 +79,9 @@ def _bricks(view: SourceView, most: int) -> list[str]:
         return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
     if not view.bricks:
         return [f"bricks: n/a ({fmt.no_bricks(view)})"]
-    cut: Table = [("brick", "category", *heads(OVERVIEW_REPORT))]
-    cut += [(row.name, row.category.display_name, *cells(OVERVIEW_REPORT, row)) for row in view.bricks[:most]]
+    figures = (*OVERVIEW_REPORT, *HOST_REPORT) if has_launches(view.bricks) else OVERVIEW_REPORT
+    cut: Table = [("brick", "category", *heads(figures))]
+    cut += [(row.name, row.category.display_name, *cells(figures, row)) for row in view.bricks[:most]]
     more = len(view.bricks) - most
     return [*table(cut, left=2).splitlines(), *([f"{fmt.counted(more, 'more brick')}"] if more > 0 else [])]
 

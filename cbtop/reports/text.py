@@ -14,6 +14,7 @@ from cbtop.row_choice import AS_THEY_COME, RowChoice
 from cbtop.statistics import (
     CALL_REPORT,
     CATEGORY_REPORT,
+    HOST_REPORT,
     OWN_REPORT,
     POINT_REPORT,
     ROOF_REPORT,
@@ -22,7 +23,7 @@ from cbtop.statistics import (
     WORK_REPORT,
     Statistic,
 )
-from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
@@ -49,6 +50,7 @@ TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
 )
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
+HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 MAX_CHANGES = 10  # maximum number of changes of layers and their bricks in a text report
@@ -274,6 +276,7 @@ def _bricks(view: SourceView) -> str:
     calls = [("brick", *heads(CALL_REPORT))]
     spreads = [("brick", *heads(SPREAD_REPORT))]
     trends = [("brick", *heads(TREND_REPORT))]
+    hosts = [("brick", *heads(HOST_REPORT))]
     works = [("brick", *heads(WORK_REPORT))]
     roofs = [("brick", *heads(ROOF_REPORT))]
     for row in view.bricks:
@@ -282,6 +285,7 @@ def _bricks(view: SourceView) -> str:
         calls.append((row.name, *cells(CALL_REPORT, row)))
         spreads.append((row.name, *cells(SPREAD_REPORT, row)))
         trends.append((row.name, *cells(TREND_REPORT, row)))
+        hosts.append((row.name, *cells(HOST_REPORT, row)))
         works.append((row.name, *cells(WORK_REPORT, row)))
         roofs.append((row.name, *cells(ROOF_REPORT, row)))
     tables = [table(owns, left=2), *(table(rows, left=1) for rows in (calls, spreads))]
@@ -289,6 +293,9 @@ def _bricks(view: SourceView) -> str:
     if any(row.trend_last_us is not None for row in view.bricks):
         tables.append(table(trends, left=1))
         notes.append(TREND_LINE)
+    if has_launches(view.bricks):
+        tables.append(table(hosts, left=1))
+        notes.append(HOST_LINE)
     tables.append(table(works, left=1))
     if len(layers := _in_layers(view)) > 1:
         tables.append(table(layers, left=1))

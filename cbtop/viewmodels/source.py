@@ -23,6 +23,7 @@ from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
 from cbtop.viewmodels.graph import GraphRows, graph_rows
 from cbtop.viewmodels.kernels import BrickKernels, kernels_of
+from cbtop.viewmodels.launches import LaunchesByNode
 from cbtop.viewmodels.layers import MIN_STEPS, layers_view
 from cbtop.viewmodels.model import (
     BesideView,
@@ -270,7 +271,9 @@ class _Parts:
             if not check.skipped:
                 passed.setdefault(check.brick, []).append(check.passed)
         trend = self._record.trend
-        rows = brick_rows(self.bricks, self.totals, passed, trend, self._cached.value, self._batch.value)
+        record = self._record
+        launches = LaunchesByNode(record.host_times, record.burst, record.nodes)
+        rows = brick_rows(self.bricks, self.totals, passed, trend, self._cached.value, self._batch.value, launches)
         return under_roofs(rows, self.roofs, self.steps)
 
     @cached_property

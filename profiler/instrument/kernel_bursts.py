@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import weakref
 from _thread import get_ident
@@ -264,8 +265,8 @@ class Bursts:
         if profiler is None:
             return
         found = [
-            BrickHostTime(node, calls, sum_ns / calls)
-            for node, (calls, sum_ns) in [(_node_of(profiler, keys), one) for keys, one in times.items()]
+            BrickHostTime(node, len(all_ns), statistics.median(all_ns))
+            for node, all_ns in [(_node_of(profiler, keys), one) for keys, one in times.items()]
             if node > NO_NODE
         ]
         profiler.announce(HostTimes(steps, tuple(found)))
@@ -324,7 +325,7 @@ class PlacedCalls(Capture):
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
-        span = super().begin(key, module)
+        span: CapturedCall | None = super().begin(key, module)
         if span is not None:
             keys = self._around[-1] if key is None else (*self._around[-1], key)
             self._around.append(keys)

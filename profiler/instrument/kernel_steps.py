@@ -9,8 +9,8 @@ Rules
 - All other steps are plain. The step that CUPTI records counts once, by this record.
 - A window costs the host the opening, the wait for the device and the closing, 20 to 35 ms. The next one is due when
   that is within the share allowed, or within 5 % until FLOOR steps are recorded.
-- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps later
-  at the earliest, because it takes the step before it as plain.
+- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps
+  later at the earliest, because it takes the step before it as plain.
 - Steps of a warm-up are not recorded.
 - If CUPTI is refused or held by another tool, one line says so, and stamps time the model (eager_stamps.py).
 """
@@ -106,7 +106,7 @@ class KernelSteps:
         def ended(calls: HostCalls) -> None:
             ended_ns = clock.perf_counter_ns()
             try:
-                self._host.add(key, calls.spans)
+                self._host.add(key, calls)
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "the host's times of a step are not known")
             paid_ns = clock.perf_counter_ns() - ended_ns + max(0, ended_ns - begun_ns - self._plain_ns)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from statistics import median
 
 from cbtop import formatting
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
+from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, HOST_COLUMNS, statistic
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -129,9 +129,15 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
 
 
 def brick_columns(
-    largest_percent: float, *, budgets: bool, checks: bool, of_ranks: bool = False, longest_name: int = 0
+    largest_percent: float,
+    *,
+    budgets: bool,
+    checks: bool,
+    launches: bool = False,
+    of_ranks: bool = False,
+    longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the columns, with those for budgets, checks and ranks only if requested."""
+    """Return the columns, with those for budgets, checks, launches and ranks only if requested."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
@@ -193,6 +199,8 @@ def brick_columns(
             sort_key=statistic("percent_of_roof").sort_value,
         )
     )
+    if launches:
+        columns += figure_columns(HOST_COLUMNS)
     if budgets:
         columns += figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget})
     if checks:

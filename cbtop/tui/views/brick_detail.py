@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
-from cbtop.statistics import BRICK_PANEL, Statistic
+from cbtop.statistics import BRICK_PANEL, HOST_REPORT, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
@@ -92,7 +92,8 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
     """Return figures for time, work, budget and checks."""
     groups = []
     for heading, rows in BRICK_PANEL.items():
-        facts = _facts(rows, brick, is_window=source.window is not None)
+        known = [one for one in rows if one not in HOST_REPORT or one.value(brick) is not None]
+        facts = _facts(known, brick, is_window=source.window is not None)
         provenance = _provenance(rows)
         if heading == "budget" and brick.budget_us_per_token is None:
             facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value

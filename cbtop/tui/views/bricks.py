@@ -24,7 +24,7 @@ from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.model import SourceView
 
 BESIDE = 160  # cells: from this width on, details are next to the table
@@ -45,7 +45,7 @@ class Bricks(View):
     )
     columns_doc = tuple(
         (column.title, column.doc)
-        for column in (*brick_columns(100.0, budgets=True, checks=True), change_column(None))
+        for column in (*brick_columns(100.0, budgets=True, checks=True, launches=True), change_column(None))
     )
     details_doc = tuple((row.word or row.title, row.help) for rows in BRICK_PANEL.values() for row in rows)
 
@@ -82,6 +82,7 @@ class Bricks(View):
             max((row.percent or 0.0 for row in source.bricks), default=100.0),
             budgets=any(row.budget_us_per_token is not None for row in source.bricks),
             checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
+            launches=has_launches(source.bricks),
             of_ranks=any(row.rank is not None for row in source.bricks),
             longest_name=max((len(row.name) for row in source.bricks), default=0),
         )
