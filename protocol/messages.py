@@ -461,7 +461,8 @@ class Quiet:
     none is known, -1: a step that has no name yet). It has run for `in_flight_ns` (None: not known). `threads` is the
     number of threads, tasks or greenlets in a node. If `is_watched`, every one of them reports its node: with none in
     flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`:
-    stopped by a signal or a debugger.
+    stopped by a signal or a debugger. `in_flight_tokens` are the tokens of the step that `in_flight` is in (0: not
+    known).
     """
 
     quiet_ns: int
@@ -471,6 +472,7 @@ class Quiet:
     is_watched: bool = False
     last: int = 0
     is_suspended: bool = False
+    in_flight_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

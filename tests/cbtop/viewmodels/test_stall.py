@@ -112,19 +112,28 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
 
 
 @pytest.mark.parametrize(
-    ("context", "seconds", "standing"), [(0, 60, "quiet"), (10_000, 60, "live"), (10_000, 101, "stalled")]
+    ("context", "tokens", "seconds", "standing"),
+    [
+        (0, 0, 60, "quiet"),
+        (10_000, 0, 60, "live"),
+        (10_000, 0, 101, "stalled"),
+        (0, 10_000, 60, "live"),  # its own tokens are known: 10 s are usual
+        (0, 10_000, 101, "stalled"),
+        (10_000, 20, 60, "stalled"),
+    ],
 )
-def test_a_step_may_take_as_long_as_its_most_tokens_at_the_usual_pace(
-    runtime: Path, context: int, seconds: float, standing: str
+def test_a_step_may_take_as_long_as_its_tokens_or_the_most_at_the_usual_pace(
+    runtime: Path, context: int, tokens: int, seconds: float, standing: str
 ) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    for tokens in (10, 20, 30):  # 1 ms a token
-        with profiler.step("prefill", tokens), profiler.brick("AttentionScore"):
-            clock.sleep_us(1000 * tokens)
+    for count in (10, 20, 30):  # 1 ms a token
+        with profiler.step("prefill", count), profiler.brick("AttentionScore"):
+            clock.sleep_us(1000 * count)
     record = record_of(source_of(runtime))
     record.manifest = Manifest("made", "made", "torch", "F32", 1, 1, 8, context, 1_000, 4_000)
-    quiet(record, seconds, in_flight=node(record, "prefill"), in_flight_ns=10**9, threads=1, is_watched=True)
+    known = {"in_flight": node(record, "prefill"), "in_flight_ns": 10**9, "threads": 1, "in_flight_tokens": tokens}
+    quiet(record, seconds, **known, is_watched=True)
     assert source_view(record).standing == standing
 
 
