@@ -67,7 +67,7 @@ class Tokenizer:
     pieces: tuple[bytes, ...]
     ends: frozenset[int]  # tokens that end a text
     begin: int | None  # the token that begins a text
-    _drops_first_space: bool  # encoding added it
+    drops_first_space: bool  # encoding added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
@@ -100,7 +100,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.pieces
-        self._drops_space = tokenizer._drops_first_space
+        self._drops_space = tokenizer.drops_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text_of(self, token: int) -> str:

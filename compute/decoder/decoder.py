@@ -193,10 +193,10 @@ class Decoder:
         most = min(context, machine.most_together)
         self._scratch = machine.scratch(columns)
         used = 1 if model.experts is None else model.experts.used  # rows of activations of one token
-        self._int8_scratch = machine.int8_scratch(model, max(most, used), columns)
+        self.int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
-        codes = None if machine.names_launches else self._int8_scratch
+        codes = None if machine.names_launches else self.int8_scratch
         self._space = Workspace.of(model, most, machine.zeros, codes)
         self._alone = self._space.first(1)
         self.guard: JidokaGuard | None = None
@@ -571,7 +571,7 @@ class Decoder:
     def _scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
         if not weight.takes_int8:
             return self._scratch
-        return self._int8_scratch if codes is None else codes
+        return self.int8_scratch if codes is None else codes
 
 
 def _of(projection: Projection) -> Arguments:

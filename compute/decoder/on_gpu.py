@@ -397,7 +397,7 @@ class GpuDecoder(Decoder):
     @property
     def _code_space(self) -> Int8Scratch | None:
         """The space for codes that BrickLaunches takes."""
-        return self._int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
+        return self.int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
         words = self._words

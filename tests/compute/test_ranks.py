@@ -259,7 +259,7 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
         decoder = Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=machine, rank=rank)
         logits, names = [], []
         for tokens in (PROMPT[:-1], PROMPT[-1:]):
-            ran = LaunchedPass(gpu, None, decoder._int8_scratch)
+            ran = LaunchedPass(gpu, None, decoder.int8_scratch)
             decoder.plan(tokens, ran.run, ran.layer)
             logits.append(decoder.logits.copy())
             names.append([one.what.name for one in ran.launched if "nccl" in one.what.name])
