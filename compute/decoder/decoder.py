@@ -23,7 +23,7 @@ from cbtop.compute.decoder.ranks import ALONE, Exchanges, Rank
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.guard import JidokaGuard
-from cbtop.compute.kernels import attention
+from cbtop.compute.kernels import attention, kv_caches
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer ready to run. The caches are as attention's `empty_caches` makes them."""
+    """A layer ready to run. The caches are as `kv_caches.empty_caches` makes them."""
 
     bricks: LayerBricks
     weights: LayerWeights
@@ -113,7 +113,7 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory. It needs the angles of its positions, and
     the larger of the caches, which fill up later, and a float64 for each of the last angles while these are made."""
-    caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
+    caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
         tables += 4 * model.sliding_rope.dimensions
@@ -151,14 +151,14 @@ class Decoder:
     ) -> None:
         if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
             raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
-        if cache_type not in attention.CACHE_TYPES:
-            raise ComputeError(f"a KV cache of {cache_type!r}; supported are {' and '.join(attention.CACHE_TYPES)}")
+        if cache_type not in kv_caches.CACHE_TYPES:
+            raise ComputeError(f"a KV cache of {cache_type!r}; supported are {' and '.join(kv_caches.CACHE_TYPES)}")
         self.model = model
         self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
         self._start: Any = 0  # the first position of the running pass, as kernels take it
-        dtype = np.dtype(attention.CACHE_TYPES[cache_type])
+        dtype = np.dtype(kv_caches.CACHE_TYPES[cache_type])
         if machine is None:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)

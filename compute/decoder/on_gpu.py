@@ -37,6 +37,7 @@ from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts, Times, have_run
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.kv_caches import plain_caches
 from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -182,7 +183,7 @@ class GpuMachine:
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
         """Return keys and values of each layer, in the plain layout."""
-        return [attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
+        return [plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Return space for the parts of a split context before they are combined."""

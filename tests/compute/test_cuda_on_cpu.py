@@ -27,8 +27,8 @@ from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.activation import GEGLU, SWIGLU
-from cbtop.compute.kernels.attention import empty_caches, keys_of
 from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
+from cbtop.compute.kernels.kv_caches import empty_caches, keys_of
 from cbtop.compute.kernels.kv_write import kernel_for
 from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS

@@ -21,7 +21,7 @@ from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.kernels import gated, linear, qkv
-from cbtop.compute.kernels.attention import CACHE_TYPES
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES
 from cbtop.compute.settings import GREEDY, TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
