@@ -61,7 +61,7 @@ def _scores(
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(keys, key + vector * head_dim + ahead, none)
         sums = add_products_of_pairs(
-            sums, keys, key, key + U(1), none, head_dim, none, scratch, row, query + i, _ROWS, _VECTORS
+            sums, keys, (key, key + U(1), none), (head_dim, none), scratch, (row, query + i), _ROWS, _VECTORS
         )
     store_sums(scratch, row, column, sums, _ROWS, _VECTORS)
 
@@ -79,7 +79,14 @@ def _add_values(
         # Unseen values are not read: the first or the last one is paired with itself, with a weight of 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
-            sums, values, first + low, first + high, column, none, lanes, scratch, row, p // U(2), _ROWS, _VECTORS
+            sums,
+            values,
+            (first + low, first + high, column),
+            (none, lanes),
+            scratch,
+            (row, p // U(2)),
+            _ROWS,
+            _VECTORS,
         )
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 

@@ -69,7 +69,9 @@ def _scores(
     for i in range(head_dim):
         for vector in range(np.uint64(_VECTORS)):
             prefetch_to_l2(keys, first + i + vector * head_dim + ahead, none)
-        sums = add_products(sums, keys, first + i, none, head_dim, none, scratch, row, query + i, _ROWS, _VECTORS)
+        sums = add_products(
+            sums, keys, (first + i, none), (head_dim, none), scratch, (row, query + i), _ROWS, _VECTORS
+        )
     store_sums(scratch, row, column, sums, _ROWS, _VECTORS)
 
 
@@ -83,7 +85,7 @@ def _add_values(
     none, lanes = np.uint64(0), np.uint64(LANES)
     for p in range(skipped, count):
         prefetch_to_l2(values, first + ahead, column * np.uint64(POSITIONS) + p * np.uint64(LANES * _VECTORS))
-        sums = add_products(sums, values, first + p, column, none, lanes, scratch, row, p, _ROWS, _VECTORS)
+        sums = add_products(sums, values, (first + p, column), (none, lanes), scratch, (row, p), _ROWS, _VECTORS)
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
 
