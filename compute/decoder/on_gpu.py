@@ -41,7 +41,7 @@ from cbtop.compute.kernels.kv_caches import plain_caches
 from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
@@ -256,7 +256,8 @@ class GpuDecoder(Decoder):
         caches = 2 * len(model.layers) * model.kv_heads * context * model.head_dim
         gpu.require_room(caches * (2 if cache_type == "f16" else 4), f"the KV cache of {context:,} tokens")
         self._on = GpuMachine(gpu, context)
-        super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on, rank=rank)
+        settings = DecoderSettings(cache_type, sampling)
+        super().__init__(model, gpu.label, 1, profiler, context, settings, machine=self._on, rank=rank)
         self._gpu = gpu
         self._is_eager = is_eager
         self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
