@@ -5,7 +5,7 @@ Rules
   if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
 - Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
 - A step may take the time per token of earlier steps of its name, times its tokens. If these are unknown, and steps
-  of its name differ in tokens, it may have as many as the model's context. Without a context length, no limit is known.
+  of its name differ in tokens, it may have as many as the context. Without a context length, no limit is known.
 - Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what
   runs in a step that is not recorded, or whether one has begun.
 - A process that announces other work (compiling) is not judged.
