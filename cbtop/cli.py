@@ -114,7 +114,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 def _in_one_line(message: str) -> str:
     """Return the message with unprintable characters of names escaped."""
-    from cbtop.profiler.graph.nodes import printable  # takes 40 ms, so only for errors
+    from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms, so only for errors
 
     return printable(message)
 

@@ -27,7 +27,7 @@ from cbtop.units import (  # also available under this module's name
 )
 
 # isort: on
-from cbtop.profiler.roofline import NO_ROOF, SHARED
+from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.kernels import BurstView

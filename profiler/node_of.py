@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from cbtop.profiler.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.graph.nodes import AsyncTask, Function, Transfer
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.nodes import AsyncTask, Function, Transfer
 from cbtop.protocol.attributes import (
     NO_KERNEL,
     UNKNOWN_WORK,

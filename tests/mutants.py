@@ -41,15 +41,18 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/daemon/test_source.py",
     ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
-    "cbtop.profiler.histograms": ("tests/profiler/test_histograms.py",),
-    "cbtop.profiler.stats": (
-        "tests/profiler/test_stats.py",
-        "tests/profiler/test_phase_totals.py",
+    "cbtop.profiler.analysis.histograms": ("tests/profiler/analysis/test_histograms.py",),
+    "cbtop.profiler.analysis.stats": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/analysis/test_phase_totals.py",
         "tests/cbtop/viewmodels/test_books.py",
         "tests/cbtop/test_steps_in_the_window.py",
         "tests/cbtop/test_every_hop.py",
     ),
-    "cbtop.profiler.books": ("tests/cbtop/viewmodels/test_books.py", "tests/cbtop/viewmodels/test_source_view.py"),
+    "cbtop.profiler.analysis.time_breakdown": (
+        "tests/cbtop/viewmodels/test_books.py",
+        "tests/cbtop/viewmodels/test_source_view.py",
+    ),
     "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
     "cbtop.viewmodels.merge": (
         "tests/cbtop/viewmodels/test_merge.py",

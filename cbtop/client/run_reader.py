@@ -11,8 +11,8 @@ from cbtop.client.feed import FeedSnapshot, gpus_of
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.client.store import SourceRecord
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import sane
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch, SourceState

@@ -16,10 +16,10 @@ from cbtop.client.busy import SLICES, BusySlices
 from cbtop.client.recent import RecentRecords
 from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
-from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import BUCKETS, MAX_CELLS, Column
+from cbtop.profiler.analysis.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, SPARSE_COLUMNS, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal, comes_to_fail
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError

@@ -10,10 +10,10 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.brick_stats import outermost
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.histograms import Column, distinct
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import outermost
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.histograms import Column, distinct
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 

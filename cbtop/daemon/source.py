@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.daemon.quiet import QuietWatch
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, NodeStats, sane
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.histograms import MAX_CELLS, Column, distinct
+from cbtop.profiler.analysis.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, NodeStats, sane
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, comes_to_fail, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from cbtop.client.store import SourceRecord, Store
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.keys import ViewerKeys

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import SliceGrowth, TimeRange
-from cbtop.profiler.brick_stats import brick_stats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.roofline import intensity
-from cbtop.profiler.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
+from cbtop.profiler.analysis.brick_stats import brick_stats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.roofline import intensity
+from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures
 from cbtop.viewmodels.places import Brick, PhasePlaces, Place, PlaceTimes, place_times

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import SliceGrowth
-from cbtop.profiler.brick_stats import brick_stats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import brick_stats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.model import BrickGrowth
 

@@ -11,10 +11,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 

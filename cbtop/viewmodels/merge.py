@@ -16,9 +16,9 @@ import numpy as np
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange, Window
-from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.histograms import BUCKETS, Column
-from cbtop.profiler.stats import COLUMNS, NodeStats
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.analysis.histograms import BUCKETS, Column
+from cbtop.profiler.analysis.stats import COLUMNS, NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.profiler.books import INNER_STEPS
+from cbtop.profiler.analysis.time_breakdown import INNER_STEPS
 from cbtop.viewmodels.books import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.model import NamedTime, SourceView
 

@@ -15,11 +15,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals, exclusive_of
-from cbtop.profiler.stats import SPARSE_COLUMNS, Growth
+from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals, exclusive_of
+from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
 from cbtop.viewmodels.noise import Change, Figure, change, figures

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.histograms import (
+from cbtop.profiler.analysis.histograms import (
     BUCKETS,
     SUB_BUCKETS,
     Column,
@@ -20,7 +20,7 @@ from cbtop.profiler.histograms import (
     bucket_middle_ns,
     bucket_of,
 )
-from cbtop.profiler.stats import Growth
+from cbtop.profiler.analysis.stats import Growth
 from cbtop.viewmodels.noise import Figure, figures
 
 MEDIAN, P99 = 0.5, 0.99

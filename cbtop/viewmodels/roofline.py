@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cbtop.profiler.roofline import SHARED, Distance, distance, roof_applies
+from cbtop.profiler.analysis.roofline import SHARED, Distance, distance, roof_applies
 from cbtop.protocol.messages import Ceiling
 from cbtop.units import number
 from cbtop.viewmodels.bricks import BrickRow

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.step_blocks import StepBlock, StepWork
-from cbtop.profiler.brick_stats import brick_stats, name_and_category
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth, NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures, learned

@@ -10,11 +10,11 @@ from functools import cached_property, partial
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange
-from cbtop.profiler.books import books_of, outside_steps
-from cbtop.profiler.brick_stats import BrickStats, brick_stats, category_stats
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, category_stats
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Node
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.books import beside_view, books_view

@@ -15,8 +15,8 @@ Rules
 from __future__ import annotations
 
 from cbtop.client.store import SourceRecord
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node, Quiet
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.viewmodels.model import StallKind, StallView

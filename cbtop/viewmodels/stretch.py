@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import ANY_STEP, NodeStats
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.stats import ANY_STEP, NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.viewmodels.model import CompilingView, NamedTime, TimeRangeView

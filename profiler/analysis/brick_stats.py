@@ -9,11 +9,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.budget import ByteBudget
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls
+from cbtop.profiler.analysis.budget import ByteBudget
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import Calls
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.histograms import BUCKETS, Column, Histograms, bucket_middle_ns, bucket_of, distinct
+from cbtop.profiler.analysis.histograms import BUCKETS, Column, Histograms, bucket_middle_ns, bucket_of, distinct
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 

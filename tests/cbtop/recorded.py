@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder

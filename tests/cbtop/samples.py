@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from cbtop.profiler.roofline import distance
+from cbtop.profiler.analysis.roofline import distance
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.baseline import BrickWork, Snapshot

@@ -13,7 +13,7 @@ import pytest
 from cbtop import formatting
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.stats import ANY_STEP
+from cbtop.profiler.analysis.stats import ANY_STEP
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.vocabulary import SourceStatus

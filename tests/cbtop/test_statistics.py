@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbtop.formatting import NOT_MEASURED
-from cbtop.profiler.roofline import Distance
+from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.messages import Device
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cbtop.client.store import Store
 from cbtop.client.window import Window
 from cbtop.formatting import between_steps
+from cbtop.profiler.analysis.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from cbtop.client.feed import Feed
-from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start

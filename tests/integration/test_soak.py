@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load import Load, final_states
 from cbtop.daemon.source import Source
-from cbtop.profiler import stats
+from cbtop.profiler.analysis import stats
 from cbtop.protocol import codec
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import DaemonHello, DeviceSample, Heartbeat, Message, SourceCatalog, SourceState

@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from cbtop.profiler.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
+from cbtop.profiler.analysis.graph.json_text import to_json
+from cbtop.profiler.analysis.graph.nodes import Function, Transfer, display_name, name_of
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.from_nodes import graph_of_nodes
-from cbtop.profiler.graph.json_text import to_json
-from cbtop.profiler.graph.node_of import nodes_of
-from cbtop.profiler.graph.nodes import Function, Transfer, display_name, name_of
+from cbtop.profiler.node_of import nodes_of
 from cbtop.protocol import codec
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import Node

@@ -29,7 +29,7 @@ from cbtop.daemon.post_mortem import post_mortem
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files
-from cbtop.profiler.graph.nodes import Function
+from cbtop.profiler.analysis.graph.nodes import Function
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cbtop import formatting
-from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
+from cbtop.profiler.analysis.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import ORDERING_KINDS, EdgeKind, is_beside, name_of, printable, work_ns
-from cbtop.profiler.graph.tree import dropped_text
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import ORDERING_KINDS, EdgeKind, is_beside, name_of, printable, work_ns
+from cbtop.profiler.analysis.graph.tree import dropped_text
 
 RULE_WIDTH = 50
 SHOWN_SLACKS = 5

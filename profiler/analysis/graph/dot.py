@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import (
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import (
     AsyncTask,
     Brick,
     EdgeKind,
@@ -14,7 +14,7 @@ from cbtop.profiler.graph.nodes import (
     Step,
     Transfer,
 )
-from cbtop.profiler.graph.tree import dropped_text, label
+from cbtop.profiler.analysis.graph.tree import dropped_text, label
 
 FILL_COLORS: dict[type[GraphNode], str] = {
     Step: "white",  # the predecessor had no steps

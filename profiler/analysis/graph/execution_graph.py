@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cbtop.profiler.graph.node_table import MAX_NODES
-from cbtop.profiler.graph.nodes import (
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES
+from cbtop.profiler.analysis.graph.nodes import (
     DERIVED_KINDS,
     Brick,
     Edge,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 
 
 def to_json(graph: ExecutionGraph) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cbtop.profiler.graph.dot import to_dot
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.json_text import to_json
-from cbtop.profiler.graph.tree import to_ascii_tree
+from cbtop.profiler.analysis.graph.dot import to_dot
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.json_text import to_json
+from cbtop.profiler.analysis.graph.tree import to_ascii_tree
 
 RENDERERS: dict[str, Callable[[ExecutionGraph], str]] = {
     "ascii": to_ascii_tree,

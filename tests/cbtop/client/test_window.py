@@ -17,9 +17,9 @@ from cbtop.client import window
 from cbtop.client.store import SourceRecord, Store
 from cbtop.commands import top
 from cbtop.daemon.source import Source
-from cbtop.profiler.histograms import BUCKETS
+from cbtop.profiler.analysis.histograms import BUCKETS
+from cbtop.profiler.analysis.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
 from cbtop.statistics import statistic

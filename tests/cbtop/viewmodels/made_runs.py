@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.step_blocks import StepBlocks
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.daemon.source import Source
-from cbtop.profiler.books import Beside, TimeBreakdown, books_of, outside_steps
-from cbtop.profiler.graph.nodes import Function
-from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.graph.nodes import Function
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS

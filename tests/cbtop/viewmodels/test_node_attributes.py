@@ -11,7 +11,7 @@ import pytest
 from cbtop.client.store import SourceRecord
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.recorded import process_of_files
-from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.analysis.budget import ByteBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId, NodeKind

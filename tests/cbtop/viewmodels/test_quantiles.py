@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cbtop.profiler.histograms import BUCKETS, Column, bucket_of
-from cbtop.profiler.stats import SUMS, Growth
+from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_of
+from cbtop.profiler.analysis.stats import SUMS, Growth
 from cbtop.viewmodels.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes
 
 BLOCKS = 6

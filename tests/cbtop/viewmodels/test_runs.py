@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cbtop.client.step_blocks import StepBlock, StepBlocks, StepWork
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.stats import Growth, NodeStats
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.stats import Growth, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind

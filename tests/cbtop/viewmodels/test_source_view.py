@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import stats
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis import stats
+from cbtop.profiler.analysis.budget import TokenBudget
+from cbtop.profiler.analysis.roofline import NO_ROOF
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.roofline import NO_ROOF
 from cbtop.protocol.attributes import UNKNOWN_TYPE, Work
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.budget import ByteBudget, TokenBudget, ceiling
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget, ceiling
 
 amounts = st.floats(1e-3, 1e6)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import divergence
-from cbtop.profiler.divergence import DivergenceInfo, Fingerprints
+from cbtop.profiler.analysis import divergence
+from cbtop.profiler.analysis.divergence import DivergenceInfo, Fingerprints
 
 RNG = np.random.default_rng(5)
 TENSOR = RNG.standard_normal(3000).astype(np.float32)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import histograms
-from cbtop.profiler.histograms import (
+from cbtop.profiler.analysis import histograms
+from cbtop.profiler.analysis.histograms import (
     BUCKETS,
     MAX_DURATION_NS,
     MAX_PAGES,

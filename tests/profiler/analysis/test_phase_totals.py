@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from cbtop.profiler.brick_stats import brick_stats, name_and_category
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import COLUMNS, SPARSE_COLUMNS, NodeStats
+from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import COLUMNS, SPARSE_COLUMNS, NodeStats
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.roofline import distance, intensity, roof_applies
+from cbtop.profiler.analysis.roofline import distance, intensity, roof_applies
 
 ROOFS = st.floats(1, 1000)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import histograms
-from cbtop.profiler.stats import (
+from cbtop.profiler.analysis import histograms
+from cbtop.profiler.analysis.stats import (
     COLUMNS,
     MAX_HISTOGRAM_NODES,
     MAX_KEPT_INTERVALS,
@@ -383,7 +383,7 @@ def test_where_a_histogram_found_no_room_there_are_no_percentiles(monkeypatch: p
 
 
 def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbtop.profiler.stats.MAX_KEPT_INTERVALS", 1024)
+    monkeypatch.setattr("cbtop.profiler.analysis.stats.MAX_KEPT_INTERVALS", 1024)
     stats = NodeStats()
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
     for at in range(2_500):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.formatting import NOT_MEASURED, limit
-from cbtop.profiler.roofline import NO_ROOF, SHARED, Distance
+from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED, Distance
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.roofline import Distance
+from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views import roofline_plot
 from cbtop.tui.views.brick_detail import detail_lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cbtop.client.feed import StoreViews
 from cbtop.daemon.source import Source
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler

@@ -8,12 +8,12 @@ import networkx
 import pytest
 from hypothesis import given
 
-from cbtop.profiler.graph import execution_graph
-from cbtop.profiler.graph.analysis import CycleError, critical_path, critical_path_summary
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import ORDERING_KINDS, AsyncTask, Brick, Function, KernelLaunch, Layer, Step
+from cbtop.profiler.analysis.graph import execution_graph
+from cbtop.profiler.analysis.graph.analysis import CycleError, critical_path, critical_path_summary
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import ORDERING_KINDS, AsyncTask, Brick, Function, KernelLaunch, Layer, Step
 from cbtop.protocol.vocabulary import BrickId
-from tests.profiler.graph.random_graphs import any_graph, dependency_dag
+from tests.profiler.analysis.graph.random_graphs import any_graph, dependency_dag
 
 
 def fork_and_join() -> ExecutionGraph:

@@ -7,9 +7,9 @@ import math
 import pytest
 from hypothesis import given
 
-from cbtop.profiler.graph import execution_graph
-from cbtop.profiler.graph.execution_graph import DROPPED, ExecutionGraph
-from cbtop.profiler.graph.nodes import (
+from cbtop.profiler.analysis.graph import execution_graph
+from cbtop.profiler.analysis.graph.execution_graph import DROPPED, ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import (
     DERIVED_KINDS,
     AsyncTask,
     Brick,
@@ -22,7 +22,7 @@ from cbtop.profiler.graph.nodes import (
     printable,
 )
 from cbtop.protocol.vocabulary import BrickId
-from tests.profiler.graph.random_graphs import any_graph, hostile_text
+from tests.profiler.analysis.graph.random_graphs import any_graph, hostile_text
 
 CONTAINS, LAUNCHES, SEQUENCE = EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE
 

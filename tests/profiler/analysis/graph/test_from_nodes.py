@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cbtop.profiler.analysis.graph.analysis import critical_path
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import Brick, KernelLaunch, Layer, Step
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.analysis import critical_path
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.from_nodes import graph_of_nodes
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import Brick, KernelLaunch, Layer, Step
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work

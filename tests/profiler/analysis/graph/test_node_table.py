@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbtop.profiler.graph import node_table
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph import node_table
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from cbtop.profiler.graph import execution_graph
-from cbtop.profiler.graph.csr import EDGE_CODES, to_csr
-from cbtop.profiler.graph.dot import EDGE_STYLES, FILL_COLORS, to_dot
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.json_text import to_json
-from cbtop.profiler.graph.nodes import Edge, EdgeKind, Function, Layer
-from cbtop.profiler.graph.renderers import RENDERERS
-from cbtop.profiler.graph.rich_tree import to_rich_tree
-from cbtop.profiler.graph.tree import label, to_ascii_tree
+from cbtop.profiler.analysis.graph import execution_graph
+from cbtop.profiler.analysis.graph.csr import EDGE_CODES, to_csr
+from cbtop.profiler.analysis.graph.dot import EDGE_STYLES, FILL_COLORS, to_dot
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.json_text import to_json
+from cbtop.profiler.analysis.graph.nodes import Edge, EdgeKind, Function, Layer
+from cbtop.profiler.analysis.graph.renderers import RENDERERS
+from cbtop.profiler.analysis.graph.rich_tree import to_rich_tree
+from cbtop.profiler.analysis.graph.tree import label, to_ascii_tree
 from cbtop.protocol.vocabulary import BrickId
-from tests.profiler.graph.random_graphs import any_graph
+from tests.profiler.analysis.graph.random_graphs import any_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 QUOTED = r'"((?:[^"\\]|\\.)*)"'
@@ -155,8 +155,9 @@ def test_a_deep_graph_is_drawn_without_running_out_of_stack() -> None:
 
 def test_the_renderers_load_neither_numpy_nor_rich() -> None:
     code = (
-        "import sys, cbtop.profiler.graph.renderers, cbtop.profiler.graph.csr, cbtop.profiler.graph.rich_tree;"
-        "import cbtop.profiler.graph.analysis, cbtop.profiler.graph.from_nodes, cbtop.exporters;"
+        "import sys, cbtop.profiler.analysis.graph.renderers, cbtop.profiler.analysis.graph.csr;"
+        "import cbtop.profiler.analysis.graph.rich_tree;"
+        "import cbtop.profiler.analysis.graph.analysis, cbtop.profiler.analysis.graph.from_nodes, cbtop.exporters;"
         "print({'numpy', 'rich', 'zmq', 'textual', 'numba'} & set(sys.modules))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, Function, KernelLaunch, Layer, Step, Transfer
-from cbtop.profiler.graph.tree import label, to_ascii_tree, to_tree_node
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import AsyncTask, Brick, Function, KernelLaunch, Layer, Step, Transfer
+from cbtop.profiler.analysis.graph.tree import label, to_ascii_tree, to_tree_node
 from cbtop.protocol.vocabulary import BrickId
 
 
