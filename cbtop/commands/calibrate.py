@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 
-from cbtop import formatting as fmt
 from cbtop.commands.shared.crossovers import crossover_lines, measured_crossovers
 from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.numbers import count
@@ -27,6 +26,7 @@ from cbtop.protocol.roofs import (
     roofs_file,
     try_to_keep,
 )
+from cbtop.text import formatting as fmt
 from cbtop.version import __version__
 from cbtop.viewmodels.model import CeilingRow
 from cbtop.viewmodels.roofline import ceiling_rows

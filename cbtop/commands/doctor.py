@@ -21,7 +21,6 @@ from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
-from cbtop import formatting as fmt
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
@@ -38,6 +37,7 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES
 from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
 from cbtop.protocol.runtime_directory import is_copied_on_write
 from cbtop.protocol.vocabulary import DeviceKind
+from cbtop.text import formatting as fmt
 
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"

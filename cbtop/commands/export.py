@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from cbtop import formatting as fmt
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
@@ -19,6 +18,7 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
 from cbtop.protocol.limits import reason
 from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.text import formatting as fmt
 
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "

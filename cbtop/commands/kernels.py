@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import asdict
 from itertools import zip_longest
 
-from cbtop import formatting as fmt
 from cbtop.client.kernel_request import (
     DEFAULT_STEPS,
     DEFAULT_WAIT_S,
@@ -32,6 +31,7 @@ from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.requests import MAX_STEPS
 from cbtop.reports.tables import Table, table
+from cbtop.text import formatting as fmt
 from cbtop.viewmodels.kernels import BrickKernels, BurstView, KernelRow, PhaseKernels
 
 DESCRIPTION = (

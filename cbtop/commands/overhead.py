@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
 
-from cbtop import formatting as fmt
 from cbtop.commands.shared.compiled import why_in_python
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.progress import ProgressLine
@@ -23,6 +22,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.vocabulary import BrickId, SyncMode
 from cbtop.reports.tables import Table, table
+from cbtop.text import formatting as fmt
 from cbtop.viewmodels.straggler import bound_of_median
 
 DESCRIPTION = (

@@ -9,7 +9,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from cbtop import formatting as fmt
 from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
 from cbtop.daemon.source import Source
 from cbtop.errors import NoDataError
@@ -18,6 +17,7 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.tables import first_lines
+from cbtop.text import formatting as fmt
 
 DESCRIPTION = (
     "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-from cbtop import formatting as fmt
 from cbtop.client.collector import SILENT_AFTER_S
 from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.interrupts import noted_interrupt
@@ -22,6 +21,7 @@ from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.process import is_running, process_start
 from cbtop.protocol.recording import SUFFIX
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import formatting as fmt
 
 DESCRIPTION = (
     "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "

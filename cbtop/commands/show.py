@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cbtop import signs
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.names import one_of, unknown
 from cbtop.commands.shared.settings import SettingsKey, config_file, settle, yes_or_no
@@ -23,6 +22,7 @@ from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.vocabulary import VIEWER_KEY
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
+from cbtop.text import ascii_signs
 from cbtop.viewmodels import MergeMode
 
 # Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
@@ -184,7 +184,7 @@ def is_headless(options: argparse.Namespace) -> bool:
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
     """Print one report on stdout; `replay` is its position in a recording."""
-    from cbtop.row_choice import RowChoice
+    from cbtop.text.row_filter import RowChoice
 
     settle_signs(options)
     sections = list(VIEWS) if options.view == "all" else [options.view]
@@ -264,7 +264,7 @@ def settle_colours(options: argparse.Namespace) -> None:
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
     """Apply the options for row order, filter and theme to the screen."""
-    from cbtop.row_choice import RowChoice
+    from cbtop.text.row_filter import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
     app.orders = remembered_orders()
@@ -281,7 +281,7 @@ def settle_signs(options: argparse.Namespace) -> None:
         return
     for stream in (sys.stdout, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="ascii" if options.ascii else "utf-8", errors=signs.ERRORS)
+            stream.reconfigure(encoding="ascii" if options.ascii else "utf-8", errors=ascii_signs.ERRORS)
 
 
 def endpoint(text: str) -> str:
@@ -324,7 +324,7 @@ def _view(text: str) -> str:
 
 
 def _column(text: str) -> str:
-    from cbtop.row_choice import SORT_COLUMNS, SORT_NAMES, bare
+    from cbtop.text.row_filter import SORT_COLUMNS, SORT_NAMES, bare
 
     if bare(text) not in SORT_NAMES:
         raise argparse.ArgumentTypeError(unknown("column", text, SORT_COLUMNS, SORT_NAMES))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from cbtop.row_choice import RowChoice
+    from cbtop.text.row_filter import RowChoice
     from cbtop.viewmodels.model import ReplayView, SourceView
 
 

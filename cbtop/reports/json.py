@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from cbtop.formatting import NOT_MEASURED
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
@@ -20,7 +19,8 @@ from cbtop.reports.sources import (
     stall_fields,
     straggler_fields,
 )
-from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
+from cbtop.text.formatting import NOT_MEASURED
+from cbtop.text.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import Comparison, WorkChange

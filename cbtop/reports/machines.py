@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.reports.tables import Table, table
-from cbtop.statistics import (
+from cbtop.text import formatting as fmt
+from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     Of,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting as fmt
 from cbtop.reports.tables import Table, first_lines, table
 from cbtop.reports.text import (
     baseline_text,
@@ -18,8 +17,9 @@ from cbtop.reports.text import (
     replay_text,
     verdicts_text,
 )
-from cbtop.row_choice import AS_THEY_COME, RowChoice
-from cbtop.statistics import OVERVIEW_REPORT
+from cbtop.text import formatting as fmt
+from cbtop.text.row_filter import AS_THEY_COME, RowChoice
+from cbtop.text.statistics import OVERVIEW_REPORT
 from cbtop.viewmodels.model import ReplayView, SourceView
 
 MAX_LINES = 60

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cbtop import formatting as fmt
 from cbtop.reports.tables import Table, table
+from cbtop.text import formatting as fmt
 from cbtop.viewmodels.model import (
     ClockView,
     ListView,

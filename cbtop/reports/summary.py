@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.text import formatting as fmt
 from cbtop.viewmodels.model import Severity, SourceView, StepsView
 
 MAX_LINES = 10

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cbtop import formatting as fmt
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
-from cbtop.row_choice import AS_THEY_COME, RowChoice
-from cbtop.statistics import (
+from cbtop.text import formatting as fmt
+from cbtop.text.row_filter import AS_THEY_COME, RowChoice
+from cbtop.text.statistics import (
     CALL_REPORT,
     CATEGORY_REPORT,
     OWN_REPORT,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-ERRORS = "cbtop.signs"  # the name of the error handler in Python
+ERRORS = "cbtop.ascii_signs"  # the name of the error handler in Python
 
 _ALIKE = {
     "-": "─━╌╍┄┅–—▔▁▂⎯",

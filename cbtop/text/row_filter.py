@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, POINT_COLUMNS
+from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, POINT_COLUMNS
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import SourceView
 

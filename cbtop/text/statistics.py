@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cbtop import formatting
 from cbtop.protocol.messages import Device
 from cbtop.protocol.vocabulary import DeviceKind, Provenance
+from cbtop.text import formatting
 from cbtop.viewmodels.devices import ProcessRow, WhyView
 
 Value = float | str | bool | None

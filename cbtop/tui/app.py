@@ -14,10 +14,10 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input
 
-from cbtop import formatting
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.row_choice import AS_THEY_COME
+from cbtop.text import formatting
+from cbtop.text.row_filter import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
 from cbtop.tui.feeds import AppFeed, HistoryFile

@@ -7,9 +7,9 @@ from contextlib import closing, contextmanager
 
 from textual.app import App
 
-from cbtop import formatting
 from cbtop.client.kernel_request import KernelRequest, own_source
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import formatting
 from cbtop.tui.errand import BackgroundTask, Progress
 from cbtop.viewmodels.kernels import BurstView
 from cbtop.viewmodels.model import SourceView

@@ -12,11 +12,11 @@ from pathlib import Path
 from textual.app import App
 from textual.notifications import SeverityLevel
 
-from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
+from cbtop.text import formatting
 from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import TimeView

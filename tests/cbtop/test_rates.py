@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cbtop import formatting
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.stats import ANY_STEP
@@ -21,6 +20,7 @@ from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.telemetry.metrics import TOKENS
 from cbtop.telemetry.snapshot import snapshot
+from cbtop.text import formatting
 from cbtop.tui.views.books import books_rule
 from cbtop.tui.views.header import Heading, _identity, _tiles
 from cbtop.viewmodels.merge import merged_view

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cbtop.client.store import Store
 from cbtop.client.window import Window
-from cbtop.formatting import between_steps
 from cbtop.profiler.analysis.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -24,6 +23,7 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
 from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
+from cbtop.text.formatting import between_steps
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, TimeRangeView
 from cbtop.viewmodels.source import source_view

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from cbtop import formatting as fmt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, crossovers_of
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import formatting as fmt
 
 TITLES = {
     "product_bytes": "products go to threads from",

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby
 from math import log
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.noise import Change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import BarSegment, stacked

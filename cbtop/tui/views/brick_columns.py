@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-from cbtop import formatting
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
+from cbtop.text import formatting
+from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS

@@ -7,9 +7,9 @@ from functools import partial
 
 from rich.cells import cell_len
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
-from cbtop.statistics import BRICK_PANEL, Statistic
+from cbtop.text import formatting
+from cbtop.text.statistics import BRICK_PANEL, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import formatting
 from cbtop.tui.views.layer_map import numbers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures

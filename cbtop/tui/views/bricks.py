@@ -11,9 +11,9 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop import formatting
-from cbtop.row_choice import words_of
-from cbtop.statistics import BRICK_PANEL
+from cbtop.text import formatting
+from cbtop.text.row_filter import words_of
+from cbtop.text.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
 from cbtop.tui.views.all_bricks import AllBricks
 from cbtop.tui.views.base import View

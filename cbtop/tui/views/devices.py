@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.widget import Widget
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind
-from cbtop.statistics import (
+from cbtop.text import formatting
+from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     ScreenColumn,

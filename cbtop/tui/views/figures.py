@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cbtop import formatting
-from cbtop.statistics import ScreenColumn
+from cbtop.text import formatting
+from cbtop.text.statistics import ScreenColumn
 from cbtop.tui.widgets.columns import Column, RowT
 from cbtop.tui.widgets.lines import Line, clean
 

@@ -15,11 +15,11 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop import formatting
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.row_choice import matcher
-from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
+from cbtop.text import formatting
+from cbtop.text.row_filter import matcher
+from cbtop.text.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.views.looks import state_badge
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area

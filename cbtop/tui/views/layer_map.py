@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from rich.cells import cell_len
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of

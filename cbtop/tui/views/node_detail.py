@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import partial
 
-from cbtop import formatting
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.vocabulary import NodeKind, Provenance
-from cbtop.statistics import Of, statistics_of
+from cbtop.text import formatting
+from cbtop.text.statistics import Of, statistics_of
 from cbtop.tui.views.brick_detail import Fact, group_lines
 from cbtop.tui.views.brick_pictures import durations, layers_part, trend
 from cbtop.tui.views.layer_pane import layer_lines, pane_height

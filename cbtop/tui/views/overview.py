@@ -9,8 +9,8 @@ from functools import partial
 from rich.cells import cell_len
 from textual.app import ComposeResult
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import DeviceKind, is_warm_up
+from cbtop.text import formatting
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cbtop import formatting
 from cbtop.profiler.analysis.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
+from cbtop.text import formatting
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar

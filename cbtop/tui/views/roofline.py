@@ -13,8 +13,8 @@ from textual.containers import Vertical
 from textual.events import Resize
 from textual.widget import Widget
 
-from cbtop import formatting, statistics
-from cbtop.row_choice import words_of
+from cbtop.text import formatting, statistics
+from cbtop.text.row_filter import words_of
 from cbtop.tui.views.base import View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns

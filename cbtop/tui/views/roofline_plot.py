@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import formatting
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of

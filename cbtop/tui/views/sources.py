@@ -12,8 +12,8 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widget import Widget
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import formatting
 from cbtop.tui.views.base import View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.devices import figure_chart, process_charts

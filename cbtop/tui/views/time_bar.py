@@ -7,7 +7,7 @@ from itertools import groupby
 from textual.events import Click
 from textual.message import Message
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 from cbtop.viewmodels.model import Mark, TimeView

@@ -9,8 +9,8 @@ from functools import partial
 from statistics import median
 from typing import overload
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import NodeKind
+from cbtop.text import formatting
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, join_fitting, rule, width_of

@@ -6,8 +6,8 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
+from cbtop.text import formatting
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.timeline_lanes import (
     RowBlocks,

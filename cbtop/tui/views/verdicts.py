@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from cbtop import formatting
 from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.text import formatting
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 

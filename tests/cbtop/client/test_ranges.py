@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
+from cbtop.text import formatting
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.client.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording

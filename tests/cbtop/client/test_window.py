@@ -22,7 +22,7 @@ from cbtop.profiler.analysis.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
-from cbtop.statistics import statistic
+from cbtop.text.statistics import statistic
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of

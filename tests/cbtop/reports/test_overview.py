@@ -11,7 +11,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.reports import OVERVIEW, REPORTS
 from cbtop.reports.overview import MAX_LINES, MAX_OTHERS, MAX_VERDICTS
-from cbtop.row_choice import RowChoice
+from cbtop.text.row_filter import RowChoice
 from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting, units
-from cbtop.formatting import exact, lane_sum
+from cbtop import units
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
@@ -26,7 +25,9 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import DEVICES, REPORTS, SOURCES, TIMELINE, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import SECTIONS
-from cbtop.statistics import Of, statistics_of
+from cbtop.text import formatting
+from cbtop.text.formatting import exact, lane_sum
+from cbtop.text.statistics import Of, statistics_of
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
 from cbtop.viewmodels.source import source_view

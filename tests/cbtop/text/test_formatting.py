@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
+from cbtop.text import formatting
 from cbtop.viewmodels.model import MergedView, MergeMode
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.reports import REPORTS
-from cbtop.row_choice import BY_NAME, SORT_COLUMNS, SORT_NAMES, RowChoice, bare, matcher
+from cbtop.text.row_filter import BY_NAME, SORT_COLUMNS, SORT_NAMES, RowChoice, bare, matcher
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.viewmodels.model import RankRow, RanksView

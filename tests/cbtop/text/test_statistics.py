@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cbtop.formatting import NOT_MEASURED
 from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.messages import Device
 from cbtop.reports import REPORTS
-from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
+from cbtop.text.formatting import NOT_MEASURED
+from cbtop.text.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.help import help_lines
 from cbtop.tui.widgets.lines import plain

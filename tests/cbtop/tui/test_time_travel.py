@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from cbtop import formatting, signs
 from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
 from cbtop.reports.text import text_report
+from cbtop.text import ascii_signs, formatting
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
@@ -223,7 +223,7 @@ async def test_a_held_screen_has_a_bar_of_the_last_minutes_with_a_sign_per_mark(
         assert "3:20" not in await press(pilot)
         line = (await press(pilot, "space")).splitlines()[-2]
         bar = line[6:].partition(" 3:20 ")[0]
-        assert len({sign.encode("ascii", signs.ERRORS) for sign in "✗▲■▸│●═"}) == 7
+        assert len({sign.encode("ascii", ascii_signs.ERRORS) for sign in "✗▲■▸│●═"}) == 7
         assert [sign for sign in bar if sign in "✗▲■▸│"] == ["│", "▸", "■", "▲", "✗"]
         for word in ("stalled", "verdict", "ended", "started", "phase", "[ looks back"):
             assert word in line

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import CheckResult, Dependency, Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, SourceStatus
 from cbtop.reports.text import text_report
+from cbtop.text import formatting
 from cbtop.tui.views.header import notice
 from cbtop.viewmodels import merge
 from cbtop.viewmodels.merge import members_of, merged_view

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cbtop import formatting
 from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
-from cbtop.formatting import SOURCE_FIGURES, process_cost
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import formatting
+from cbtop.text.formatting import SOURCE_FIGURES, process_cost
 from cbtop.viewmodels.devices import machine_view
 from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView
 from cbtop.viewmodels.source import loss_view, source_view

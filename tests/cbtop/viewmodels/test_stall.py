@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
 from cbtop.client.store import SourceRecord
 from cbtop.protocol.messages import Activity, Manifest, Quiet, Sampling
 from cbtop.protocol.ring import HELD
@@ -19,6 +18,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.json import json_report
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import text_report
+from cbtop.text import formatting
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.stall import MIN_S, SLOW, limit_s, stall_view

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.formatting import NOT_MEASURED, limit
 from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED, Distance
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.reports import REPORTS
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic
+from cbtop.text.formatting import NOT_MEASURED, limit
+from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_columns import brick_columns, limit_cell
 from cbtop.tui.views.brick_detail import detail_lines

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cbtop import formatting
 from cbtop.reports import REPORTS
+from cbtop.text import formatting
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain, width_of

@@ -12,8 +12,8 @@ from itertools import pairwise, product
 import pytest
 from textual.pilot import Pilot
 
-from cbtop import formatting, signs
 from cbtop.client.replay import ReplayFeed
+from cbtop.text import ascii_signs, formatting
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
@@ -317,7 +317,7 @@ async def test_in_ascii_blocks_gaps_and_clusters_are_told_apart() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
         await opened(pilot, "l", "z", "z")
-        drawn = [plain(line).encode("ascii", signs.ERRORS).decode() for line in map_of(app)._lines]
+        drawn = [plain(line).encode("ascii", ascii_signs.ERRORS).decode() for line in map_of(app)._lines]
         unicode = [plain(line) for line in map_of(app)._lines]
     bricks = next(at for at, line in enumerate(unicode) if line.startswith("▸ bricks"))
     assert len(drawn[bricks]) == len(unicode[bricks])
