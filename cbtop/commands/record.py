@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from cbtop import units
 from cbtop.client.collector import SILENT_AFTER_S
 from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.interrupts import noted_interrupt
@@ -21,7 +22,6 @@ from cbtop.protocol.errors import KeysError, RecordingError
 from cbtop.protocol.process import is_running, process_start
 from cbtop.protocol.recording import SUFFIX
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.text import formatting as fmt
 
 DESCRIPTION = (
     "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
                 if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
                     raise NoDataError(f"no daemon answers at {recorder.unanswered}")
                 if not beside:
-                    line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
+                    line.show(
+                        f"recording: {time.monotonic() - begun_s:.0f} s, {units.size_bytes(recorder.size_bytes)}"
+                    )
     finally:
         silent_s = recorder.silent_s
         line.clear()
@@ -130,14 +132,14 @@ def _rings() -> set[str]:
 def _summary(recorder: StreamRecorder, options: argparse.Namespace, lasted_s: float) -> str:
     tallies = recorder.tallies.values()
     taken, missed, dropped = (sum(getattr(t, name) for t in tallies) for name in ("taken", "missed", "dropped"))
-    lost = f", {fmt.count(missed)} missed" if missed else ""
-    lost += f", {fmt.count(dropped)} dropped before they could be read" if dropped else ""
+    lost = f", {units.count(missed)} missed" if missed else ""
+    lost += f", {units.count(dropped)} dropped before they could be read" if dropped else ""
     lost += f", {recorder.damaged} damaged message(s) left out" if recorder.damaged else ""
     full = f"cbtop: {options.output} has reached --max-size; recording ends here\n" if recorder.is_full else ""
     processes = "1 process" if len(tallies) == 1 else f"{len(tallies)} processes"
     return (
-        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {fmt.count(taken)} records{lost}, "
-        f"{fmt.size_bytes(recorder.size_bytes)}\n"
+        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {units.count(taken)} records{lost}, "
+        f"{units.size_bytes(recorder.size_bytes)}\n"
     )
 
 

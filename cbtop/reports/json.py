@@ -19,8 +19,8 @@ from cbtop.reports.sources import (
     stall_fields,
     straggler_fields,
 )
-from cbtop.text.formatting import NOT_MEASURED
 from cbtop.text.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
+from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.comparison import Comparison, WorkChange

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.reports.tables import Table, table
-from cbtop.text import formatting as fmt
+from cbtop.text import source_text
 from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
@@ -40,7 +41,7 @@ def machines_text(machines: Sequence[MachineView]) -> str:
 def _machine(machine: MachineView) -> str:
     lines = [f"devices of {machine.host}"]
     stale = {row.sampler: row.age_s for row in machine.devices if row.is_stale}
-    lines += [fmt.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
+    lines += [source_text.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
     lines += machine.troubles
     rows = [row for row in machine.devices if not row.device.trouble]
     if rows:
@@ -75,7 +76,9 @@ def _processes(machine: MachineView) -> str:
     for row in machine.processes:
         figures = (process_text(column, row) for column in columns)
         profiled = "yes" if row.source else "no"
-        cells.append((str(row.pid), row.name or fmt.NOT_MEASURED, profiled, row.device or fmt.NONE_THERE, *figures))
+        cells.append(
+            (str(row.pid), row.name or units.NOT_MEASURED, profiled, row.device or units.NONE_THERE, *figures)
+        )
     return table(cells, left=4)
 
 

@@ -1,1 +1,1 @@
-"""Writes the text of screens and reports. Numbers and units are written by `cbtop.units`."""
+"""Writes the text of screens and reports from viewmodels. `cbtop.units` writes numbers and units."""

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cbtop import units
 from cbtop.protocol.messages import Device
 from cbtop.protocol.vocabulary import DeviceKind, Provenance
-from cbtop.text import formatting
+from cbtop.text import source_text
 from cbtop.viewmodels.devices import ProcessRow, WhyView
 
 Value = float | str | bool | None
@@ -60,53 +61,53 @@ class Format:
 
 
 def _word(value: str | None) -> str:
-    return formatting.NOT_MEASURED if value is None else value
+    return units.NOT_MEASURED if value is None else value
 
 
 def _words_or_none(value: str | None) -> str:
-    return formatting.NOT_MEASURED if value is None else value or "nothing"
+    return units.NOT_MEASURED if value is None else value or "nothing"
 
 
 def _yes_or_no(value: bool | None) -> str:
-    return formatting.NOT_MEASURED if value is None else "yes" if value else "NO"
+    return units.NOT_MEASURED if value is None else "yes" if value else "NO"
 
 
 def _flop(value: float | None) -> str:
-    return formatting.si(value, "FLOP")
+    return units.si(value, "FLOP")
 
 
 def _flop_per_byte(value: float | None) -> str:
-    return formatting.number(value) + ("" if value is None else " FLOP/B")
+    return units.number(value) + ("" if value is None else " FLOP/B")
 
 
 def _watts(value: float | None) -> str:
-    return formatting.with_unit(formatting.whole(value), "W")
+    return units.with_unit(units.whole(value), "W")
 
 
 def _megahertz(value: float | None) -> str:
-    return formatting.with_unit(formatting.whole(value), "MHz")
+    return units.with_unit(units.whole(value), "MHz")
 
 
 def _celsius(value: float | None) -> str:
-    return formatting.with_unit(formatting.whole(value), "°C")
+    return units.with_unit(units.whole(value), "°C")
 
 
 # Every unit a statistic may have.
 FORMATS = {
-    "µs": Format(formatting.number, formatting.duration),
-    "µs/token": Format(formatting.number, formatting.number),
-    "%": Format(formatting.percent_number, formatting.percent),
+    "µs": Format(units.number, units.duration),
+    "µs/token": Format(units.number, units.number),
+    "%": Format(units.percent_number, units.percent),
     "FLOP": Format(_flop, _flop),
-    "B": Format(formatting.size_bytes, formatting.size_bytes),
-    "FLOP/B": Format(formatting.number, _flop_per_byte),
-    "GFLOP/s": Format(formatting.number, formatting.number),
-    "GB/s": Format(formatting.number, formatting.number),
-    "W": Format(formatting.whole, _watts),
-    "MHz": Format(formatting.whole, _megahertz),
-    "°C": Format(formatting.whole, _celsius),
-    "B/s": Format(formatting.bytes_per_second, formatting.bytes_per_second),
-    "ratio": Format(formatting.number, formatting.number),
-    "count": Format(formatting.count, formatting.count),
+    "B": Format(units.size_bytes, units.size_bytes),
+    "FLOP/B": Format(units.number, _flop_per_byte),
+    "GFLOP/s": Format(units.number, units.number),
+    "GB/s": Format(units.number, units.number),
+    "W": Format(units.whole, _watts),
+    "MHz": Format(units.whole, _megahertz),
+    "°C": Format(units.whole, _celsius),
+    "B/s": Format(units.bytes_per_second, units.bytes_per_second),
+    "ratio": Format(units.number, units.number),
+    "count": Format(units.count, units.count),
     "word": Format(_word, _word),
     "words or none": Format(_words_or_none, _words_or_none),
     "yes or no": Format(_yes_or_no, _yes_or_no),
@@ -299,7 +300,7 @@ def statistics_of(of: Of) -> tuple[Statistic, ...]:
 def why_unknown(found: WhyView) -> str:
     """Format `power W, MHz of 0:0, 0:1: Not Supported`."""
     titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
-    of = f" of {formatting.labels(found.devices)}" if found.devices else ""
+    of = f" of {source_text.labels(found.devices)}" if found.devices else ""
     return f"{', '.join(titles)}{of}: {found.why}"
 
 
@@ -327,7 +328,7 @@ class ScreenColumn:
         if self.instead is not None and shown.value(row) is None:
             shown = self.instead
         text = shown.bare(row)
-        if self.limit is None or formatting.NOT_MEASURED in (text, self.limit.bare(row)):
+        if self.limit is None or units.NOT_MEASURED in (text, self.limit.bare(row)):
             return text
         return f"{text}/{self.limit.bare(row)}"
 
@@ -397,7 +398,7 @@ PROCESS_COLUMNS = _places(
 
 def device_text(place: ScreenColumn, device: Device) -> str:
     """Return a figure of a device and its limit; a dash if this kind of device has none."""
-    return place.bare(device) if has_figure(place.statistic, device) else formatting.NONE_THERE
+    return place.bare(device) if has_figure(place.statistic, device) else units.NONE_THERE
 
 
 def has_figure(statistic: Statistic, device: Device) -> bool:
@@ -408,7 +409,7 @@ def has_figure(statistic: Statistic, device: Device) -> bool:
 def process_text(statistic: Statistic, process: ProcessRow) -> str:
     """Return a figure of a process; a dash for GPU figures of a process on no GPU."""
     is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
-    return formatting.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
+    return units.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
 
 
 BRICK_PANEL = {

@@ -16,7 +16,7 @@ from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.text import formatting
+from cbtop.text import time_text
 from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import TimeView
@@ -213,5 +213,5 @@ class TimeTravel:
             self._show_progress("")
             self._arrive()
         else:
-            self._show_progress(f"reading up to {formatting.position(self.past.at_s)}", self.past.on_its_way)
+            self._show_progress(f"reading up to {time_text.position(self.past.at_s)}", self.past.on_its_way)
             self._app.set_timer(ANSWER_S, self._go_on)

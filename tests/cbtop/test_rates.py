@@ -20,7 +20,7 @@ from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.telemetry.metrics import TOKENS
 from cbtop.telemetry.snapshot import snapshot
-from cbtop.text import formatting
+from cbtop.text import range_text
 from cbtop.tui.views.books import books_rule
 from cbtop.tui.views.header import Heading, _identity, _tiles
 from cbtop.viewmodels.merge import merged_view
@@ -265,7 +265,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
         assert ended.steps.tokens_per_sec == pytest.approx(16.7, abs=0.15)
         assert ended.time_range is not None
         assert ended.time_range.since_last_us == 0
-        assert formatting.shown_time(ended).startswith("its last 10." if window else "since ")
+        assert range_text.shown_time(ended).startswith("its last 10." if window else "since ")
     assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
 
 

@@ -23,7 +23,7 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
 from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
-from cbtop.text.formatting import between_steps
+from cbtop.text.range_text import between_steps
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, TimeRangeView
 from cbtop.viewmodels.source import source_view

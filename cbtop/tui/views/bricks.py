@@ -11,7 +11,7 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop.text import formatting
+from cbtop.text import recording_text
 from cbtop.text.row_filter import words_of
 from cbtop.text.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
@@ -88,7 +88,7 @@ class Bricks(View):
         if source.baseline is not None and source.merged is None:
             columns = (*columns, change_column(source.baseline))
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
-        self._table.nothing_at_all = clean(formatting.no_bricks(source))
+        self._table.nothing_at_all = clean(recording_text.no_bricks(source))
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)

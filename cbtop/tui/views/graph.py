@@ -15,9 +15,10 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
+from cbtop import units
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.text import formatting
+from cbtop.text import kernel_text
 from cbtop.text.row_filter import matcher
 from cbtop.text.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
@@ -130,9 +131,9 @@ def graph_columns(
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
         if shown.copied_gb_per_sec is not None:
-            rest += f"  {formatting.number(shown.copied_gb_per_sec)} GB/s"
+            rest += f"  {units.number(shown.copied_gb_per_sec)} GB/s"
         if shown.burst is not None:
-            rest += f"  {formatting.in_burst(shown.burst)}"
+            rest += f"  {kernel_text.in_burst(shown.burst)}"
         category = shown.category
         role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.parent is None else ""
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
@@ -148,8 +149,8 @@ def graph_columns(
     def burst_of(row: TreeRow) -> Line:
         found = of(row)
         if found.kind is not NodeKind.KERNEL:
-            return figure(formatting.NONE_THERE)
-        return figure(formatting.number(found.burst.mean_ns / 1e3 if found.burst else None))
+            return figure(units.NONE_THERE)
+        return figure(units.number(found.burst.mean_ns / 1e3 if found.burst else None))
 
     def change_of(row: TreeRow) -> Change | None:
         place = of(row).place
@@ -202,7 +203,7 @@ def _columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tu
 
 def path_line(path: CriticalPathView) -> Line:
     """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
-    return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
+    return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
 def _words(place: Place) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from cbtop.text import formatting
+from cbtop import units
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of
@@ -88,7 +88,7 @@ class Layers(View):
         title = f"µs a {layers.unit}"
         head = ("layer", title, "p50 µs", *(clean(brick.name) for brick in layers.bricks), BETWEEN)
         rows = (
-            (clean(row.name), *map(formatting.number, (row.us, row.p50_us, *row.cells, row.between_us)))
+            (clean(row.name), *map(units.number, (row.us, row.p50_us, *row.cells, row.between_us)))
             for row in layers.rows
         )
         return Cells(head, tuple(rows))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import formatting
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
 from cbtop.viewmodels.model import Severity, SourceView, Verdict
 
@@ -67,7 +67,7 @@ def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, 
 
 def _gain(verdict: Verdict) -> str:
     more = verdict.gain_tokens_per_sec
-    return "" if more is None else f"+{formatting.number(more)} tokens/s"
+    return "" if more is None else f"+{units.number(more)} tokens/s"
 
 
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cbtop.client.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
-from cbtop.text import formatting
+from cbtop.text import range_text, time_text
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.client.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
@@ -67,13 +67,13 @@ def test_its_label_says_from_when_to_when_and_how_many_steps(feed: ReplayFeed) -
     assert view.window.range_s is not None
     begin_s, end_s = view.window.range_s
     assert end_s - begin_s == pytest.approx(8.5)
-    began, ended = formatting.moment(begin_s)[11:-2], formatting.moment(end_s)[11:-2]
-    assert formatting.shown_time(view) == f"{began}–{ended}, 17 steps"
+    began, ended = time_text.moment(begin_s)[11:-2], time_text.moment(end_s)[11:-2]
+    assert range_text.shown_time(view) == f"{began}–{ended}, 17 steps"
     merged = feed.merged(MergeMode.SUM)
     assert merged is not None
-    assert formatting.shown_time(merged) == f"{began}–{ended}, 17 steps"
+    assert range_text.shown_time(merged) == f"{began}–{ended}, 17 steps"
     assert view.listed is not None
-    assert [formatting.rates_since(row) for row in view.listed.rows()] == [f"{began}–{ended}"]
+    assert [range_text.rates_since(row) for row in view.listed.rows()] == [f"{began}–{ended}"]
 
 
 def test_rate_curve_trend_and_layers_are_of_the_range_alone(feed: ReplayFeed) -> None:
@@ -110,7 +110,7 @@ def test_of_a_range_in_which_nothing_ended_nothing_is_shown(feed: ReplayFeed) ->
     view = select(feed, 10.1, 10.4)
     assert view.steps is not None
     assert (view.steps.count, view.bricks) == (0, ())
-    assert formatting.shown_time(view).endswith(", 0 steps")
+    assert range_text.shown_time(view).endswith(", 0 steps")
 
 
 def test_a_range_is_no_other_whichever_way_it_was_come_to() -> None:

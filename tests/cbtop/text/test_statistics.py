@@ -11,11 +11,11 @@ import pytest
 from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.messages import Device
 from cbtop.reports import REPORTS
-from cbtop.text.formatting import NOT_MEASURED
 from cbtop.text.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.help import help_lines
 from cbtop.tui.widgets.lines import plain
+from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import ProcessRow

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
 from cbtop.reports.text import text_report
-from cbtop.text import ascii_signs, formatting
+from cbtop.text import ascii_signs, time_text
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
@@ -247,7 +247,7 @@ async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: 
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis")
         text = text_report([shown(pilot)], ["bricks"], memory.feed.replay())
-        at = formatting.date(memory.feed.replay().recorded_s + memory.feed.at_s)
+        at = time_text.date(memory.feed.replay().recorded_s + memory.feed.at_s)
         assert text.startswith(f"LOOKING BACK on vm at {at}, 10.0 s before the daemon was asked")
 
 
