@@ -69,7 +69,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_runs.py",
         "tests/cbtop/viewmodels/test_run_diff.py",
         "tests/cbtop/commands/test_diff.py",
-        "tests/cbtop/client/test_run_file.py",
+        "tests/cbtop/feeds/test_run_file.py",
     ),
     "cbtop.viewmodels.run_diff": (
         "tests/cbtop/viewmodels/test_run_diff.py",

@@ -318,7 +318,7 @@ def _line(lines: Sequence[str], name: str, value: str) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from cbtop.client.run_file import write_runs
+    from cbtop.feeds.run_file import write_runs
     from cbtop.reports.run_diff import power
     from cbtop.viewmodels.run_diff import diff_of
     from cbtop.viewmodels.runs import MIN_LEARNED

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cbtop.client.feed import Feed, FeedEnd
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
@@ -37,6 +36,7 @@ from cbtop.commands.show import (
 )
 from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, TokenSampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
+from cbtop.feeds.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     bases = runs_of(options.base, options)
     news = runs_of(options.new, options) if options.new is not None else bases
     if options.save is not None:
-        from cbtop.client.run_file import write_runs
+        from cbtop.feeds.run_file import write_runs
 
         write_runs(options.save, news, overwrite=options.force)
         sys.stderr.write(f"cbtop: {options.save}: written, of {', '.join(run.name for run in news)}\n")

@@ -14,7 +14,12 @@ from dataclasses import asdict
 from itertools import zip_longest
 
 from cbtop import units
-from cbtop.client.kernel_request import (
+from cbtop.commands.shared.choose import add_source_argument
+from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.show import positive_seconds
+from cbtop.daemon.source import Source
+from cbtop.errors import NoDataError, UsageError
+from cbtop.feeds.kernel_request import (
     DEFAULT_STEPS,
     DEFAULT_WAIT_S,
     POLL_S,
@@ -22,11 +27,6 @@ from cbtop.client.kernel_request import (
     live_source,
     pid_of,
 )
-from cbtop.commands.shared.choose import add_source_argument
-from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import positive_seconds
-from cbtop.daemon.source import Source
-from cbtop.errors import NoDataError, UsageError
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir

@@ -7,8 +7,6 @@ import sys
 import time
 from dataclasses import replace
 
-from cbtop.client.feed import Feed
-from cbtop.client.look_back import remembered
 from cbtop.client.store import SourceRecord
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import (
@@ -23,6 +21,8 @@ from cbtop.commands.top import (
     unread,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.look_back import remembered
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.viewmodels.model import SourceRow

@@ -27,7 +27,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
 
 if TYPE_CHECKING:  # it loads numpy
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
 DESCRIPTION = (
     "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a step, { } by "
@@ -61,7 +61,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
     settle_options(options)
     headless = is_headless(options)
@@ -83,7 +83,7 @@ def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
     """Return the length of the window. A report that compares everything with a baseline needs all of it."""
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
     with ReplayFeed(options.replay) as feed:
         return max(feed.duration_s, DEFAULT_WINDOW_S)

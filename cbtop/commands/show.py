@@ -27,8 +27,8 @@ from cbtop.viewmodels import MergeMode
 
 # Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
 if TYPE_CHECKING:
-    from cbtop.client.feed import Feed
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.feed import Feed
+    from cbtop.feeds.replay import ReplayFeed
     from cbtop.protocol.keys import ViewerKeys
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.run_app import AppProgram
@@ -142,8 +142,8 @@ def open_feed(
 
     Raises UsageError for invalid keys.
     """
-    from cbtop.client.feed import Feed
     from cbtop.daemon.history import MAX_HISTORY_S
+    from cbtop.feeds.feed import Feed
 
     try:
         history_s = MAX_HISTORY_S if looks_back else 0.0
@@ -221,9 +221,9 @@ def show_on_screen(
     # start, and later several frames every ten seconds.
     gc.disable()
     # Imported here: Textual takes a fifth of a second to load, which reports and --help should not pay.
-    from cbtop.client.look_back import look_back
-    from cbtop.client.replay import ReplayFeed
     from cbtop.client.stream_recorder import save_history
+    from cbtop.feeds.look_back import look_back
+    from cbtop.feeds.replay import ReplayFeed
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.replay_app import ReplayApp
     from cbtop.tui.run_app import RunApp

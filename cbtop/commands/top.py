@@ -32,8 +32,8 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
 if TYPE_CHECKING:  # they load numpy and zmq
-    from cbtop.client.feed import Feed
     from cbtop.client.store import SourceRecord
+    from cbtop.feeds.feed import Feed
     from cbtop.viewmodels.model import SourceView
 
 DESCRIPTION = "attach to whatever runs"

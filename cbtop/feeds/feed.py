@@ -13,11 +13,11 @@ from typing import Self
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.link import Link
-from cbtop.client.marks import Marks
 from cbtop.client.own_cost import OwnCost
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.daemon.history import MAX_HISTORY_S
+from cbtop.feeds.marks import Marks
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling, Unknown
 from cbtop.protocol.vocabulary import SourceStatus

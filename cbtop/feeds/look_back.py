@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cbtop.client.feed import Feed
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import HISTORY_S
 from cbtop.client.stream_recorder import save_history
 from cbtop.errors import CbtopError
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.keys import ViewerKeys
 

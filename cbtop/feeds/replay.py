@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Self
 
 from cbtop.client import DEFAULT_WINDOW_S, store
-from cbtop.client.feed import FeedEnd, StoreViews
-from cbtop.client.marks import Marks
 from cbtop.client.range_cut import LEAD_NS, RangeCut
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
+from cbtop.feeds.feed import FeedEnd, StoreViews
+from cbtop.feeds.marks import Marks
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, SourceCatalog, StatsUpdate

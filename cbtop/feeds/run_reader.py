@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from cbtop.client.feed import FeedSnapshot, gpus_of
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.client.store import SourceRecord
+from cbtop.feeds.feed import FeedSnapshot, gpus_of
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise

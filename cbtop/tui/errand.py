@@ -12,8 +12,8 @@ from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.worker import get_current_worker
 
-from cbtop.client.kernel_request import POLL_S
 from cbtop.errors import CbtopError
+from cbtop.feeds.kernel_request import POLL_S
 from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.model import SourceView

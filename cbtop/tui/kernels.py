@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from textual.app import App
 
-from cbtop.client.kernel_request import KernelRequest, own_source
+from cbtop.feeds.kernel_request import KernelRequest, own_source
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.text import kernel_text
 from cbtop.tui.errand import BackgroundTask, Progress

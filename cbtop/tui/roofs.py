@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbtop.client.calibration import Calibration, why_not_measured
+from cbtop.feeds.calibration import Calibration, why_not_measured
 from cbtop.tui.errand import BackgroundTask
 from cbtop.viewmodels.model import SourceView
 

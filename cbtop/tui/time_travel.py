@@ -12,9 +12,9 @@ from pathlib import Path
 from textual.app import App
 from textual.notifications import SeverityLevel
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.errors import ProtocolError
 from cbtop.text import time_text
 from cbtop.tui.errand import READ_S, Progress

@@ -15,7 +15,7 @@ from textual._context import active_app
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from cbtop.client.feed import FeedEnd
+from cbtop.feeds.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
 from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.comparison import Comparison
@@ -149,7 +149,7 @@ class KnownCost:
 @pytest.fixture
 def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A viewer costs as much as is said here, so that what it shows can be agreed."""
-    monkeypatch.setattr("cbtop.client.feed.OwnCost", KnownCost)
+    monkeypatch.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
 
 
 def screen_text(app: CbtopApp) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
@@ -21,7 +21,7 @@ LIVE_S, STALLED_S = 20.0, 13.0  # in the recording; in the one it goes on, with 
 def states() -> dict[str, SourceView | None]:
     """By name what is shown: nothing at all, and one process. Each call gives the same objects."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("cbtop.client.feed.OwnCost", KnownCost)
+        patched.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
         live = seen_at(LIVE_S)
         return {
             "live": live,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
-from cbtop.client.run_reader import runs_in
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.feeds.run_reader import runs_in
 from cbtop.reports import DEVICES, REPORTS
 from cbtop.reports.text import SECTIONS
 from cbtop.tui.app import CbtopApp

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import MAX_PHASES, Store
 from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import processes_of_recording
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol import announcements, codec, recording
 from cbtop.protocol.errors import LimitError, RecordingError, VersionError
 from cbtop.protocol.messages import (

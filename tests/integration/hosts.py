@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from cbtop.cli import main
-from cbtop.client.feed import Feed
 from cbtop.commands import top
+from cbtop.feeds.feed import Feed
 
 DEADLINE_S = 300.0  # a machine may be slow and busy: only what hangs takes so long
 PATIENTLY = ("--timeout", f"{DEADLINE_S:g}")
@@ -45,7 +45,7 @@ FOR_EVER = -1
 SEEING = """
 import sys
 from cbtop.cli import main
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 poll = Feed.poll
 def poll_and_say(feed, timeout_ms=0):
     poll(feed, timeout_ms)

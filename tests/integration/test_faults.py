@@ -25,7 +25,7 @@ import msgpack
 import psutil
 import pytest
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.profiler.analysis.graph.node_table import MAX_NODES
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
@@ -66,7 +66,7 @@ print(json.dumps({"steps": steps, "waits": waits}), flush=True)
 """
 VIEWER = """
 import sys, time
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 feed = Feed()
 while True:
     feed.poll(50)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.viewmodels.model import SourceView
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once_answered, snapshot
 

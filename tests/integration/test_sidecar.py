@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import DEADLINE_S, HOST, eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.viewmodels.model import ProcessCost
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.busy import SLICES
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.viewmodels.model import StragglerView
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapshot
 

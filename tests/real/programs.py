@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.commands.run import DEFAULT_OVERHEAD
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.model import Severity, SourceView, Verdict

@@ -52,7 +52,7 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
     Raises UsageError if it is invalid or names several processes, NoDataError if nothing was recorded.
     """
-    from cbtop.client.run_file import is_run_file, read_runs
+    from cbtop.feeds.run_file import is_run_file, read_runs
 
     path = Path(where)
     if is_run_file(path):
@@ -147,7 +147,7 @@ def _is_read(recorder: StreamRecorder) -> bool:
 
 def _only(path: Path, source: str | None) -> Run:
     """Return the only run of a recording, or the one that `source` names."""
-    from cbtop.client.run_reader import runs_in
+    from cbtop.feeds.run_reader import runs_in
 
     try:
         found = runs_in(path, [source] if source else [])

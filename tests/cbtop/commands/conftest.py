@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client import run_reader
 from cbtop.commands.shared import machine_pace
+from cbtop.feeds import run_reader
 from cbtop.viewmodels.runs import Pace, Run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.messages import Heartbeat
 from cbtop.viewmodels import verdicts as verdicts_module
 from cbtop.viewmodels.model import SourceView

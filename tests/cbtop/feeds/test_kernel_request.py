@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.kernel_request import KernelRequest, own_source
 from cbtop.errors import NoDataError
+from cbtop.feeds.kernel_request import KernelRequest, own_source
 from cbtop.protocol.errors import RequestError
 from tests.cbtop.asked_host import Host
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.marks import MAX_MARKS, Marks
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, StepSample
 from cbtop.client.window import Window
+from cbtop.feeds.marks import MAX_MARKS, Marks
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import HostHello, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.model import Mark, Severity, SourceView, Subject, Verdict
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
 from tests.cbtop import samples
-from tests.cbtop.client.test_replay import IMPERFECT, Hand
+from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 
 S = 1_000_000_000
 BEGIN_NS = 70 * S + 123

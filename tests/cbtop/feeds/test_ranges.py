@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 from cbtop.text import range_text, time_text
 from cbtop.viewmodels.model import MergeMode, SourceView
-from tests.cbtop.client.test_replay import Hand, known, leaves
+from tests.cbtop.feeds.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop
 

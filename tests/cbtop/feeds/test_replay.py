@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 
 from cbtop.client import store, trend
 from cbtop.client.recent import RecentRecords
-from cbtop.client.replay import RECENT_NS, ReplayFeed, baselines_in
 from cbtop.commands import replay
+from cbtop.feeds.replay import RECENT_NS, ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cbtop.client.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.errors import UsageError
+from cbtop.feeds.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.reports.gate import gate_json, gate_text
 from cbtop.viewmodels.run_diff import diff
 from cbtop.viewmodels.runs import Pace

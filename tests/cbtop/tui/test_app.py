@@ -24,12 +24,12 @@ import pytest
 from textual.binding import Binding
 from textual.pilot import Pilot
 
-from cbtop.client.feed import Feed, FeedEnd
-from cbtop.client.kernel_request import KernelRequest
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import Store
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
+from cbtop.feeds.feed import Feed, FeedEnd
+from cbtop.feeds.kernel_request import KernelRequest
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.requests import WHY, Request, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import VIEWS as REPORTED

@@ -12,7 +12,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.widgets.drawing import Drawing

@@ -9,16 +9,16 @@ import pytest
 from textual.widgets import ContentSwitcher
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.feed import FeedEnd, StoreViews
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.feed import FeedEnd, StoreViews
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import DaemonHello
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
 from cbtop.viewmodels.model import TimeView
-from tests.cbtop.client.test_replay import IMPERFECT, Hand, leaves
 from tests.cbtop.conftest import screen_text
+from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
 
 
 class Watching(StoreViews):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.reports.text import text_report
 from cbtop.text import ascii_signs, time_text
 from cbtop.tui.app import CbtopApp
@@ -20,8 +20,8 @@ from cbtop.tui.time_travel import TimeTravel
 from cbtop.tui.views.timeline_map import HELD
 from cbtop.viewmodels.model import Mark, SourceView, TimeView
 from tests.cbtop import samples
-from tests.cbtop.client.test_replay import IMPERFECT, Hand
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 from tests.integration.hosts import DEADLINE_S
 
 SIZE = (120, 34)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.text import rate_text
@@ -221,7 +221,7 @@ def test_a_row_is_made_when_it_is_asked_for_and_once(runtime: Path, monkeypatch:
         made.append(found.key)
         return source_row(found)
 
-    monkeypatch.setattr("cbtop.client.feed.source_row", counted)
+    monkeypatch.setattr("cbtop.feeds.feed.source_row", counted)
     with ReplayFeed(path) as feed:
         view = feed.view()
         assert view is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import Unknown
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp

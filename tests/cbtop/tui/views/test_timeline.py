@@ -13,7 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 from cbtop import units
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.text import ascii_signs
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import CheckResult, DeviceProcess, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cbtop.client.feed import StoreViews
 from cbtop.daemon.source import Source
+from cbtop.feeds.feed import StoreViews
 from cbtop.profiler.analysis.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
