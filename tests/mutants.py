@@ -59,24 +59,24 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_straggler.py",
         "tests/cbtop/test_rates.py",
     ),
-    "cbtop.viewmodels.comparison": (
-        "tests/cbtop/viewmodels/test_comparison.py",
-        "tests/cbtop/viewmodels/test_baseline.py",
+    "cbtop.comparison.comparison": (
+        "tests/cbtop/comparison/test_comparison.py",
+        "tests/cbtop/comparison/test_baseline.py",
     ),
-    "cbtop.viewmodels.noise": ("tests/cbtop/viewmodels/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
-    "cbtop.viewmodels.quantiles": ("tests/cbtop/viewmodels/test_quantiles.py",),
-    "cbtop.viewmodels.runs": (
-        "tests/cbtop/viewmodels/test_runs.py",
-        "tests/cbtop/viewmodels/test_run_diff.py",
+    "cbtop.comparison.noise": ("tests/cbtop/comparison/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
+    "cbtop.comparison.quantiles": ("tests/cbtop/comparison/test_quantiles.py",),
+    "cbtop.comparison.runs": (
+        "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/comparison/test_run_diff.py",
         "tests/cbtop/commands/test_diff.py",
         "tests/cbtop/feeds/test_run_file.py",
     ),
-    "cbtop.viewmodels.run_diff": (
-        "tests/cbtop/viewmodels/test_run_diff.py",
-        "tests/cbtop/viewmodels/test_thresholds.py",
+    "cbtop.comparison.run_diff": (
+        "tests/cbtop/comparison/test_run_diff.py",
+        "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/commands/test_diff.py",
     ),
-    "cbtop.viewmodels.thresholds": ("tests/cbtop/viewmodels/test_thresholds.py",),
+    "cbtop.comparison.thresholds": ("tests/cbtop/comparison/test_thresholds.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.

@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
         if len(runs) == 2:
             sys.stderr.write(f"cbtop: {where}: of its two runs the first counts: three or more are taken together\n")
     # These load numpy.
+    from cbtop.comparison.run_diff import diff_of
     from cbtop.reports.run_diff import FORMATS
-    from cbtop.viewmodels.run_diff import diff_of
 
     found = diff_of(bases, news, options.phase, anyway=options.anyway)
     sys.stdout.write(FORMATS[options.format](found) + "\n")

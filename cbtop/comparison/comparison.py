@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cbtop.comparison.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
+from cbtop.comparison.noise import MIN_BLOCKS, Change, Figure, change
+from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
-from cbtop.viewmodels.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
-from cbtop.viewmodels.layers import MIN_PEERS
-from cbtop.viewmodels.noise import MIN_BLOCKS, Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
 
 ALIKE = 0.02  # relative difference of tokens or sequences per step: smaller than a reported change
 ALIKE_SHARE = 0.05  # of the steps of all phases

@@ -15,15 +15,15 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.comparison.noise import Change, Figure, change, figures
+from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.profiler.analysis.brick_stats import name_and_category
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.layers import BETWEEN, layer_of_nodes
 from cbtop.profiler.analysis.phase_totals import PhaseTotals, exclusive_of
 from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.layers import BETWEEN, layer_of_nodes
-from cbtop.viewmodels.noise import Change, Figure, change, figures
-from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
 
 Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)

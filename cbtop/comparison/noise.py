@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_BLOCKS = 5  # fewer blocks do not show their spread
+READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or more of the time is the clock's
 ENOUGH_BLOCKS = 20  # enough blocks to know their spread, if they are not correlated
 LEAST_PERCENT = 3.0  # two runs on one machine differ by about this much without a cause
 LEAST_LEARNED_PERCENT = 1.0  # if the scatter of runs is known: the error of a histogram's median

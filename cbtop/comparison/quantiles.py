@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.comparison.noise import Figure, figures
 from cbtop.profiler.analysis.histograms import (
     BUCKETS,
     SUB_BUCKETS,
@@ -21,7 +22,6 @@ from cbtop.profiler.analysis.histograms import (
     bucket_of,
 )
 from cbtop.profiler.analysis.stats import Growth
-from cbtop.viewmodels.noise import Figure, figures
 
 MEDIAN, P99 = 0.5, 0.99
 MIN_BEYOND = 4  # calls on either side of a quantile: a p99 needs at least 400 calls

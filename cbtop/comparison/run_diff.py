@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from statistics import NormalDist, median
 
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
+from cbtop.comparison.noise import READINGS, Change, Figure, change
+from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
+from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted, percent
-from cbtop.viewmodels.baseline import Surroundings
-from cbtop.viewmodels.comparison import ALIKE, MAX_LOST_PERCENT, PlaceChange, differences, other_model, slower
-from cbtop.viewmodels.layers import MIN_PEERS
-from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
-from cbtop.viewmodels.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
-from cbtop.viewmodels.verdicts.below_resolution import READINGS
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
 ALIKE_CLOCK = 0.03  # relative, of a GPU clock: smaller than a reported change

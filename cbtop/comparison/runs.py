@@ -17,16 +17,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.step_blocks import StepBlock, StepWork
-from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
-from cbtop.profiler.analysis.graph.node_table import NodeTable
-from cbtop.profiler.analysis.graph.nodes import display_name
-from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth, NodeStats
-from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.baseline import Surroundings
-from cbtop.viewmodels.noise import MIN_BLOCKS, Figure, figures, learned
-from cbtop.viewmodels.places import (
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.items import (
     WHOLE_STEP,
     Brick,
     PhasePlaces,
@@ -36,7 +28,15 @@ from cbtop.viewmodels.places import (
     place_times,
     shared_ratio,
 )
-from cbtop.viewmodels.quantiles import MEDIAN, P99, CallTimes
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
+from cbtop.comparison.step_blocks import StepBlock, StepWork
+from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
 USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause

@@ -21,13 +21,13 @@ from difflib import get_close_matches
 from enum import StrEnum
 from math import inf
 
+from cbtop.comparison.items import BETWEEN_BRICKS, Brick
+from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
+from cbtop.comparison.runs import MIN_LEARNED
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import count, counted, duration, number, percent
-from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, Brick
-from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
-from cbtop.viewmodels.runs import MIN_LEARNED
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"

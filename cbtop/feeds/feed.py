@@ -15,14 +15,14 @@ from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.link import Link
 from cbtop.client.own_cost import OwnCost
 from cbtop.client.store import Budget, SourceRecord, Store
+from cbtop.comparison.baseline import Snapshot
+from cbtop.comparison.comparison import Comparison, baselines_of, compare, rate_change
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.feeds.marks import Marks
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling, Unknown
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.baseline import Snapshot, snapshot
-from cbtop.viewmodels.comparison import Comparison, baselines_of, compare, rate_change
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.model import (
@@ -38,6 +38,7 @@ from cbtop.viewmodels.model import (
     Verdict,
 )
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.snapshot import snapshot
 from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
 from cbtop.viewmodels.sources import daemon_cost, source_row
 from cbtop.viewmodels.straggler import Job, job_of, straggler

@@ -17,13 +17,13 @@ from cbtop.client import DEFAULT_WINDOW_S, store
 from cbtop.client.range_cut import LEAD_NS, RangeCut
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
+from cbtop.comparison.baseline import Snapshot
 from cbtop.feeds.feed import FeedEnd, StoreViews
 from cbtop.feeds.marks import Marks
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
-from cbtop.viewmodels.baseline import Snapshot
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
 from cbtop.viewmodels.source import has_data, is_selected

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
+from cbtop.comparison.noise import Figure
+from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
 from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import Surroundings
-from cbtop.viewmodels.noise import Figure
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
-from cbtop.viewmodels.runs import Pace, Run, StepGroup, TooShort
 
 SCHEMA = "cbtop.runs/1"
 MAX_FILE_BYTES = 64 << 20

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from cbtop.client.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.client.store import SourceRecord
+from cbtop.comparison.noise import MIN_BLOCKS
+from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
+from cbtop.comparison.step_blocks import STEPS_A_BLOCK, StepBlocks
 from cbtop.feeds.feed import FeedSnapshot, gpus_of
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.analysis.graph.nodes import display_name
@@ -19,10 +21,8 @@ from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
-from cbtop.viewmodels.baseline import surroundings_of
 from cbtop.viewmodels.model import StallKind
-from cbtop.viewmodels.noise import MIN_BLOCKS
-from cbtop.viewmodels.runs import Run, StepGroup, TooShort, kernels_of, part_of
+from cbtop.viewmodels.snapshot import surroundings_of
 from cbtop.viewmodels.stall import stall_view
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from cbtop.comparison.comparison import Comparison, WorkChange
+from cbtop.comparison.items import WHOLE_STEP, Brick
+from cbtop.comparison.noise import Change
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
@@ -23,7 +26,6 @@ from cbtop.text.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.layers import LayersView
@@ -39,9 +41,7 @@ from cbtop.viewmodels.model import (
     TimeRangeView,
     TraceView,
 )
-from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.not_instrumented import not_instrumented
-from cbtop.viewmodels.places import WHOLE_STEP, Brick
 from cbtop.viewmodels.timeline import TimelineView
 
 SCHEMA = "cbtop.snapshot/1"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cbtop import units
+from cbtop.comparison.noise import Change
 from cbtop.reports.tables import Table, table
 from cbtop.text import comparison_text, merge_text, range_text, rate_text, recording_text, source_text
 from cbtop.viewmodels.model import (
@@ -19,7 +20,6 @@ from cbtop.viewmodels.model import (
     StallView,
     StragglerView,
 )
-from cbtop.viewmodels.noise import Change
 
 SCHEMA = "cbtop.sources/1"
 PROVENANCE = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cbtop import units
+from cbtop.comparison.comparison import Comparison, WorkChange
+from cbtop.comparison.items import Place
+from cbtop.comparison.noise import Change
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
@@ -37,7 +40,6 @@ from cbtop.text.statistics import (
 )
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison, WorkChange
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
 from cbtop.viewmodels.model import (
@@ -52,9 +54,7 @@ from cbtop.viewmodels.model import (
     TraceView,
     Verdict,
 )
-from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.not_instrumented import not_instrumented
-from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.roofline import missing_ceilings
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.items import WHOLE_STEP
+from cbtop.comparison.noise import Change
 from cbtop.text.time_text import date
 from cbtop.units import NOT_MEASURED, duration, number, percent, percent_number
-from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.lanes import TimelineSpan
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import WHOLE_STEP
 
 
 def change(found: Change) -> str:

@@ -15,6 +15,7 @@ from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input
 
 from cbtop import units
+from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.text import time_text
@@ -45,7 +46,6 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
 from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
-from cbtop.viewmodels.noise import MIN_BLOCKS
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from cbtop.viewmodels.baseline import Snapshot
+from cbtop.comparison.baseline import Snapshot
 from cbtop.viewmodels.model import MergeMode, SourceSummary, SourceView, TimeView
 
 

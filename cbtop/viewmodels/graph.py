@@ -8,6 +8,7 @@ from typing import overload
 
 import numpy as np
 
+from cbtop.comparison.items import Place
 from cbtop.profiler.analysis.brick_stats import name_and_category
 from cbtop.profiler.analysis.graph.analysis import CriticalPath, CycleError, critical_path
 from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
@@ -19,7 +20,6 @@ from cbtop.profiler.analysis.stats import Calls
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.model import CriticalPathView, GraphRow
-from cbtop.viewmodels.places import Place
 
 # The path of this many nodes takes 0.3 s including its graph; the rest of their view takes 0.03 s (2 shared cores).
 # More is not worth the wait twice a second.

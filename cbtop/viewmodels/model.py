@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from cbtop.comparison.items import Place
+from cbtop.comparison.noise import Change
 from cbtop.profiler.analysis import roofline
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
@@ -29,13 +31,11 @@ from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import LayersView
-from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.on_demand import Lazy, made, with_parts
-from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
 if TYPE_CHECKING:  # avoids an import cycle: it imports this module
-    from cbtop.viewmodels.comparison import Comparison
+    from cbtop.comparison.comparison import Comparison
 
 OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
 

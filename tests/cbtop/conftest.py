@@ -15,10 +15,10 @@ from textual._context import active_app
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
+from cbtop.comparison.baseline import Snapshot
+from cbtop.comparison.comparison import Comparison
 from cbtop.feeds.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
-from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView, TimeView
 from tests.cbtop import samples
 

@@ -7,13 +7,15 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from cbtop.comparison.baseline import BrickWork, Snapshot
+from cbtop.comparison.comparison import compare
+from cbtop.comparison.items import PlaceTimes
+from cbtop.comparison.noise import Change
 from cbtop.profiler.analysis.roofline import distance
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
-from cbtop.viewmodels.baseline import BrickWork, Snapshot
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import compare
 from cbtop.viewmodels.durations import DurationBar
 from cbtop.viewmodels.lanes import Lane, Row, TimelineSpan
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
@@ -43,8 +45,6 @@ from cbtop.viewmodels.model import (
     TimeRangeView,
     WindowView,
 )
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import PlaceTimes
 from cbtop.viewmodels.stall import STEP_UNKNOWN
 from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.verdicts import judged

@@ -23,7 +23,7 @@ from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, Versio
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.stream_recorder import StreamRecorder
-    from cbtop.viewmodels.runs import Run
+    from cbtop.comparison.runs import Run
 
 RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100

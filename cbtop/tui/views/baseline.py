@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.noise import Change
 from cbtop.text import comparison_text
 from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.noise import Change
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:

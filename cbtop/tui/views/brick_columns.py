@@ -7,6 +7,7 @@ from functools import lru_cache
 from statistics import median
 
 from cbtop import units
+from cbtop.comparison.comparison import Comparison
 from cbtop.text import roof_text
 from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, statistic
 from cbtop.tui.views.baseline import change_role, change_text
@@ -18,7 +19,6 @@ from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
 from cbtop.tui.widgets.upright import usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
-from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.model import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0

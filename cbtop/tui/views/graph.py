@@ -16,6 +16,8 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from cbtop import units
+from cbtop.comparison.items import Place as ComparedPlace
+from cbtop.comparison.noise import Change
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.text import kernel_text
@@ -33,8 +35,6 @@ from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
 from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import Place as ComparedPlace
 
 _SLACK = statistic("slack_us", Of.NODE)
 BESIDE = 160  # cells: from this width on, details are next to the tree

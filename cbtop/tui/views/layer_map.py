@@ -10,14 +10,15 @@ from operator import itemgetter
 from rich.cells import cell_len
 
 from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.noise import Change
+from cbtop.profiler.analysis.layers import BETWEEN
 from cbtop.text import comparison_text
 from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.layers import BETWEEN, MIN_LAYERS, MIN_STEPS, ODD, LayerRow, LayersView
-from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, LayersView
 
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop import units
+from cbtop.profiler.analysis.layers import BETWEEN
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column, RowT, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, rule
 from cbtop.tui.widgets.parts import beside, even_widths
-from cbtop.viewmodels.layers import BETWEEN, ODD, BrickInLayer, LayerRow, LayersView
+from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
 LEAST_LINES = 5  # of the pane: fewer are useless
 _LEAST_LAYERS = 7  # of the table of all layers

@@ -12,6 +12,7 @@ from textual.message import Message
 from textual.widget import Widget
 
 from cbtop import units
+from cbtop.profiler.analysis.layers import BETWEEN
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of
@@ -21,7 +22,7 @@ from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
-from cbtop.viewmodels.layers import BETWEEN, LayerRow
+from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.model import SourceView
 
 LEAST_PICTURES = 8  # lines

@@ -14,6 +14,9 @@ from textual.events import Resize
 from textual.widget import Widget
 
 from cbtop import units
+from cbtop.comparison.comparison import WorkChange
+from cbtop.comparison.items import Brick
+from cbtop.comparison.noise import Change
 from cbtop.text import roof_text, statistics
 from cbtop.text.row_filter import words_of
 from cbtop.tui.views.base import View
@@ -27,10 +30,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join, wrap_line
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.comparison import WorkChange
 from cbtop.viewmodels.model import RooflineView, SourceView
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import Brick
 from cbtop.viewmodels.roofline import missing_ceilings
 
 BESIDE = 100  # cells: from this width on, the table is next to the plot, as in cbtop.tcss

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from string import ascii_letters
 
 from cbtop import units
+from cbtop.comparison.comparison import WorkChange
+from cbtop.comparison.items import Brick
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.text import time_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -21,9 +23,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.comparison import WorkChange
 from cbtop.viewmodels.model import CeilingRow, RooflineView
-from cbtop.viewmodels.places import Brick
 
 RIDGE = "◆"
 BEFORE = "○"  # at the baseline

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.items import Place
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
 from cbtop.text import comparison_text, time_text, timeline_text
 from cbtop.tui.views.base import SourceDrawing
@@ -24,10 +26,8 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
-from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
 from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.places import Place
 from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100

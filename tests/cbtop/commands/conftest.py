@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cbtop.commands.shared import machine_pace
+from cbtop.comparison.runs import Pace, Run
 from cbtop.feeds import run_reader
-from cbtop.viewmodels.runs import Pace, Run
 
 
 @pytest.fixture(autouse=True)

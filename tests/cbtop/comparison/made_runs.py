@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.step_blocks import StepBlocks
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.runs import Run, part_of
+from cbtop.comparison.step_blocks import StepBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.baseline import Surroundings
-from cbtop.viewmodels.runs import Run, part_of
 
 BRICKS = {  # µs a call
     "RmsNorm": (BrickCategory.NORM, 20.0),

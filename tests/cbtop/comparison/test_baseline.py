@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.store import Store
+from cbtop.comparison.baseline import Snapshot
+from cbtop.comparison.items import BETWEEN_BRICKS
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.baseline import Snapshot, snapshot
 from cbtop.viewmodels.model import GraphRow
-from cbtop.viewmodels.places import BETWEEN_BRICKS
+from cbtop.viewmodels.snapshot import snapshot
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of
 from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK

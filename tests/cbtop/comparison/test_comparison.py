@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.comparison.baseline import BrickWork, PhaseTimes, Snapshot
+from cbtop.comparison.comparison import Comparison, PlaceChange, baselines_of, compare, slower
+from cbtop.comparison.items import WHOLE_STEP, Brick, judged_change, shared_ratio
+from cbtop.comparison.noise import Change, change
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import BrickWork, PhaseTimes, Snapshot
-from cbtop.viewmodels.comparison import Comparison, PlaceChange, baselines_of, compare, slower
 from cbtop.viewmodels.model import About, MergeMode
-from cbtop.viewmodels.noise import Change, change
-from cbtop.viewmodels.places import WHOLE_STEP, Brick, judged_change, shared_ratio
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
 from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run

@@ -1,6 +1,6 @@
 """Chance alone breaks no gate, whatever machines do; what is planted is found and named, and how often is known.
 
-The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/viewmodels/test_gate_power.py`.
+The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_gate_power.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from cbtop.comparison.run_diff import diff, diff_of, findable_percent
+from cbtop.comparison.runs import together
+from cbtop.comparison.thresholds import Outcome, confirmed, default_gate
 from cbtop.reports.run_diff import diff_json, diff_text
-from cbtop.viewmodels.run_diff import diff, diff_of, findable_percent
-from cbtop.viewmodels.runs import together
-from cbtop.viewmodels.thresholds import Outcome, confirmed, default_gate
-from tests.cbtop.viewmodels.made_runs import Noise, made_run
+from tests.cbtop.comparison.made_runs import Noise, made_run
 
 PLANTED = "DownProjection in Layer 4"
 USUAL, LOUD = Noise(), Noise(call=0.2)

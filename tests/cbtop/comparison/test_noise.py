@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cbtop.viewmodels.comparison import compare
-from cbtop.viewmodels.noise import (
+from cbtop.comparison.comparison import compare
+from cbtop.comparison.noise import (
     CONFIDENCE,
     LEAST_LEARNED_PERCENT,
     LEAST_PERCENT,

@@ -8,14 +8,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
+from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
+from cbtop.comparison.runs import Pace, Run, TooShort, together
+from cbtop.comparison.thresholds import default_gate
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
-from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, PlaceTimes, shared_ratio
-from cbtop.viewmodels.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
-from cbtop.viewmodels.runs import Pace, Run, TooShort, together
-from cbtop.viewmodels.thresholds import default_gate
-from tests.cbtop.viewmodels.made_runs import AT, Noise, made_run
+from tests.cbtop.comparison.made_runs import AT, Noise, made_run
 
 STEADY = Noise(pauses=0)
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbtop.client.step_blocks import StepBlock, StepBlocks, StepWork
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
+from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
+from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.stats import Growth, NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
-from cbtop.viewmodels.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
-from tests.cbtop.viewmodels.made_runs import BRICKS, Noise, made_batch, made_run, made_table
+from tests.cbtop.comparison.made_runs import BRICKS, Noise, made_batch, made_run, made_table
 
 STEADY = Noise(pauses=0)
 

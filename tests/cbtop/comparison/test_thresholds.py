@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.errors import UsageError
-from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.units import duration, number
-from cbtop.viewmodels.noise import Change, Figure, change
-from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
-from cbtop.viewmodels.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff, diff_of
-from cbtop.viewmodels.runs import Run, TooShort, together
-from cbtop.viewmodels.thresholds import (
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
+from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff, diff_of
+from cbtop.comparison.runs import Run, TooShort, together
+from cbtop.comparison.thresholds import (
     Judged,
     Outcome,
     confirmed,
@@ -28,7 +25,10 @@ from cbtop.viewmodels.thresholds import (
     of_definitions,
     parse,
 )
-from tests.cbtop.viewmodels.made_runs import Noise, made_run
+from cbtop.errors import UsageError
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.units import duration, number
+from tests.cbtop.comparison.made_runs import Noise, made_run
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from cbtop.comparison.run_diff import diff
+from cbtop.comparison.runs import Pace
+from cbtop.comparison.thresholds import default_gate
 from cbtop.errors import UsageError
 from cbtop.feeds.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.reports.gate import gate_json, gate_text
-from cbtop.viewmodels.run_diff import diff
-from cbtop.viewmodels.runs import Pace
-from cbtop.viewmodels.thresholds import default_gate
-from tests.cbtop.viewmodels.made_runs import made_run
+from tests.cbtop.comparison.made_runs import made_run
 
 
 @pytest.fixture(scope="module")
