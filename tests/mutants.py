@@ -45,15 +45,15 @@ MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.profiler.analysis.stats": (
         "tests/profiler/analysis/test_stats.py",
         "tests/profiler/analysis/test_phase_totals.py",
-        "tests/cbtop/viewmodels/test_books.py",
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
         "tests/cbtop/test_steps_in_the_window.py",
         "tests/cbtop/test_every_hop.py",
     ),
     "cbtop.profiler.analysis.time_breakdown": (
-        "tests/cbtop/viewmodels/test_books.py",
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
         "tests/cbtop/viewmodels/test_source_view.py",
     ),
-    "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
+    "cbtop.viewmodels.time_breakdown": ("tests/cbtop/viewmodels/test_time_breakdown.py",),
     "cbtop.viewmodels.merge": (
         "tests/cbtop/viewmodels/test_merge.py",
         "tests/cbtop/viewmodels/test_straggler.py",

@@ -43,7 +43,7 @@ from cbtop.viewmodels.source import shown, source_view, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
-from cbtop.viewmodels.stretch import since_s, time_range_of
+from cbtop.viewmodels.time_range import since_s, time_range_of
 
 KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 

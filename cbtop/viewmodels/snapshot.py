@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.roofline import intensity
 from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
 from cbtop.viewmodels.model import StepsView
 from cbtop.viewmodels.steps import steps_views
-from cbtop.viewmodels.stretch import of_model
+from cbtop.viewmodels.time_range import of_model
 
 _PLAIN, _PLAIN_TOKENS = SPARSE_COLUMNS.index("plain"), SPARSE_COLUMNS.index("plain_tokens")
 

@@ -17,7 +17,6 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Node
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
-from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.brick_growth import brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import category_rows
@@ -49,7 +48,8 @@ from cbtop.viewmodels.steps import (
     tokens_per_sec_history,
     warm_up_view,
 )
-from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, time_range_of, time_range_view
+from cbtop.viewmodels.time_breakdown import beside_view, books_view
+from cbtop.viewmodels.time_range import compiling_view, heard_ns, since_s, time_range_of, time_range_view
 from cbtop.viewmodels.timeline import timeline_view
 from cbtop.viewmodels.traces import trace_views
 

@@ -13,7 +13,7 @@ from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.source import loss_view, shown, shown_phase, state_of, window_view
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import step_us_history, steps_per_sec_history, tokens_per_sec_history
-from cbtop.viewmodels.stretch import since_s
+from cbtop.viewmodels.time_range import since_s
 
 NO_STEP, NONE_ENDED = "it has marked no step", "no step has ended in this time"
 STEPS_MISSING, TOKENS_MISSING = "steps that were not recorded left nothing", "not every step said its tokens"

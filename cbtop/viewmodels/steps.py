@@ -17,7 +17,7 @@ from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import duration_bars
 from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
 from cbtop.viewmodels.on_demand import LazyValue
-from cbtop.viewmodels.stretch import of_model
+from cbtop.viewmodels.time_range import of_model
 
 UNEVEN = 1e-9  # relative to the square of all tokens: rounding error of sums of squares, which are sent as float64
 BUCKETS_A_BAR = 4  # 16 bars per octave: a bar is 3 to 6 % of its value wide
