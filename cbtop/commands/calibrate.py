@@ -29,8 +29,7 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.text import roof_text, time_text
 from cbtop.version import __version__
-from cbtop.viewmodels.model import CeilingRow
-from cbtop.viewmodels.roofline import ceiling_rows
+from cbtop.viewmodels.roofline import CeilingRow, ceiling_rows
 
 DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "

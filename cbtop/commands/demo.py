@@ -40,7 +40,7 @@ from cbtop.feeds.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
-from cbtop.viewmodels.model import SourceSummary, SourceView
+from cbtop.viewmodels.source import SourceSummary, SourceView
 
 DESCRIPTION = (
     "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; F32, F16, BF16, "

@@ -25,8 +25,8 @@ from cbtop.feeds.feed import Feed
 from cbtop.feeds.look_back import remembered
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
-from cbtop.viewmodels.model import SourceRow
-from cbtop.viewmodels.source import has_data
+from cbtop.viewmodels.selection import has_data
+from cbtop.viewmodels.sources import SourceRow
 
 DESCRIPTION = (
     "List every instrumented process: rank, model, state, device, speed, losses and lag, how far its host's clock is "

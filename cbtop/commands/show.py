@@ -23,7 +23,7 @@ from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.vocabulary import VIEWER_KEY
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
-from cbtop.viewmodels import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 
 # Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from cbtop.protocol.keys import ViewerKeys
     from cbtop.tui.app import CbtopApp
     from cbtop.tui.run_app import AppProgram
-    from cbtop.viewmodels.model import ReplayView, SourceView
+    from cbtop.viewmodels.source import SourceView
+    from cbtop.viewmodels.time_travel import ReplayView
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0

@@ -34,7 +34,7 @@ from cbtop.reports import DEVICES, SOURCES, TIMELINE
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.store import SourceRecord
     from cbtop.feeds.feed import Feed
-    from cbtop.viewmodels.model import SourceView
+    from cbtop.viewmodels.source import SourceView
 
 DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
     """Wait until every daemon has answered and a live source has data, or time is up."""
-    from cbtop.viewmodels.source import has_data
+    from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
@@ -175,7 +175,7 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     """Print the report. `was_live`: something ran when we began to watch."""
-    from cbtop.viewmodels.source import has_data, is_live, state_of
+    from cbtop.viewmodels.selection import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
@@ -216,7 +216,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
     """Return the newest ended source that has data."""
-    from cbtop.viewmodels.source import has_data
+    from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
     for record in ended:
@@ -274,7 +274,7 @@ def known(feed: Feed) -> list[SourceRecord]:
 
 def running(feed: Feed) -> list[SourceRecord]:
     """Return those known to run."""
-    from cbtop.viewmodels.source import is_live
+    from cbtop.viewmodels.selection import is_live
 
     return [record for record in known(feed) if is_live(record)]
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from cbtop.client.kept_roofs import WEIGHTS
 from cbtop.errors import CbtopError
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16

@@ -25,23 +25,15 @@ from cbtop.protocol.messages import Ceiling, Unknown
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view
-from cbtop.viewmodels.model import (
-    ClockView,
-    ListView,
-    MergeMode,
-    ProcessCost,
-    SourceRow,
-    SourceSummary,
-    SourceView,
-    StragglerView,
-    TimeView,
-    Verdict,
-)
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.selection import is_live, is_selected
 from cbtop.viewmodels.snapshot import snapshot
-from cbtop.viewmodels.source import is_live, is_selected, source_view, summaries
-from cbtop.viewmodels.sources import daemon_cost, source_row
-from cbtop.viewmodels.straggler import Job, job_of, straggler
+from cbtop.viewmodels.source import SourceSummary, SourceView, source_view, summaries
+from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow, daemon_cost, source_row
+from cbtop.viewmodels.straggler import Job, StragglerView, job_of, straggler
+from cbtop.viewmodels.time_travel import TimeView
+from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cbtop.client.store import SourceRecord
-from cbtop.viewmodels.model import Mark, Severity, SourceView, StallKind
-from cbtop.viewmodels.stall import stall_view
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind, stall_view
+from cbtop.viewmodels.time_travel import Mark
+from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000

@@ -25,8 +25,10 @@ from cbtop.protocol.errors import DecodeError, LimitError
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.recording import MAX_REALTIME_NS, Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
-from cbtop.viewmodels.model import Mark, MergeMode, ReplayView, SourceView, TimeView
-from cbtop.viewmodels.source import has_data, is_selected
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.selection import has_data, is_selected
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # record frames are only read for exporters and the timeline
 SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some come late

@@ -21,9 +21,8 @@ from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
-from cbtop.viewmodels.model import StallKind
 from cbtop.viewmodels.snapshot import surroundings_of
-from cbtop.viewmodels.stall import stall_view
+from cbtop.viewmodels.stall import StallKind, stall_view
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 

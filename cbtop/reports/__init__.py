@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from cbtop.text.row_filter import RowChoice
-    from cbtop.viewmodels.model import ReplayView, SourceView
+    from cbtop.viewmodels.source import SourceView
+    from cbtop.viewmodels.time_travel import ReplayView
 
 
 class ReportMaker(Protocol):

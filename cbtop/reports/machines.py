@@ -21,7 +21,7 @@ from cbtop.text.statistics import (
     why_unknown,
 )
 from cbtop.viewmodels.devices import DeviceRow, MachineView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"

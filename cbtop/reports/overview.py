@@ -21,7 +21,8 @@ from cbtop.reports.text import (
 from cbtop.text import merge_text, rate_text, recording_text, source_text
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import OVERVIEW_REPORT
-from cbtop.viewmodels.model import ReplayView, SourceView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import ReplayView
 
 MAX_LINES = 60
 MAX_VERDICTS = 4

@@ -11,15 +11,10 @@ from cbtop import units
 from cbtop.comparison.noise import Change
 from cbtop.reports.tables import Table, table
 from cbtop.text import comparison_text, merge_text, range_text, rate_text, recording_text, source_text
-from cbtop.viewmodels.model import (
-    ClockView,
-    ListView,
-    ProcessCost,
-    SourceRow,
-    SourceView,
-    StallView,
-    StragglerView,
-)
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import StallView
+from cbtop.viewmodels.straggler import StragglerView
 
 SCHEMA = "cbtop.sources/1"
 PROVENANCE = {

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.text import rate_text, recording_text
-from cbtop.viewmodels.model import Severity, SourceView, StepsView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.verdict import Severity
 
 MAX_LINES = 10
 MAX_BRICKS = 5

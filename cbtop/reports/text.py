@@ -40,22 +40,17 @@ from cbtop.text.statistics import (
 )
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.graph import GraphRow, tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
-from cbtop.viewmodels.model import (
-    CeilingRow,
-    GraphRow,
-    RanksView,
-    ReplayView,
-    SourceView,
-    SpanView,
-    StepsView,
-    TimeRangeView,
-    TraceView,
-    Verdict,
-)
+from cbtop.viewmodels.merged import RanksView
 from cbtop.viewmodels.not_instrumented import not_instrumented
-from cbtop.viewmodels.roofline import missing_ceilings
+from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import SpanView, StepsView
+from cbtop.viewmodels.time_range import TimeRangeView
+from cbtop.viewmodels.time_travel import ReplayView
+from cbtop.viewmodels.traces import TraceView
+from cbtop.viewmodels.verdict import Verdict
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cbtop.units import counted, duration, percent
-from cbtop.viewmodels.model import BesideView, SourceView, TimeBreakdownView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
 
 _MAX_NAMED = 3  # maximum number of names in a list
 

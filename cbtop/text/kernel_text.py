@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cbtop.protocol.messages import KernelTimes
 from cbtop.units import NOT_MEASURED, count, counted, duration, number
+from cbtop.viewmodels.graph import CriticalPathView
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.model import CriticalPathView
 
 
 def critical_path(found: CriticalPathView) -> str:

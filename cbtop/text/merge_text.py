@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.units import NONE_THERE, duration, percent, with_article
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceRow, StragglerView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.sources import SourceRow
+from cbtop.viewmodels.straggler import StragglerView
 
 
 def rank(number: int | None, of: int | None) -> str:

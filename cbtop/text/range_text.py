@@ -5,7 +5,10 @@ from __future__ import annotations
 from cbtop.text.breakdown_text import longest
 from cbtop.text.time_text import between, since
 from cbtop.units import NOT_MEASURED, count, duration, percent
-from cbtop.viewmodels.model import MergeMode, SourceRow, SourceView, TimeRangeView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import SourceRow
+from cbtop.viewmodels.time_range import TimeRangeView
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:

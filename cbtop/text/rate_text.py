@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from cbtop.units import number
-from cbtop.viewmodels.model import SourceRow, SourceView, StepsView, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import SourceRow
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.verdict import Verdict
 
 
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:

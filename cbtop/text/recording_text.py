@@ -5,7 +5,9 @@ from __future__ import annotations
 from cbtop.protocol.messages import Sampling
 from cbtop.units import NOT_MEASURED, count, counted, duration, percent
 from cbtop.viewmodels.layers import MIN_STEPS
-from cbtop.viewmodels.model import LossView, SourceView, WarmUpView
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import WarmUpView
 
 
 def sample(every: int | None) -> str:

@@ -8,7 +8,7 @@ from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 from cbtop.units import NOT_MEASURED, counted, number, percent, whole, with_unit
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CeilingRow
+from cbtop.viewmodels.roofline import CeilingRow
 
 BUSY_PERCENT = 5  # of a machine: an idle system uses less
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, POINT_COLUMNS
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 BY_NAME = "brick"
 _STATISTICS = {

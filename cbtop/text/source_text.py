@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.units import NONE_THERE, NOT_MEASURED, duration, percent, size_bytes
-from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow, SourceView, StallKind, StallView, TroubledMember
+from cbtop.viewmodels.merged import TroubledMember
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import StallKind, StallView
 
 _MAX_PIDS = 3  # in a list
 

@@ -2,7 +2,7 @@
 
 The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. To
 add a statistic, add a row to STATISTICS, its key to the lists at the end and, for new data, a field to its view model
-(viewmodels/bricks.py, categories.py, model.py). The JSON contains every row.
+(viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
 """
 
 # Rules

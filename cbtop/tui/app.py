@@ -45,7 +45,9 @@ from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
-from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import ReplayView
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 

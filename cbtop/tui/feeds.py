@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from cbtop.comparison.baseline import Snapshot
-from cbtop.viewmodels.model import MergeMode, SourceSummary, SourceView, TimeView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceSummary, SourceView
+from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):

@@ -12,7 +12,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.text import kernel_text
 from cbtop.tui.errand import BackgroundTask, Progress
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class Kernels(BackgroundTask[BurstView]):

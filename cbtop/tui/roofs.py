@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cbtop.feeds.calibration import Calibration, why_not_measured
 from cbtop.tui.errand import BackgroundTask
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class Roofs(BackgroundTask[list[str]]):

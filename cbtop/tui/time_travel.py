@@ -19,7 +19,7 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.text import time_text
 from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
-from cbtop.viewmodels.model import TimeView
+from cbtop.viewmodels.time_travel import TimeView
 
 ADVANCE_S, ANSWER_S = 0.05, 0.005  # read a recording for this long, then answer keys for this long
 AskBack = Callable[[], Callable[[], ReplayFeed]]  # returns a function that blocks until the history is read

@@ -23,27 +23,15 @@ from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.model import (
-    MergedView,
-    MergeMode,
-    NamedTime,
-    RankColumn,
-    RankRow,
-    RanksView,
-    RooflineView,
-    SourceView,
-    StallKind,
-    StallView,
-    StepsView,
-    TimeRangeView,
-    TroubledMember,
-)
-from cbtop.viewmodels.roofline import roofline
-from cbtop.viewmodels.source import shown, source_view, state_of, window_view
-from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView, RankColumn, RankRow, RanksView, TroubledMember
+from cbtop.viewmodels.roofline import RooflineView, roofline
+from cbtop.viewmodels.selection import shown, state_of, window_view
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.stall import StallKind, StallView, stall_view
+from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
-from cbtop.viewmodels.time_range import since_s, time_range_of
+from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
 KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 

@@ -17,8 +17,7 @@ from cbtop.profiler.analysis.brick_stats import brick_stats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.roofline import intensity
 from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
-from cbtop.viewmodels.model import StepsView
-from cbtop.viewmodels.steps import steps_views
+from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import of_model
 
 _PLAIN, _PLAIN_TOKENS = SPARSE_COLUMNS.index("plain"), SPARSE_COLUMNS.index("plain_tokens")

@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
-from cbtop.viewmodels.model import BesideView, NamedTime, TimeBreakdownView
+from cbtop.viewmodels.time_range import NamedTime
 
 # For a step recorded by its kernels: the time without any running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
+
+
+@dataclass(frozen=True, slots=True)
+class BesideView:
+    """Time outside every step's wall time: number of calls and sum of their times; derived."""
+
+    calls: int
+    us: float
+    by_name: tuple[NamedTime, ...]  # longest first
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBreakdownView:
+    """wall = bricks + gaps - overlap + unattributed, over the ended recorded steps of a phase.
+
+    The later fields are not part of this sum. Bricks that overlap, as on two streams of a device, each count in full
+    in `bricks_us`. The books do not `close` if a part exceeds its whole: `over_us` in `over` steps, and `exceeded`.
+    """
+
+    wall_us: float
+    bricks_us: float
+    gaps: tuple[NamedTime, ...]
+    gaps_us: float
+    unattributed_us: float
+    residual_percent: float | None
+    open_us: float  # brick time in a step that has not ended
+    overlap_us: float = 0.0  # time of overlapping parts, counted once per extra part
+    close: bool = True
+    over: int = 0  # number of steps exceeded by their parts
+    over_us: float = 0.0  # by this much
+    exceeded: tuple[NamedTime, ...] = ()  # layers and bricks exceeded by their parts, and by how much
+    unmatched_calls: int = 0  # calls stopped twice, out of order or after their step: not in the books
+    unmatched_us: float = 0.0
+    cancelled: int = 0  # cancelled or renamed steps: their bricks are not in the books
+    in_shared_lane: int = 0  # steps that overlapped fifteen others: their bricks are unknown
+    adopted: BesideView | None = None  # work for these steps in other threads or tasks
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange
@@ -11,11 +11,51 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import ANY_STEP, NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
-from cbtop.viewmodels.model import CompilingView, NamedTime, TimeRangeView
 
 # A process says hello when it writes its first record, and no record ends in the future. If records are outside this
 # range by more than this, they use a different clock than the host's, and their time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTime:
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRangeView:
+    """The wall-clock time of the figures: wall = in steps + between steps + since the last one ended; derived.
+
+    It begins with the first step seen or with the window. It ends now, or with the last step of an ended process. A
+    step that began earlier counts only partly. Whether a step has been running since the last one ended is unknown.
+    None: it is unknown when steps ran, or when the last one ended.
+    """
+
+    wall_us: float
+    in_steps_us: float | None
+    by_phase: tuple[NamedTime, ...]  # time with running steps, per phase; phases may overlap
+    between_us: float | None
+    since_last_us: float | None
+    counts_whole: bool = False  # earlier steps count in full: when steps ran is not reported
+
+    @property
+    def between_percent(self) -> float | None:
+        return 100 * self.between_us / self.wall_us if self.between_us is not None and self.wall_us else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompilingView:
+    """Compilations in the time shown, as Dynamo reports them, and the time they took.
+
+    `again` counts recompilations: code existed but did not fit its inputs. Overlapping compilations count as one.
+    """
+
+    count: int
+    us: float
+    again: int
+    again_us: float
+    wall_us: float  # the time shown
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:

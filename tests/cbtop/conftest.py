@@ -19,7 +19,10 @@ from cbtop.comparison.baseline import Snapshot
 from cbtop.comparison.comparison import Comparison
 from cbtop.feeds.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView, TimeView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.source import SourceSummary, SourceView
+from cbtop.viewmodels.time_travel import TimeView
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"

@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.timeline import TimelineView
 from tests.cbtop import samples
 

@@ -68,7 +68,7 @@ def loaded_by(*arguments: str) -> set[str]:
         f"import contextlib, sys; from cbtop.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
         "heavy = {'numpy', 'zmq', 'msgpack', 'rich', 'textual', 'psutil', 'pynvml', 'numba', 'cbtop.client.store',"
-        " 'cbtop.viewmodels.model'}\n"
+        " 'cbtop.viewmodels.source'}\n"
         "sys.stderr.write('loaded: ' + ' '.join(heavy & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -87,7 +87,7 @@ def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
 
 
 def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
-    assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.model"}
+    assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.source"}
 
 
 def test_a_dumb_terminal_gets_text(runtime: Path) -> None:

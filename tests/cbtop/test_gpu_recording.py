@@ -14,7 +14,7 @@ from cbtop.reports import DEVICES, REPORTS
 from cbtop.reports.text import SECTIONS
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.conftest import screen_text
 
 RECORDED = Path(__file__).with_name("h100.cbtop")

@@ -24,8 +24,8 @@ from cbtop.text import range_text
 from cbtop.tui.views.books import books_rule
 from cbtop.tui.views.header import Heading, _identity, _tiles
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS

@@ -25,9 +25,10 @@ from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
 from cbtop.text.range_text import between_steps
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, TimeRangeView
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
+from cbtop.viewmodels.time_range import TimeRangeView
 from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000

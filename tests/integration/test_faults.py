@@ -32,7 +32,7 @@ from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingReader, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, cbtop_apart, eventually
 
 # Steps that never sleep, until SIGUSR1; then it says what it did and how often it waited. They are so long that the

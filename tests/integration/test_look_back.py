@@ -12,7 +12,7 @@ from cbtop.client import stream_recorder
 from cbtop.errors import CbtopError
 from cbtop.feeds.feed import Feed
 from cbtop.feeds.look_back import look_back
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 
 

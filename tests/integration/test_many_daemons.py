@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cbtop.feeds.feed import Feed
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once_answered, snapshot
 
 

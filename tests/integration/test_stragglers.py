@@ -15,7 +15,7 @@ import pytest
 
 from cbtop.client.busy import SLICES
 from cbtop.feeds.feed import Feed
-from cbtop.viewmodels.model import StragglerView
+from cbtop.viewmodels.straggler import StragglerView
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapshot
 
 RANKS = 4

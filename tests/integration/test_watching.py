@@ -16,8 +16,8 @@ import pytest
 from cbtop.client import collector
 from cbtop.feeds.feed import Feed
 from cbtop.protocol.ring import RingWriter
-from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.on_demand import with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import (
     DEADLINE_S,
     PATIENTLY,

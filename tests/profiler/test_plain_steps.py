@@ -45,8 +45,9 @@ from cbtop.telemetry.steps import whole_step
 from cbtop.tui.views.books import books_equation
 from cbtop.tui.views.header import _tiles
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView, StepsView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.steps import StepsView
 from tests.cbtop.recorded import Clock, apply, record_of, source_of
 from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory, is_plain

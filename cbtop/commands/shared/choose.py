@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
-from cbtop.viewmodels import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.feeds.feed import Views
-    from cbtop.viewmodels.model import SourceView
+    from cbtop.viewmodels.source import SourceView
 
 
 def add_source_argument(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitt
 from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # fewer are useless
 MAX_BAR_HEIGHT = 6  # per brick

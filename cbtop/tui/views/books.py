@@ -10,8 +10,9 @@ from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import BarSegment, stacked
 from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
-from cbtop.viewmodels.model import SourceView, TimeBreakdownView
 from cbtop.viewmodels.not_instrumented import not_instrumented
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
 RESIDUAL_BOUND_PERCENT = 5.0  # a larger part without a name is worth a warning
 BETWEEN_BOUND_PERCENT = 10.0  # a larger part between steps is worth a warning, too

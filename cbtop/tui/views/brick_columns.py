@@ -19,7 +19,7 @@ from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
 from cbtop.tui.widgets.upright import usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
-from cbtop.viewmodels.model import RankRow, RanksView
+from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10

@@ -17,7 +17,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CheckRow, SourceView
+from cbtop.viewmodels.checks import CheckRow
+from cbtop.viewmodels.source import SourceView
 
 Fact = tuple[str, str, str]  # name, value, role
 

@@ -18,7 +18,7 @@ from cbtop.viewmodels.bricks import TREND_S, BrickRow
 from cbtop.viewmodels.durations import DurationBar, coarser
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 MAX_BAR_HEIGHT = 3  # per layer
 _MARGIN = 2

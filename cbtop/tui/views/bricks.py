@@ -25,7 +25,7 @@ from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 BESIDE = 160  # cells: from this width on, details are next to the table
 _BOOKS_LINES = 3

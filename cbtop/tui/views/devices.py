@@ -29,7 +29,7 @@ from cbtop.tui.widgets.curve import Chart, charts
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 def _column(shown: ScreenColumn) -> Column[DeviceRow]:

@@ -33,8 +33,8 @@ from cbtop.tui.widgets.columns import Column, Placed, head_line
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
-from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
+from cbtop.viewmodels.graph import CriticalPathView, GraphRow, has_burst, largest_share, places_of, rows_at
+from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
 BESIDE = 160  # cells: from this width on, details are next to the tree

@@ -11,7 +11,11 @@ from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
-from cbtop.viewmodels.model import LossView, ReplayView, SourceView, StallKind, StepsView
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.time_travel import ReplayView
 
 _HISTORY_WIDTH = 30
 _BAR_WIDTH = 30

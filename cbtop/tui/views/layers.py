@@ -23,7 +23,7 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import LayerRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 LEAST_PICTURES = 8  # lines
 BESIDE = 160  # cells: from this width on, the figures of the layer are next to the map, else below it

@@ -19,8 +19,9 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.layers import LayerRow
-from cbtop.viewmodels.model import GraphRow, SourceView
+from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # of the pane: fewer are useless
 MAX_PICTURE = 16  # lines

@@ -29,7 +29,8 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, 
 from cbtop.tui.widgets.parts import ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
-from cbtop.viewmodels.model import SourceView, StepsView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import StepsView
 
 TWO_COLUMNS = 160  # cells: from this width on, verdicts and bricks are next to the rest
 _WORST = 3  # verdicts that come before the rest of the view

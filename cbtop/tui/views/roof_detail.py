@@ -17,8 +17,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
-from cbtop.viewmodels.model import CeilingRow, SourceView
-from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
+from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # of the pane: fewer are useless

@@ -30,8 +30,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join, wrap_line
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.model import RooflineView, SourceView
-from cbtop.viewmodels.roofline import missing_ceilings
+from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
+from cbtop.viewmodels.source import SourceView
 
 BESIDE = 100  # cells: from this width on, the table is next to the plot, as in cbtop.tcss
 

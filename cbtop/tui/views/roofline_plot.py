@@ -23,7 +23,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CeilingRow, RooflineView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 
 RIDGE = "◆"
 BEFORE = "○"  # at the baseline

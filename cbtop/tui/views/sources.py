@@ -25,7 +25,9 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, rule
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.devices import MachineView, ProcessRow
-from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, StallKind
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ListView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import StallKind
 
 FOLD = ""  # in place of a key: the row of the ended ones
 SHOWN = "●"

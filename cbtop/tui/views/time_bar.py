@@ -10,7 +10,7 @@ from textual.message import Message
 from cbtop.text import time_text
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
-from cbtop.viewmodels.model import Mark, TimeView
+from cbtop.viewmodels.time_travel import Mark, TimeView
 
 _SIGNS: dict[Mark, Span] = {
     Mark.STALLED: ("✗", "bad strong"),

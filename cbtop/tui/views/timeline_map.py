@@ -27,7 +27,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitt
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
 from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100

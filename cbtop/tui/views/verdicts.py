@@ -8,7 +8,8 @@ from functools import lru_cache
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
-from cbtop.viewmodels.model import Severity, SourceView, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
 _LEAST_SENTENCE = 40  # minimum cells of the sentence next to the gain

@@ -10,7 +10,7 @@ from cbtop.text import source_text
 from cbtop.tui.views.header import activity_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, width_of
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 _HOW_TO_START: tuple[Line, ...] = (
     (("Waiting for a process to watch.", "strong"),),

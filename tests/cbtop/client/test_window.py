@@ -23,8 +23,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
 from cbtop.text.statistics import statistic
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, PATIENTLY, host
 from tests.integration.hosts import cbtop as run

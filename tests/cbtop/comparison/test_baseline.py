@@ -11,7 +11,7 @@ from cbtop.client.store import Store
 from cbtop.comparison.baseline import Snapshot
 from cbtop.comparison.items import BETWEEN_BRICKS
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
-from cbtop.viewmodels.model import GraphRow
+from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.snapshot import snapshot
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, profiler_in, seen_at, source_of

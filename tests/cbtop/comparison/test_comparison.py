@@ -12,7 +12,8 @@ from cbtop.comparison.comparison import Comparison, PlaceChange, baselines_of, c
 from cbtop.comparison.items import WHOLE_STEP, Brick, judged_change, shared_ratio
 from cbtop.comparison.noise import Change, change
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.model import About, MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.verdict import About
 from tests.cbtop.viewmodels.made_snapshots import AT, DOWN, made, with_phase
 from tests.cbtop.viewmodels.verdicts.cases import DOWN_WORK
 from tests.cbtop.viewmodels.verdicts.streams import IN_LAYERS, Decoding, run

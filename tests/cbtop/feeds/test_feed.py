@@ -10,7 +10,7 @@ import pytest
 from cbtop.feeds.feed import Feed
 from cbtop.protocol.messages import Heartbeat
 from cbtop.viewmodels import verdicts as verdicts_module
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts import VERDICTS
 from tests.cbtop.made_machines import HELLO, source
 

@@ -14,8 +14,10 @@ from cbtop.feeds.marks import MAX_MARKS, Marks
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import HostHello, SourceState
 from cbtop.protocol.vocabulary import SourceStatus
-from cbtop.viewmodels.model import Mark, Severity, SourceView, Subject, Verdict
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import Mark
+from cbtop.viewmodels.verdict import Severity, Subject, Verdict
 from tests.cbtop import samples
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 from cbtop.text import range_text, time_text
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.feeds.test_replay import Hand, known, leaves
 from tests.cbtop.made_recordings import made_recording
 from tests.integration.hosts import cbtop

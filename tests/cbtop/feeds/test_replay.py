@@ -22,7 +22,8 @@ from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
-from cbtop.viewmodels.model import Mark, MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.time_travel import Mark
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.made_recordings import BEGIN_NS, keyframe, made_recording
 from tests.cbtop.recorded import Clock, profiler_in, source_of

@@ -29,8 +29,9 @@ from cbtop.text.statistics import Of, statistics_of
 from cbtop.text.timeline_text import lane_sum
 from cbtop.units import exact
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.selection import WindowView
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import made_machines, samples, seen_timelines
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 

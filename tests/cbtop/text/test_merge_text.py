@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cbtop.text import merge_text
-from cbtop.viewmodels.model import MergedView, MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
 
 
 @pytest.mark.parametrize(

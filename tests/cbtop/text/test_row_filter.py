@@ -12,7 +12,7 @@ from cbtop.reports import REPORTS
 from cbtop.text.row_filter import BY_NAME, SORT_COLUMNS, SORT_NAMES, RowChoice, bare, matcher
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.widgets.sorted_table import SortedTable
-from cbtop.viewmodels.model import RankRow, RanksView
+from cbtop.viewmodels.merged import RankRow, RanksView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 

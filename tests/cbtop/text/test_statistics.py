@@ -19,7 +19,7 @@ from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.devices import ProcessRow
-from cbtop.viewmodels.model import GraphRow
+from cbtop.viewmodels.graph import GraphRow
 from tests.cbtop import samples
 from tests.cbtop.made_machines import H100
 

@@ -54,9 +54,9 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import GraphRows
-from cbtop.viewmodels.model import GraphRow, RooflineView, SourceSummary, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.graph import GraphRow, GraphRows
+from cbtop.viewmodels.roofline import RooflineView
+from cbtop.viewmodels.source import SourceSummary, SourceView, source_view
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.asked_host import Host, answers
 from tests.cbtop.conftest import ScriptedFeed, screen_text

@@ -17,7 +17,7 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import width_of
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import timeline_at

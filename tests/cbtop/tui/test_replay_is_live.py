@@ -16,7 +16,7 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import TimeView
+from cbtop.viewmodels.time_travel import TimeView
 from tests.cbtop.conftest import screen_text
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
 

@@ -18,7 +18,8 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
 from cbtop.tui.views.timeline_map import HELD
-from cbtop.viewmodels.model import Mark, SourceView, TimeView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import Mark, TimeView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.feeds.test_replay import IMPERFECT, Hand

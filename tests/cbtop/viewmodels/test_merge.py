@@ -21,8 +21,8 @@ from cbtop.text import merge_text, range_text, source_text
 from cbtop.tui.views.header import notice
 from cbtop.viewmodels import merge
 from cbtop.viewmodels.merge import members_of, merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
 LAYERS = 2

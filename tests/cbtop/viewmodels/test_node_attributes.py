@@ -18,7 +18,7 @@ from cbtop.protocol.vocabulary import BrickId, NodeKind
 from cbtop.reports.json import json_report
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 

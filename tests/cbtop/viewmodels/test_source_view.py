@@ -24,8 +24,9 @@ from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import OVERLAP, SourceView
-from cbtop.viewmodels.source import has_data, source_view
+from cbtop.viewmodels.selection import has_data
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.steps import OVERLAP
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 

@@ -15,9 +15,10 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.text import rate_text
 from cbtop.text.source_text import SOURCE_FIGURES, process_cost
 from cbtop.viewmodels.devices import machine_view
-from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView
-from cbtop.viewmodels.source import loss_view, source_view
-from cbtop.viewmodels.sources import NOT_READ, daemon_cost, source_row
+from cbtop.viewmodels.loss import LossView, loss_view
+from cbtop.viewmodels.selection import WindowView
+from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import NOT_READ, ClockView, SourceRow, daemon_cost, source_row
 from tests.cbtop import made_machines
 from tests.cbtop.made_machines import CPU, HELLO, NVML, PID, START, store_of
 from tests.cbtop.made_recordings import BEGIN_NS, made_recording

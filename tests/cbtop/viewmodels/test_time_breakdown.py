@@ -23,9 +23,10 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_equation
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import BesideView, MergeMode, NamedTime, SourceView, TimeBreakdownView
-from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.time_breakdown import beside_view, books_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView, beside_view, books_view
+from cbtop.viewmodels.time_range import NamedTime
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
 Host = Callable[[BrickProfiler, Clock], None]

@@ -21,9 +21,9 @@ from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.units import NOT_MEASURED
+from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
-from cbtop.viewmodels.model import CheckRow, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import decode_run

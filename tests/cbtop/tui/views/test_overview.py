@@ -14,7 +14,8 @@ from cbtop.text import comparison_text
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain, width_of
-from cbtop.viewmodels.model import About, Severity, SourceView, Subject, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 

@@ -23,8 +23,10 @@ from cbtop.tui.views.timeline_lanes import like_newest
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.lanes import Lane, TimelineSpan
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at

@@ -27,7 +27,7 @@ from cbtop.protocol.messages import (
     StatsUpdate,
 )
 from cbtop.protocol.vocabulary import BrickId, Provenance
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
