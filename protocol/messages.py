@@ -477,7 +477,7 @@ class StatsUpdate:
 
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte fields are
     little-endian i64 columns: one entry per node for `node` … `closed_ns`, one entry per value for `rare_*` (the
-    columns that few nodes have, numbered as in `profiler.analysis.stats.SPARSE_COLUMNS`; its values are float64).
+    columns that few nodes have, numbered as in `analysis.node_columns.SPARSE_COLUMNS`; its values are float64).
     `cells` are the histogram cells that changed, ascending (each as the difference from the one before), and their
     counts: see `profiler.analysis.histograms`. Cells that do not fit into one message follow in the next. The update
     covers records that had ended at `monotonic_ns`, when the ring was read, even if it is sent much later.
@@ -485,7 +485,7 @@ class StatsUpdate:
     step of any phase ran; `first_ns` is when the first record that was seen began (None: not sent). `ran` lists the
     newest of the disjoint intervals in which steps of a node (0: any step) ran, each as node, begin and length, all
     up to the node's last one. They go back to the first that changed since the previous update. In a keyframe they go
-    back farther, to at most `cbtop.profiler.analysis.stats.MAX_SAID_INTERVALS` of all nodes.
+    back farther, to at most `analysis.step_intervals.MAX_SAID_INTERVALS` of all nodes.
     """
 
     source: str

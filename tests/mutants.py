@@ -42,6 +42,24 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
     "cbtop.profiler.analysis.histograms": ("tests/profiler/analysis/test_histograms.py",),
+    "cbtop.profiler.analysis.calls": ("tests/profiler/analysis/test_stats.py",),
+    "cbtop.profiler.analysis.growth": ("tests/profiler/analysis/test_stats.py", "tests/cbtop/client/test_window.py"),
+    "cbtop.profiler.analysis.running_steps": (
+        "tests/profiler/analysis/test_running_steps.py",
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
+    ),
+    "cbtop.profiler.analysis.sparse_columns": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/analysis/test_running_steps.py",
+    ),
+    "cbtop.profiler.analysis.special_records": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/test_plain_steps.py",
+    ),
+    "cbtop.profiler.analysis.step_intervals": (
+        "tests/profiler/analysis/test_step_intervals.py",
+        "tests/cbtop/test_steps_in_the_window.py",
+    ),
     "cbtop.profiler.analysis.stats": (
         "tests/profiler/analysis/test_stats.py",
         "tests/profiler/analysis/test_phase_totals.py",

@@ -18,8 +18,11 @@ from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
 from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import BUCKETS, MAX_CELLS, Column
-from cbtop.profiler.analysis.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.profiler.analysis.node_columns import ANY_STEP, COLUMNS, SPARSE_COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.profiler.analysis.step_intervals import MAX_SAID_INTERVALS
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal, comes_to_fail
 from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError

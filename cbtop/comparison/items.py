@@ -19,10 +19,11 @@ from cbtop.comparison.noise import Change, Figure, change, figures
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.profiler.analysis.brick_stats import name_and_category
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.layers import BETWEEN, layer_of_nodes
+from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.phase_totals import PhaseTotals, exclusive_of
-from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 Brick = tuple[str, BrickCategory]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.noise import Figure, figures
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import (
     BUCKETS,
     SUB_BUCKETS,
@@ -21,7 +22,6 @@ from cbtop.profiler.analysis.histograms import (
     bucket_middle_ns,
     bucket_of,
 )
-from cbtop.profiler.analysis.stats import Growth
 
 MEDIAN, P99 = 0.5, 0.99
 MIN_BEYOND = 4  # calls on either side of a quantile: a p99 needs at least 400 calls

@@ -34,8 +34,10 @@ from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
-from cbtop.profiler.analysis.stats import Growth, NodeStats
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.record_batch import joined
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES, Batch
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from cbtop.comparison.items import Place
 from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.calls import Calls
 from cbtop.profiler.analysis.graph.analysis import CriticalPath, CycleError, critical_path
 from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes, mean_call, runs_of
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.profiler.analysis.stats import Calls
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind

@@ -18,7 +18,8 @@ from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange, Window
 from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.analysis.histograms import BUCKETS, Column
-from cbtop.profiler.analysis.stats import COLUMNS, NodeStats
+from cbtop.profiler.analysis.node_columns import COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
@@ -288,7 +289,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
         cell = cell[cell < size * BUCKETS]
         keys.append(place[cell // BUCKETS] * BUCKETS + cell % BUCKETS)
         counts.append(stats.buckets(cell))
-        total.add_rare(stats, place[:size])
+        total.sparse.add_all(stats.sparse, place[:size])
     cell, at = np.unique(np.concatenate(keys), return_inverse=True)
     count = np.zeros(len(cell), np.int64)
     np.add.at(count, at, np.concatenate(counts))

@@ -14,9 +14,12 @@ from cbtop.comparison.baseline import BrickWork, PhaseFigures, PhaseTimes, Snaps
 from cbtop.comparison.items import Brick, PhasePlaces, Place, PlaceTimes, place_times
 from cbtop.comparison.noise import MIN_BLOCKS, figures
 from cbtop.profiler.analysis.brick_stats import brick_stats
+from cbtop.profiler.analysis.calls import Calls
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.roofline import intensity
-from cbtop.profiler.analysis.stats import SPARSE_COLUMNS, Calls, Growth, NodeStats
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import of_model
 

@@ -157,7 +157,7 @@ def _most_s(record: SourceRecord, step: Node) -> float | None:
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None or not calls.elements:
         return 0.0
-    if are_alike(calls.elements, calls.count, record.stats.rare_value("squared_tokens", step.id)):
+    if are_alike(calls.elements, calls.count, record.stats.sparse["squared_tokens"].get(step.id)):
         return 0.0
     context = record.manifest.context_length if record.manifest else 0
     return calls.total_ns / calls.elements * context / 1e9 if context else None

@@ -250,7 +250,7 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # Convert step time to time per token only if all steps had the same number of tokens.
-    is_even = are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
+    is_even = are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
     is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
@@ -290,7 +290,7 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
     if not given:
         return None
     least, most = (
-        stats.rare(column, (step,)) if step in stats.nodes_with(column) else None
+        stats.rare(column, (step,)) if step in stats.sparse[column] else None
         for column in (f"{name}_least", f"{name}_most")
     )
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from cbtop.client.store import SourceRecord
 from cbtop.client.window import TimeRange
 from cbtop.profiler.analysis.graph.nodes import display_name
-from cbtop.profiler.analysis.stats import ANY_STEP, NodeStats
+from cbtop.profiler.analysis.node_columns import ANY_STEP
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
@@ -155,7 +156,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 def since_s(record: SourceRecord) -> float | None:
     """Return the Unix time at which its data begins: its first step, or its first record if it marks none."""
     steps, hello = _steps(record), record.hello
-    first_ns = record.stats.rare_value("first_ns", ANY_STEP)
+    first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
         first_ns = _first_ns(record, _steady(steps))
     if first_ns is None or hello is None or not _is_of_host(record, first_ns):
@@ -165,7 +166,7 @@ def since_s(record: SourceRecord) -> float | None:
 
 def _steps(record: SourceRecord) -> list[Node]:
     """Return the phases with an ended step."""
-    known = record.stats.nodes_with("first_ns")
+    known = record.stats.sparse["first_ns"].keys()
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
 
@@ -200,7 +201,7 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
     """Return the node that holds the total time with a running step, or None if unknown."""
-    if record.stats.rare_value("union_ns", ANY_STEP) is not None:
+    if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
     # Older daemons do not report it; whether several phases overlapped is unknown.
     return steps[0].id if len(steps) == 1 else None

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.budget import ByteBudget
+from cbtop.profiler.analysis.calls import Calls
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.profiler.analysis.stats import Calls
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
@@ -276,7 +276,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
     `alike`: the nodes with the same work, their calls and their elements.
     """
-    odd_nodes = totals.stats.nodes_with("amounts") | totals.stats.nodes_with("uncounted")
+    odd_nodes = totals.stats.sparse["amounts"].keys() | totals.stats.sparse["uncounted"].keys()
     odd: list[int] = []
     if odd_nodes:
         is_odd = np.isin(brick.nodes, list(odd_nodes))

@@ -51,8 +51,8 @@ class PhaseTotals:
         stats.grow(size)
         columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
         columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
-        columns["loose_ns"] = stats.rare_column("loose_ns")[:size]
-        columns["overlap_ns"] = stats.rare_column("overlap_ns")[:size]
+        columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
+        columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
         # A brick without time of its own was never stopped: its inside belongs to the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
@@ -108,7 +108,7 @@ class PhaseTotals:
     @property
     def known_elements(self) -> dict[int, int]:
         """The elements of the nodes whose calls all gave a count."""
-        unknown = self.stats.nodes_with("uncounted")
+        unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property

@@ -12,7 +12,7 @@ import pytest
 
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.analysis.stats import ANY_STEP
+from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.vocabulary import SourceStatus
@@ -200,13 +200,13 @@ def test_time_in_any_step_is_known_for_one_phase_if_the_daemon_omits_it(
 ) -> None:
     paced.step(1000)
     paced.sleep(500)
-    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    del paced.record.stats.sparse["union_ns"][ANY_STEP]
     time_range = paced.view(window=False).time_range
     assert time_range is not None
     assert time_range.in_steps_us == 1e6
     paced.step(1000, "prefill")
     paced.sleep(500)
-    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    del paced.record.stats.sparse["union_ns"][ANY_STEP]
     view = paced.view(window=False)
     assert view.time_range is not None
     assert (view.time_range.in_steps_us, view.time_range.between_us) == (None, None)

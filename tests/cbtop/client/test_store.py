@@ -12,7 +12,8 @@ import pytest
 from cbtop.client import store as store_module
 from cbtop.client.store import CELLS_END, Budget, Store
 from cbtop.profiler.analysis.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
-from cbtop.profiler.analysis.stats import COLUMNS, NodeStats
+from cbtop.profiler.analysis.node_columns import COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (

@@ -17,8 +17,10 @@ from cbtop.client import window
 from cbtop.client.store import SourceRecord, Store
 from cbtop.commands import top
 from cbtop.daemon.source import Source
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import BUCKETS
-from cbtop.profiler.analysis.stats import COLUMNS, SUMS, Growth, NodeStats
+from cbtop.profiler.analysis.node_columns import COLUMNS, SUMS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate

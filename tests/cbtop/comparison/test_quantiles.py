@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cbtop.comparison.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes
+from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_of
-from cbtop.profiler.analysis.stats import SUMS, Growth
+from cbtop.profiler.analysis.node_columns import SUMS
 
 BLOCKS = 6
 PER_BUCKET = 1 / 64  # what a bucket is wide, of its value, above 64 ns

@@ -12,7 +12,8 @@ from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
 from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
 from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.analysis.graph.node_table import NodeTable
-from cbtop.profiler.analysis.stats import Growth, NodeStats
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind

@@ -157,7 +157,7 @@ def test_a_line_says_that_ranks_which_exchange_results_may_share_tokens(exchange
 def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(2)]
     (step,) = records[1].nodes.children[None]
-    records[1].stats._rare["uncounted"][step.id] = 1
+    records[1].stats.sparse["uncounted"][step.id] = 1
     steps = merged_view(records, MergeMode.SUM).steps
     assert steps is not None
     assert (steps.tokens_per_sec, steps.tokens_per_sec_in_steps) == (None, None)
@@ -225,7 +225,7 @@ def test_a_later_run_of_a_rank_replaces_the_first_only_if_that_had_ended(
     tmp_path: Path, after_ns: int, both: bool
 ) -> None:
     records = [rank_run(tmp_path / name, 0, [5] * 9) for name in ("first", "second")]
-    ended_ns = max(node_ns for node_ns in records[0].stats._rare["last_ns"].values())
+    ended_ns = max(node_ns for node_ns in records[0].stats.sparse["last_ns"].values())
     for at, record in enumerate(records):
         assert record.hello is not None
         assert record.state is not None

@@ -80,7 +80,7 @@ def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path
     }
     step = next(node for node in record.nodes.children[None] if node.name == "decode")
     total_ns = int(record.stats.column("total_ns")[step.id])
-    record.stats._rare["union_ns"][step.id] = round(total_ns / at_once)
+    record.stats.sparse["union_ns"][step.id] = round(total_ns / at_once)
     view = source_view(record)
     qkv = view.bricks[1]
     assert qkv.percent_of_roof is not None

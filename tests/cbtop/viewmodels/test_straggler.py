@@ -16,7 +16,7 @@ from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES, BusySlices
 from cbtop.client.store import SourceRecord, Store
 from cbtop.client.window import Window
 from cbtop.daemon.source import Source
-from cbtop.profiler.analysis.stats import COLUMNS
+from cbtop.profiler.analysis.node_columns import COLUMNS
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.messages import HostHello, Manifest, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind

@@ -9,8 +9,9 @@ import pytest
 
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
 from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.node_columns import COLUMNS, SPARSE_COLUMNS
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.profiler.analysis.stats import COLUMNS, SPARSE_COLUMNS, NodeStats
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
