@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.commands.show import open_feed
 from cbtop.commands.top import (
     HOW_TO_START,

@@ -32,7 +32,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
 if TYPE_CHECKING:  # they load numpy and zmq
-    from cbtop.client.store import SourceRecord
+    from cbtop.client.source_record import SourceRecord
     from cbtop.feeds.feed import Feed
     from cbtop.viewmodels.source import SourceView
 

@@ -14,7 +14,8 @@ from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.link import Link
 from cbtop.client.own_cost import OwnCost
-from cbtop.client.store import Budget, SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Budget, Store
 from cbtop.comparison.baseline import Snapshot
 from cbtop.comparison.comparison import Comparison, baselines_of, compare, rate_change
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES

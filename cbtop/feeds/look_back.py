@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cbtop.client.store import HISTORY_S
+from cbtop.client.source_record import HISTORY_S
 from cbtop.client.stream_recorder import save_history
 from cbtop.errors import CbtopError
 from cbtop.feeds.feed import Feed

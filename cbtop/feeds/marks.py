@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.stall import StallKind, stall_view
 from cbtop.viewmodels.time_travel import Mark

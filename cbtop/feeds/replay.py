@@ -13,8 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
-from cbtop.client import DEFAULT_WINDOW_S, store
+from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.client.range_cut import LEAD_NS, RangeCut
+from cbtop.client.source_record import HISTORY_S
 from cbtop.client.store import Store
 from cbtop.client.window import reaches_back_s
 from cbtop.comparison.baseline import Snapshot
@@ -91,7 +92,7 @@ class ReplayFeed(StoreViews):
         clock_s: Callable[[], float] = time.monotonic,
         *,
         is_history: bool = False,
-        curves_s: float = store.HISTORY_S,
+        curves_s: float = HISTORY_S,
     ) -> None:
         """`is_history`: the file is a daemon's history. After a jump, curves cover at least `curves_s` seconds."""
         super().__init__(window_s, selected)

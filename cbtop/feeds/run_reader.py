@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.comparison.step_blocks import STEPS_A_BLOCK, StepBlocks

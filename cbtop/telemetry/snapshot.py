@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, name_and_category
 from cbtop.profiler.analysis.calls import Calls
 from cbtop.profiler.analysis.graph.nodes import display_name

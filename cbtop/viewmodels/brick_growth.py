@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import SliceGrowth
 from cbtop.profiler.analysis.brick_stats import brick_stats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals

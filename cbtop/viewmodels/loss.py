@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import TimeRange, Window
 from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.analysis.histograms import BUCKETS, Column

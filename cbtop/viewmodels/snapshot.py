@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import SliceGrowth, TimeRange
 from cbtop.comparison.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
 from cbtop.comparison.items import Brick, PhasePlaces, Place, PlaceTimes, place_times

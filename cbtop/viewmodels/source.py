@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.comparison.comparison import Comparison
 from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, category_stats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals

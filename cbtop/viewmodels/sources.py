@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.comparison.noise import Change
 from cbtop.protocol.messages import Sampling, Unknown
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus

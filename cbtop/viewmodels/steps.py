@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.source_record import SourceRecord, StepSample
 from cbtop.client.window import TimeRange
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name

@@ -10,7 +10,7 @@ from math import comb
 from statistics import median
 
 from cbtop.client.busy import Brick, Slice
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
 THRESHOLD = 0.10  # slower than each of the others by at least this part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import TimeRange
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.node_columns import ANY_STEP

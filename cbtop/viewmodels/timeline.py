@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.recent import Hole, RecentRecords
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import on_tracks
 from cbtop.profiler.analysis.graph.node_table import NodeTable

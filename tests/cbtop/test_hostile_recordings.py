@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.client.store import MAX_PHASES, Store
+from cbtop.client.stats_update import MAX_PHASES
+from cbtop.client.store import Store
 from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import processes_of_recording
 from cbtop.feeds.replay import ReplayFeed

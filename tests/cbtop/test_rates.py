@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.protocol.errors import DecodeError

@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.busy import SLICE_S, BusySlices, Slice
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.post_mortem import post_mortem
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.kept_roofs import StoredRoofs
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import Window
 from cbtop.errors import CbtopError
 from cbtop.feeds import calibration

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client import window
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.commands import top
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.growth import Growth

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.source_record import SourceRecord, StepSample
 from cbtop.client.window import Window
 from cbtop.feeds.marks import MAX_MARKS, Marks
 from cbtop.feeds.replay import ReplayFeed

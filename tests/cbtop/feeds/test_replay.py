@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from cbtop.client import store, trend
+from cbtop.client import source_record, trend
 from cbtop.client.recent import RecentRecords
 from cbtop.commands import replay
 from cbtop.feeds.replay import RECENT_NS, ReplayFeed, baselines_in
@@ -126,7 +126,7 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
 ) -> None:
     path = IMPERFECT if of == "imperfect" else uneven
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(store, "HISTORY_S", curve_s)
+        patched.setattr(source_record, "HISTORY_S", curve_s)
         patched.setattr(trend, "SECONDS", curve_s)
         with ReplayFeed(path, window_s, clock_s=Hand()) as jumps, ReplayFeed(path, window_s, clock_s=Hand()) as plays:
             for share in moves:
@@ -143,8 +143,10 @@ def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) ->
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.touched = 0
         feed.seek(300)
-        assert 2 * store.HISTORY_S < feed.touched < 2 * (1.1 * store.HISTORY_S + 15 + 5) + 2  # two a second
-        assert len(feed.view(None, "decode").tokens_per_sec_history) == store.HISTORY_S
+        assert (
+            2 * source_record.HISTORY_S < feed.touched < 2 * (1.1 * source_record.HISTORY_S + 15 + 5) + 2
+        )  # two a second
+        assert len(feed.view(None, "decode").tokens_per_sec_history) == source_record.HISTORY_S
 
 
 def test_steps_to_and_fro_read_a_few_seconds(long: Path) -> None:

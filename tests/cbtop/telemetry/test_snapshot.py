@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.client.window import Window
 from cbtop.profiler.analysis.brick_stats import BrickStats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals

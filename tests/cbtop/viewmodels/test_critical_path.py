@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.profiler.analysis.graph.analysis import CriticalPath
 from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.nodes import Transfer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.source_record import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import CheckResult, Dependency, Manifest, Quiet

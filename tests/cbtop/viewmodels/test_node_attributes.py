@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.recorded import process_of_files
 from cbtop.profiler.analysis.budget import ByteBudget

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.messages import Activity, Manifest, Quiet, Sampling
 from cbtop.protocol.ring import HELD
 from cbtop.protocol.vocabulary import SourceStatus

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES, BusySlices
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.client.window import Window
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis.node_columns import COLUMNS
