@@ -303,7 +303,7 @@ class DemoFeed(Feed):
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return only the workload or its ranks. Other processes are not shown."""
-        own, job, seen = self.key_of(self._process.pid), job_of(self._process.pid), self.seen()
+        own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
             source

@@ -234,8 +234,8 @@ def show_on_screen(
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
         # Several daemons have no common history to save.
-        save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-        back = partial(look_back, feed) if feed.endpoint else None
+        save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
+        back = partial(look_back, feed) if feed.links.endpoint else None
         if program is None:
             app = CbtopApp(feed, interval_s=options.interval, section=options.view, save_history=save, look_back=back)
         else:

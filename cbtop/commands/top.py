@@ -125,7 +125,9 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
-        feed.unanswered or feed.unread or not any(has_data(record, options.phase) for record in running(feed))
+        feed.links.unanswered
+        or feed.links.unread
+        or not any(has_data(record, options.phase) for record in running(feed))
     ):
         feed.poll(POLL_MS)
         if feed.refused:
@@ -191,9 +193,9 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         window = shows_window(options, by_default=bool(live or options.duration))
         views = as_asked(feed, (record.key for record in shown), options, window=window)
         print_report(views, options)
-    if shown and feed.unanswered:
+    if shown and feed.links.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
-    if shown and feed.unread:
+    if shown and feed.links.unread:
         sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is shown\n")
     waiting = [str(pid_of(record)) for record in live if not has_data(record, options.phase)]
     if shown and waiting:
@@ -240,9 +242,9 @@ def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: floa
 
 
 def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:
-    if feed.unanswered:
+    if feed.links.unanswered:
         return unanswered(feed)
-    if feed.unread:
+    if feed.links.unread:
         return f"{unread(feed)}; raise --timeout (now {options.timeout:g} s)"
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
@@ -258,12 +260,12 @@ def _wanted(options: argparse.Namespace) -> str:
 
 def unanswered(feed: Feed) -> str:
     """Return a text with the addresses that no daemon answers from."""
-    return f"no daemon answers at {', '.join(feed.unanswered)}"
+    return f"no daemon answers at {', '.join(feed.links.unanswered)}"
 
 
 def unread(feed: Feed) -> str:
     """Return a text with the daemons that sent more than was read in time."""
-    return f"time is up, and there is more to read from {', '.join(feed.unread)}"
+    return f"time is up, and there is more to read from {', '.join(feed.links.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Self
 
 from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.kept_roofs import StoredRoofs
-from cbtop.client.link import Link
+from cbtop.client.links import Links
 from cbtop.client.own_cost import OwnCost
 from cbtop.client.source_record import SourceRecord
-from cbtop.client.store import Budget, Store
+from cbtop.client.store import Store
 from cbtop.comparison.baseline import Snapshot
 from cbtop.comparison.comparison import Comparison, baselines_of, compare, rate_change
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
@@ -216,6 +216,20 @@ class Views:
         """Stop comparing with a baseline."""
         self.baselines = ()
 
+    def finished(self) -> FeedEnd | None:
+        """Return why there is nothing more to show, or None. A feed does not end the viewer by itself."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all that was opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
         """Return `row` with the change of its tokens/s since the baseline, or the reason why it is unknown."""
         change, why = None, "it marks no steps"
@@ -268,11 +282,11 @@ class StoreViews(Views):
 
 
 class Feed(Views):
-    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one inside.
+    """The live sources of one daemon or several, see `Links`.
 
-    A daemon that fails does not affect the data of the others. If `selected` is given, only sources that match one of
-    its entries are shown: a key, a pid or `rank=N`. A daemon inside remembers the last `history_s` seconds. Raises
-    EndpointError for an invalid address, KeysError for an address on another host without `keys`.
+    If `selected` is given, only sources that match one of its entries are shown: a key, a pid or `rank=N`. A daemon
+    inside remembers the last `history_s` seconds. Raises EndpointError for an invalid address, KeysError for an
+    address on another host without `keys`.
     """
 
     def __init__(
@@ -288,29 +302,21 @@ class Feed(Views):
         self.keys = keys
         self._selected = selected
         self._kept_roofs = StoredRoofs()
-        self._follows_records = False
         self._marks: Marks | None = None
         self._heard_ns = 0
         # Per view: the verdicts made since the last heartbeat, and the baselines used.
         self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
-        with ExitStack() as opened:
-            self._links: list[Link] = []
-            budget = Budget()
-            for endpoint in dict.fromkeys(endpoints or (None,)):
-                self._links.append(Link(endpoint, window_s, keys, budget, history_s))
-                opened.callback(self._links[-1].close)
-            self._close = opened.pop_all().close
+        self.links = Links(endpoints, window_s, keys, history_s)
 
     def poll(self, timeout_ms: int = 0) -> None:
         super().poll()
-        for link in self._links:
-            link.poll(timeout_ms // len(self._links))
+        self.links.poll(timeout_ms)
         self._mark()
 
     def _mark(self) -> None:
         """Note notable events once per heartbeat, for one daemon only: several daemons have different clocks."""
-        heard_ns = self._links[0].store.heard_ns
-        if len(self._links) > 1 or heard_ns == self._heard_ns:
+        heard_ns = self.links.heard_ns
+        if heard_ns is None or heard_ns == self._heard_ns:
             return
         self._heard_ns = heard_ns
         self._verdicts.clear()
@@ -354,17 +360,15 @@ class Feed(Views):
 
     def follow_records(self, on: bool) -> None:
         """Start or stop receiving every record, which a timeline needs."""
-        if on != self._follows_records:
-            self._follows_records = on
-            for link in self._links:
-                link.follow_records(on)
+        self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
         """Return every selected source. If two links report the same source, use one that is not silent."""
-        by_freshness = sorted(self._links, key=lambda link: link.stale_s or 0, reverse=True)
+        by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
-            clock = self._clock_of(link)
+            offset = self.links.clock_offset_of(link)
+            clock = None if offset is None else _clock_view(offset)
             now_ns = None if clock is None else time.perf_counter_ns() + round(clock.monotonic_offset_us * 1e3)
             for key, record in link.store.sources.items():
                 if not self._selected or is_selected(record, self._selected):
@@ -372,7 +376,7 @@ class Feed(Views):
         return found
 
     def daemon_costs(self) -> Iterator[ProcessCost]:
-        for link in self._links:
+        for link in self.links:
             if not link.is_daemon_inside and (cost := daemon_cost(link.store, link.stale_s)) is not None:
                 yield cost
 
@@ -382,91 +386,44 @@ class Feed(Views):
 
     def want(self, key: str) -> None:
         """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
-        for link in self._links:
-            link.want(key)
-
-    def key_of(self, pid: int) -> str | None:
-        """Return the source of process `pid`, or None if it has not appeared yet."""
-        records = (record for link in self._links for record in link.store.sources.values())
-        return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
+        self.links.want(key)
 
     @property
     def is_daemon_inside(self) -> bool:
         """Whether the daemon runs in this process because no other was running."""
-        return any(link.is_daemon_inside for link in self._links)
-
-    @property
-    def endpoint(self) -> str | None:
-        """The address of the daemon, or None if there are several."""
-        return self._links[0].endpoint if len(self._links) == 1 else None
-
-    @property
-    def unanswered(self) -> tuple[str, ...]:
-        """The addresses that no daemon has answered from yet, each with the reason if known."""
-        silent = [link for link in self._links if not link.is_complete]
-        return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
-
-    @property
-    def answered(self) -> tuple[str, ...]:
-        """The addresses of the daemons outside this process that have answered."""
-        return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """The addresses of daemons that have sent messages not applied yet."""
-        return tuple(link.endpoint for link in self._links if link.is_behind)
+        return self.links.is_daemon_inside
 
     @property
     def is_complete(self) -> bool:
         """Whether some daemon has answered and all it sent is applied."""
-        return any(link.is_complete for link in self._links) and not self.unread
+        return self.links.is_complete
 
     @property
     def knows_devices(self) -> bool:
         """Whether every daemon has reported its devices and processes, also the figures that take two samples."""
-        return all(_knows_devices(link.store) for link in self._links)
+        return all(_knows_devices(link.store) for link in self.links)
 
     @property
     def left_out(self) -> str:
         """The number, names and reasons of sources dropped for lack of room; empty if none."""
-        return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
+        return self.links.left_out
 
     @property
     def refused(self) -> str:
         """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
-        refused = [link.refused for link in self._links]
-        return "; ".join(refused) if all(refused) else ""
+        return self.links.refused
 
     def status(self) -> str:
         """Return one line about the links."""
-        complaints = [link.complaint for link in self._links if link.complaint]
-        if len(self._links) == 1:
-            return complaints[0] if complaints else self._links[0].name
-        return " · ".join((f"{len(self._links)} daemons", *complaints))
-
-    def finished(self) -> FeedEnd | None:
-        """A live feed never ends by itself."""
-        return None
+        return self.links.status()
 
     def close(self) -> None:
         """Close the links and the daemon inside."""
-        self._close()
+        self.links.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _clock_of(self, link: Link) -> ClockView | None:
-        """Return the most accurate clock offset of the links to the same boot, whose daemons share clocks."""
-        boot_id = link.store.daemon.boot_id if link.store.daemon else ""
-        same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
-        offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
-        if not offsets:
-            return None
-        best = min(offsets, key=lambda offset: offset.uncertainty_ns)
-        return ClockView(best.realtime_ns / 1e3, best.monotonic_ns / 1e3, best.uncertainty_ns / 1e3)
+def _clock_view(offset: ClockOffset) -> ClockView:
+    return ClockView(offset.realtime_ns / 1e3, offset.monotonic_ns / 1e3, offset.uncertainty_ns / 1e3)
 
 
 def _program(record: SourceRecord) -> str:

@@ -22,9 +22,9 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
     The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError, with the reason.
     """
-    assert feed.endpoint is not None
+    assert feed.links.endpoint is not None
 
-    ask = partial(_opened, feed.endpoint, feed.keys, feed.window_s, tuple(feed.seen()))
+    ask = partial(_opened, feed.links.endpoint, feed.keys, feed.window_s, tuple(feed.seen()))
     silenced, baselines, marks = feed.silenced, feed.baselines, deepcopy(feed.marks)
 
     def fetch() -> ReplayFeed:
@@ -44,7 +44,7 @@ def remembered(feed: Feed) -> list[ReplayFeed]:
     Blocks, also for daemons that do not answer. The caller must close the results.
     """
     found = []
-    for endpoint in feed.answered:
+    for endpoint in feed.links.answered:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):

@@ -49,7 +49,7 @@ from cbtop.feeds.feed import Feed
 poll = Feed.poll
 def poll_and_say(feed, timeout_ms=0):
     poll(feed, timeout_ms)
-    if not feed.unanswered and (view := feed.view()) and view.steps and view.bricks:
+    if not feed.links.unanswered and (view := feed.view()) and view.steps and view.bricks:
         print("seen", file=sys.stderr, flush=True)
 Feed.poll = poll_and_say
 sys.exit(main())
@@ -107,7 +107,7 @@ def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
     real = top._wait_for_data
 
     def wait(feed: Feed, options: argparse.Namespace) -> None:
-        eventually(lambda: feed.poll(20) or len(feed.unanswered) == unanswered)
+        eventually(lambda: feed.poll(20) or len(feed.links.unanswered) == unanswered)
         real(feed, options)
 
     monkeypatch.setattr(top, "_wait_for_data", wait)

@@ -101,7 +101,7 @@ def is_stale(viewer: Feed) -> bool:
 def join(endpoint: str) -> None:
     """Be a viewer until the daemon has answered."""
     with Feed([endpoint]) as viewer:
-        eventually(lambda: viewer.poll(20) or not viewer.unanswered)
+        eventually(lambda: viewer.poll(20) or not viewer.links.unanswered)
 
 
 @contextmanager

@@ -287,7 +287,7 @@ def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProce
 def seen() -> list[tuple[str, int]]:
     """The state and the steps of everything that ran, the first to begin first."""
     with Feed() as feed:
-        eventually(lambda: (feed.poll(50), not feed.unanswered)[1])
+        eventually(lambda: (feed.poll(50), not feed.links.unanswered)[1])
 
         def views_of_all() -> tuple[list[SourceView]] | None:
             """What has ended before is read when somebody wants to see it."""

@@ -37,7 +37,7 @@ ONCE = f"{sys.executable} -m cbtop --headless --once --window=all {' '.join(PATI
 
 def see(feed: Feed, pid: int) -> SourceView | None:
     feed.poll(20)
-    key = feed.key_of(pid)
+    key = feed.links.key_of(pid)
     return feed.view(key) if key else None
 
 

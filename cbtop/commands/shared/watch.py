@@ -42,8 +42,8 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
 
     try:
         with RunFeed(program, name) as feed:
-            save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-            back = partial(look_back, feed) if feed.endpoint else None
+            save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
+            back = partial(look_back, feed) if feed.links.endpoint else None
             app = RunApp(feed, program, save_history=save, look_back=back)
             dress(app, options)
             app.run()

@@ -25,7 +25,7 @@ def test_verdicts_are_made_once_a_heartbeat_and_again_if_the_silenced_change(
 
     monkeypatch.setattr(verdicts_module, "VERDICTS", (replace(VERDICTS[0], find=find),))
     with Feed((f"ipc://{runtime}/nobody.sock",)) as feed:
-        store = feed._links[0].store
+        store = next(iter(feed.links)).store
         store.apply(HELLO)
         store.apply(source())
         for number in (1, 2):
