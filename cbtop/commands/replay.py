@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:
-            feed.seek(feed.duration_s if headless else feed.first_data_s())
+            feed.seek(feed.duration_s if headless else feed.search.first_data_s())
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 
@@ -94,7 +94,7 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     shown = [view for view in views if view.has_data]
     if not shown and feed.damage:
         raise UntrustedError(f"{feed.status()}: nothing is left to show")
-    if not shown and not feed.holds_data():
+    if not shown and not feed.search.holds_data():
         raise NoDataError(f"{options.replay} holds no data: it ends before any process had recorded anything")
     if not shown:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""

@@ -259,10 +259,14 @@ class Views:
 class StoreViews(Views):
     """The views built from one store, of the sources that match `selected` (empty: all)."""
 
-    def __init__(self, window_s: float, selected: Sequence[str]) -> None:
+    def __init__(self, selected: Sequence[str]) -> None:
         super().__init__()
-        self._store = Store(window_s)
         self._selected = selected
+
+    @property
+    @abstractmethod
+    def store(self) -> Store:
+        """The store."""
 
     @property
     @abstractmethod
@@ -271,13 +275,13 @@ class StoreViews(Views):
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
         return {
-            key: FeedSnapshot(record, self._store, now_ns=self.now_ns)
-            for key, record in self._store.sources.items()
+            key: FeedSnapshot(record, self.store, now_ns=self.now_ns)
+            for key, record in self.store.sources.items()
             if not self._selected or is_selected(record, self._selected)
         }
 
     def daemon_costs(self) -> Iterator[ProcessCost]:
-        if (cost := daemon_cost(self._store)) is not None:
+        if (cost := daemon_cost(self.store)) is not None:
             yield cost
 
 

@@ -32,7 +32,7 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
         found.is_playing = False
         found.silenced, found.baselines = silenced, baselines
         if marks is not None:
-            found.take_marks(marks)
+            found.playback.marks.take(marks)
         return found
 
     return fetch

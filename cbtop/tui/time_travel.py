@@ -139,7 +139,7 @@ class TimeTravel:
         """Return a function that writes the range shown to a file, or None if there is none."""
         if self.past is None or self.past.range_s is None:
             return None
-        cut = self.past.cut_out()
+        cut = self.past.playback.cut_out()
 
         def save() -> SavedHistory:
             with closing(cut):
@@ -152,7 +152,7 @@ class TimeTravel:
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
         """Return the moment after `steps` more (or fewer) steps; if no step is near, count a second for each."""
-        to_s, found = past.steps_away(from_s, steps, self._source())
+        to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
             where = "before" if steps < 0 else "after"
             self.tell(f"no step of it ended in the minutes {where}: it goes by seconds", severity="warning")

@@ -54,7 +54,7 @@ def with_losses() -> SourceView:
         feed.is_playing = False
         feed.follow_records(True)
         feed.seek(LIVE_S)
-        record = feed._store.sources[feed.sources()[0].key]
+        record = feed.store.sources[feed.sources()[0].key]
         assert record.state is not None
         produced, overwritten = record.state.produced + 1_500, record.state.overwritten + 1_500
         record.state = replace(record.state, produced=produced, overwritten=overwritten)
@@ -69,13 +69,13 @@ def merged() -> SourceView:
         feed.is_playing = False
         feed.seek(LIVE_S)
         key = feed.sources()[0].key
-        record = feed._store.sources[key]
+        record = feed.store.sources[key]
         for rank in range(2):
             other = deepcopy(record)
             assert other.hello is not None
             other.key = f"{key[:-1]}{rank}"
             other.hello = replace(other.hello, rank=rank, local_rank=rank, world_size=2, pid=other.hello.pid + rank)
-            feed._store.sources[other.key] = other
+            feed.store.sources[other.key] = other
         view = feed.merged(MergeMode.SUM, key, window=True)
     assert view is not None
     return view

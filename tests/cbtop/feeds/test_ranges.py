@@ -208,7 +208,7 @@ def test_books_and_stretch_of_a_range_close() -> None:
 
 
 def saved(feed: ReplayFeed, directory: Path) -> Path:
-    with closing(feed.cut_out()) as cut:
+    with closing(feed.playback.cut_out()) as cut:
         done = cut.save(directory)
     assert done.size_bytes <= done.path.stat().st_size
     return done.path

@@ -17,7 +17,8 @@ from textual.pilot import Pilot
 from cbtop.client import source_record, trend
 from cbtop.client.recent import RecentRecords
 from cbtop.commands import replay
-from cbtop.feeds.replay import RECENT_NS, ReplayFeed, baselines_in
+from cbtop.feeds.playback import RECENT_NS
+from cbtop.feeds.replay import ReplayFeed, baselines_in
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.widgets.curve import NO_CURVE
@@ -141,10 +142,10 @@ def test_after_a_jump_it_shows_what_it_shows_when_all_before_was_played(
 
 def test_a_jump_reads_as_far_back_as_the_curves_go_and_no_further(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
-        feed.touched = 0
+        feed.playback.touched = 0
         feed.seek(300)
         assert (
-            2 * source_record.HISTORY_S < feed.touched < 2 * (1.1 * source_record.HISTORY_S + 15 + 5) + 2
+            2 * source_record.HISTORY_S < feed.playback.touched < 2 * (1.1 * source_record.HISTORY_S + 15 + 5) + 2
         )  # two a second
         assert len(feed.view(None, "decode").tokens_per_sec_history) == source_record.HISTORY_S
 
@@ -153,10 +154,10 @@ def test_steps_to_and_fro_read_a_few_seconds(long: Path) -> None:
     with ReplayFeed(long, clock_s=Hand()) as feed:
         feed.seek(300)
         for at_s in (299, 300, 295, 290, 286, 300):
-            feed.touched = 0
+            feed.playback.touched = 0
             feed.seek(at_s)
             assert (feed.at_s, steps(feed)) == (at_s, 2 * at_s)
-            assert feed.touched <= 2 * 15
+            assert feed.playback.touched <= 2 * 15
 
 
 def test_the_way_to_a_moment_can_be_gone_bit_by_bit(made: Path) -> None:
@@ -235,19 +236,19 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
     made_recording(runtime, tmp_path / "run.cbtop", 20, ends=True, ended_s=260)
     with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
         feed.seek(75)
-        (known,) = feed._store.sources.values()
+        (known,) = feed.store.sources.values()
         for number, end_s in enumerate((5, 8, 12, 40, 74)):  # others, of which there are no records
             other = replace(known, key=f"{number}", window=deepcopy(known.window), recent=RecentRecords())
             other.window.now_ns = BEGIN_NS + end_s * 1_000_000_000
-            feed._store.sources[other.key] = other
+            feed.store.sources[other.key] = other
         feed.follow_records(True)
         assert known.recent.missing == 0
-        assert [key for key, one in feed._store.sources.items() if len(one.recent)] == [known.key]
+        assert [key for key, one in feed.store.sources.items() if len(one.recent)] == [known.key]
         feed.follow_records(False)
-        feed.seek(20 + (feed._reach_ns // 1_000_000_000) + 15)
-        feed.touched = 0
+        feed.seek(20 + (feed.playback._reach_ns // 1_000_000_000) + 15)
+        feed.playback.touched = 0
         feed.follow_records(True)
-        assert feed.touched == 0  # for that is longer ago than a jump reads back
+        assert feed.playback.touched == 0  # for that is longer ago than a jump reads back
 
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
@@ -428,8 +429,8 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
         (key,) = (one.key for one in feed.sources())
     for asked in (key, f"another{KEYS_JOINED_BY}{key}", None, "another"):
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:  # it is at its beginning, where nobody is
-            assert feed.steps_away(30, -1, asked) == (29.5, 1)
-            assert feed.steps_away(20, 3, asked) == (21.5, 3)
+            assert feed.search.steps_away(30, -1, asked) == (29.5, 1)
+            assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
 
 
 async def test_where_no_step_ends_it_goes_by_seconds_and_says_so_once() -> None:
@@ -522,7 +523,7 @@ def test_a_selected_process_says_where_its_data_begin(tmp_path: Path, runtime: P
     made_recording(runtime, tmp_path / "run.cbtop", 10, begins_s=3)
     for selected, begins_s in (((), 3), (("99",), 0)):
         with ReplayFeed(tmp_path / "run.cbtop", selected=selected) as feed:
-            assert feed.first_data_s() == begins_s
+            assert feed.search.first_data_s() == begins_s
 
 
 @pytest.mark.parametrize("holds_data", [False, True])

@@ -9,6 +9,7 @@ import pytest
 from textual.widgets import ContentSwitcher
 
 from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client.store import Store
 from cbtop.feeds.feed import FeedEnd, StoreViews
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import DaemonHello
@@ -27,7 +28,8 @@ class Watching(StoreViews):
     is_complete, refused = True, ""
 
     def __init__(self, path: Path, *, until_s: float) -> None:
-        super().__init__(DEFAULT_WINDOW_S, ())
+        super().__init__(())
+        self._store = Store(DEFAULT_WINDOW_S)
         reader = RecordingReader(path)
         self._now_ns = reader.begin_ns + round(until_s * 1e9)
         self._store.keep_records(True)
@@ -38,6 +40,10 @@ class Watching(StoreViews):
                     assert is_join or not isinstance(message, DaemonHello)
                     self._store.apply(message)
         reader.close()
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     @property
     def now_ns(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.feeds.feed import StoreViews
 from cbtop.profiler.analysis.budget import TokenBudget
@@ -83,8 +84,13 @@ class Made(StoreViews):
     """What a viewer sees that heard these processes from their beginning."""
 
     def __init__(self, window_s: float = 10.0) -> None:
-        super().__init__(window_s, ())
+        super().__init__(())
+        self._store = Store(window_s)
         self._store.apply(HELLO)
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     def hear(self, *messages: Message) -> None:
         apply(self._store, messages)
