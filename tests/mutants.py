@@ -89,6 +89,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/commands/test_diff.py",
         "tests/cbtop/feeds/test_run_file.py",
     ),
+    "cbtop.comparison.part_diff": (
+        "tests/cbtop/comparison/test_run_diff.py",
+        "tests/cbtop/comparison/test_thresholds.py",
+    ),
     "cbtop.comparison.run_diff": (
         "tests/cbtop/comparison/test_run_diff.py",
         "tests/cbtop/comparison/test_thresholds.py",

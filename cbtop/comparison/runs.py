@@ -139,6 +139,39 @@ class Run:
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
+@dataclass(frozen=True, slots=True)
+class _StepSums:
+    """The sums of the steps of each block."""
+
+    count: NDArray[np.float64]
+    total_ns: NDArray[np.float64]
+    elements: NDArray[np.float64]
+    failed: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    plain_tokens: NDArray[np.float64]
+    plain_ns: NDArray[np.float64]
+    cached: NDArray[np.float64] | None  # mean positions before a step; None: a block does not report it
+    sequences: NDArray[np.float64] | None
+
+
+def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
+    count, total_ns, elements, failed = (
+        _of(growths, name, step) for name in ("count", "total_ns", "elements", "failed")
+    )
+    plain, plain_tokens, plain_ns = (_rare(growths, at, step) for at in (_PLAIN, _PLAIN_TOKENS, _PLAIN_NS))
+    return _StepSums(
+        count=count,
+        total_ns=total_ns,
+        elements=elements,
+        failed=failed,
+        plain=plain,
+        plain_tokens=plain_tokens,
+        plain_ns=plain_ns,
+        cached=_mean(_rare(growths, _KEPT, step), _rare(growths, _KEPT_GIVEN, step)),
+        sequences=_mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step)),
+    )
+
+
 def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
     """Return the part of a run in these blocks, or None if they are too few or have no recorded step."""
     step = work.step
@@ -149,18 +182,14 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     stats.count(Growth.of([block.growth for block in blocks]))
     totals = PhaseTotals.below(table[step], table, stats)
     growths = [block.growth for block in blocks]
-    count, total_ns, elements, failed = (
-        _of(growths, name, step) for name in ("count", "total_ns", "elements", "failed")
-    )
-    plain, plain_tokens, plain_ns = (_rare(growths, at, step) for at in (_PLAIN, _PLAIN_TOKENS, _PLAIN_NS))
-    inside = count - plain
+    sums = _step_sums(growths, step)
+    count, elements, inside, cached = sums.count, sums.elements, sums.count - sums.plain, sums.cached
     ran = np.flatnonzero(inside > 0)
     if len(ran) < MIN_BLOCKS:
         return None
-    cached = _mean(_rare(growths, _KEPT, step), _rare(growths, _KEPT_GIVEN, step))
     is_counted = work.tokens is not None
     every = elements if is_counted else count
-    recorded = (elements - plain_tokens if is_counted else inside)[ran]
+    recorded = (elements - sums.plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
     places = PhasePlaces(totals)
     chosen = [growths[at] for at in ran]
@@ -172,26 +201,25 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
     # Pauses of other programs are rare and long, so the few blocks with pauses say less about the scatter of all.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
-    (whole,) = figures(total_ns[:, None] / 1e3, every, cached, paces)
+    (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
-    (recorded_us,) = figures((total_ns - plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
+    (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
     calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # the wall-clock time changes if the typical step or the time between steps does
         wall = replace(wall, median_us=typical.mean + outside_us)
-    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - total_ns, every) / 1e3
+    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
-    sequences = _mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step))
     return StepGroup(
         phase=display_name(table[step]),
         work=(work.tokens, work.sequences),
         unit="token" if is_counted else "step",
         steps=int(count.sum()),
         tokens=float(elements.sum() / count.sum()) if is_counted else None,
-        sequences=None if sequences is None else float(np.average(sequences, weights=count)),
+        sequences=None if sums.sequences is None else float(np.average(sums.sequences, weights=count)),
         cached=None if cached is None else float(np.average(cached, weights=every)),
         cached_least=None if cached is None else float(cached.min()),
         cached_most=None if cached is None else float(cached.max()),
@@ -201,7 +229,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         places=found,
         budgets=_budgets(totals),
         typical_us=paced if paced and paced.mean > 0 else None,
-        failed=int(failed.sum()),
+        failed=int(sums.failed.sum()),
     )
 
 

@@ -23,7 +23,8 @@ from math import inf
 
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick
 from cbtop.comparison.noise import Change, Figure, change
-from cbtop.comparison.run_diff import PartDiff, PlaceDiff, RunDiff, findable_percent
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from cbtop.comparison.noise import CONFIDENCE, Change
-from cbtop.comparison.run_diff import FOUND, PartDiff, PlaceDiff, RunDiff, findable_percent
+from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.exporters.differential import DiffStack, folded, speedscope
 from cbtop.reports.tables import Table, table

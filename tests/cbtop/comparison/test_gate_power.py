@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cbtop.comparison.run_diff import diff, diff_of, findable_percent
+from cbtop.comparison.part_diff import findable_percent
+from cbtop.comparison.run_diff import diff, diff_of
 from cbtop.comparison.runs import together
 from cbtop.comparison.thresholds import Outcome, confirmed, default_gate
 from cbtop.reports.run_diff import diff_json, diff_text

@@ -10,7 +10,8 @@ import pytest
 
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Change, Figure, change
-from cbtop.comparison.run_diff import PartDiff, PlaceDiff, RunDiff, diff, diff_of, findable_percent
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.runs import Pace, Run, TooShort, together
 from cbtop.comparison.thresholds import default_gate
 from cbtop.protocol.vocabulary import BrickCategory

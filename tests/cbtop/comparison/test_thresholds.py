@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
 from cbtop.comparison.noise import Change, Figure, change
-from cbtop.comparison.run_diff import Balance, PartDiff, PlaceDiff, RunDiff, diff, diff_of
+from cbtop.comparison.part_diff import Balance, PartDiff, PlaceDiff
+from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.runs import Run, TooShort, together
 from cbtop.comparison.thresholds import (
     Judged,
