@@ -22,8 +22,7 @@ from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
-from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_show_arguments,
     check_phase,
     is_headless,
@@ -34,6 +33,7 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
+from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, TokenSampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.feeds.feed import Feed, FeedEnd

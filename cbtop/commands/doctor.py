@@ -281,7 +281,7 @@ def _terminal() -> Iterator[Fact]:
 
 
 def _config() -> Iterator[Fact]:
-    from cbtop.commands.show import SETTINGS
+    from cbtop.commands.shared.show import SETTINGS
 
     try:
         config = read_config()

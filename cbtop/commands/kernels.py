@@ -16,7 +16,7 @@ from itertools import zip_longest
 from cbtop import units
 from cbtop.commands.shared.choose import add_source_argument
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import positive_seconds
+from cbtop.commands.shared.show import positive_seconds
 from cbtop.daemon.source import Source
 from cbtop.errors import NoDataError, UsageError
 from cbtop.feeds.kernel_request import (

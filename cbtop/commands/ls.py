@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from cbtop.client.source_record import SourceRecord
-from cbtop.commands.show import open_feed
+from cbtop.commands.shared.show import open_feed
 from cbtop.commands.top import (
     HOW_TO_START,
     POLL_MS,

@@ -14,7 +14,7 @@ from cbtop.client.collector import SILENT_AFTER_S
 from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir

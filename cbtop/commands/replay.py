@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_show_arguments,
     check_phase,
     is_headless,

@@ -14,7 +14,7 @@ from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_connect_arguments,
     add_show_arguments,
     is_headless,

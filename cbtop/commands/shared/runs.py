@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError

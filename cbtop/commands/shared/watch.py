@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cbtop.client.stream_recorder import save_history
 from cbtop.commands.shared.program import Program
+from cbtop.commands.shared.show import dress, settle_colours
 from cbtop.commands.shared.sort_memory import remember_orders
-from cbtop.commands.show import dress, settle_colours
 from cbtop.feeds.feed import Feed, FeedSnapshot
 from cbtop.feeds.look_back import look_back
 

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from cbtop.commands.show import require_passed_checks
+from cbtop.commands.shared.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
