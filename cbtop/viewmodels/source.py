@@ -249,7 +249,7 @@ def source_view(
         steps = parts.with_recorded(steps)
         phases = tuple(steps if one.phase == steps.phase else one for one in phases)
     hello, manifest, state = record.hello, record.manifest, record.state
-    return SourceView(
+    view = SourceView(
         key=record.key,
         pid=hello.pid if hello else 0,
         host=hello.host if hello else "",
@@ -272,17 +272,30 @@ def source_view(
         categories=LazyValue(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
         roofline=LazyValue(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
         graph=LazyValue(lambda: parts.graph[0]),
-        layer_times=LazyValue(lambda: layers_view(parts.totals)),
         books=books_view(books_of(parts.totals, parts.whole), manifest.backend if manifest else ""),
-        outside=LazyValue(lambda: parts.outside),
         loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
         steps_per_sec_history=steps_per_sec_history(record, steps),
+        window=window_view(record, found.window) if found.window else None,
+        time_range=found.time_range_view,
+        is_inside_of_all=parts.is_inside_of_all,
+    )
+    return _with_details(view, record, found, parts)
+
+
+def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
+    """Return `view` with the facts and parts that only some sources have, or only some outputs show."""
+    hello, phase = record.hello, view.phase
+    is_sample = view.steps is not None and view.steps.is_sample
+    return with_parts(
+        view,
+        layer_times=LazyValue(lambda: layers_view(parts.totals)),
+        outside=LazyValue(lambda: parts.outside),
         traces=LazyValue(lambda: trace_views(record.traces.values())),
-        pace=LazyValue(lambda: pace(record, name)),
-        brick_growth=LazyValue(lambda: brick_growth(record, name)),
-        step_us_history=LazyValue(lambda: step_us_history(record, name)),
+        pace=LazyValue(lambda: pace(record, phase)),
+        brick_growth=LazyValue(lambda: brick_growth(record, phase)),
+        step_us_history=LazyValue(lambda: step_us_history(record, phase)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -291,16 +304,13 @@ def source_view(
         sample_every=record.sample_every,
         clock_resolution_ns=hello.clock_resolution_ns if hello else None,
         overhead=record.sampling,
-        window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
-        time_range=found.time_range_view,
         warm_up=warm_up_view(record),
-        is_inside_of_all=parts.is_inside_of_all,
         compiling=compiling_view(record.compilations.values(), found.time_range),
         critical_path=LazyValue(lambda: parts.graph[1]),
         stall=stall_view(record),
-        kernels=LazyValue(lambda: _kernels(record, name)),
-        timeline=LazyValue(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
+        kernels=LazyValue(lambda: _kernels(record, phase)),
+        timeline=LazyValue(lambda: timeline_view(record, phase, is_sample=is_sample)),
         second=_second(record),
     )
 
