@@ -79,7 +79,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cbtop.comparison.comparison": (
         "tests/cbtop/comparison/test_comparison.py",
-        "tests/cbtop/comparison/test_baseline.py",
+        "tests/cbtop/viewmodels/test_snapshot.py",
     ),
     "cbtop.comparison.noise": ("tests/cbtop/comparison/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
     "cbtop.comparison.quantiles": ("tests/cbtop/comparison/test_quantiles.py",),
