@@ -9,7 +9,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.commands.shared.names import unknown
 
-RECORDING = str(Path(__file__).parents[1] / "imperfect.cbtop")
+RECORDING = str(Path(__file__).parents[2] / "imperfect.cbtop")
 PRINTED = ["replay", RECORDING, "--headless"]
 
 
