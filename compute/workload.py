@@ -172,7 +172,7 @@ def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     bounds that are not for this processor or for a format of the model."""
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
-    from cbtop.profiler.roofline import is_unsure
+    from cbtop.profiler.analysis.roofline import is_unsure
 
     found = [roofs[name] for name in ("dram_read", WEIGHTS) if name in roofs]
     is_sure = len(found) == 2 and not any(is_unsure(one.value, one.median) for one in found)

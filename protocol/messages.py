@@ -505,15 +505,15 @@ class StatsUpdate:
 
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte fields are
     little-endian i64 columns: one entry per node for `node` … `closed_ns`, one entry per value for `rare_*` (the
-    columns that few nodes have, numbered as in `cbtop.profiler.stats.SPARSE_COLUMNS`; its values are float64).
+    columns that few nodes have, numbered as in `analysis.node_columns.SPARSE_COLUMNS`; its values are float64).
     `cells` are the histogram cells that changed, ascending (each as the difference from the one before), and their
-    counts: see `cbtop.profiler.histograms`. Cells that do not fit into one message follow in the next. The update
+    counts: see `profiler.analysis.histograms`. Cells that do not fit into one message follow in the next. The update
     covers records that had ended at `monotonic_ns`, when the ring was read, even if it is sent much later.
     `closed_ns` is the part of `total_ns` inside steps that have ended. `steps_ns` is the time in which at least one
     step of any phase ran; `first_ns` is when the first record that was seen began (None: not sent). `ran` lists the
     newest of the disjoint intervals in which steps of a node (0: any step) ran, each as node, begin and length, all
     up to the node's last one. They go back to the first that changed since the previous update. In a keyframe they go
-    back farther, to at most `cbtop.profiler.stats.MAX_SAID_INTERVALS` of all nodes.
+    back farther, to at most `analysis.step_intervals.MAX_SAID_INTERVALS` of all nodes.
     """
 
     source: str

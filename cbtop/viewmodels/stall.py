@@ -14,12 +14,14 @@ Rules
 
 from __future__ import annotations
 
-from cbtop.client.store import SourceRecord
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node, Quiet
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.viewmodels.model import StallKind, StallView
 from cbtop.viewmodels.steps import are_alike
 
 MIN_S = 2.0
@@ -30,6 +32,39 @@ NO_STEP, NO_BRICK = "no step runs", "no brick runs"
 NONE_ENDED = "none of these has ended yet, so what is long is not known"
 TOKENS_UNKNOWN = "its steps have unlike numbers of tokens, so what is long is not known"
 STEP_UNKNOWN = "whether a step runs is not known"
+
+
+class StallKind(StrEnum):
+    """The ways a running process makes no progress."""
+
+    STALLED = "stalled"  # something has run for far longer than usual
+    SUSPENDED = "suspended"  # stopped by a signal or a debugger
+    IDLE = "idle"  # between two steps
+    QUIET = "quiet"  # which of these is unknown, see `why`
+
+
+@dataclass(frozen=True, slots=True)
+class StallView:
+    """A running process that makes no progress: for `age_s` nothing was recorded and nothing began.
+
+    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`); if several
+    `threads` are running something, the one that began last. Empty if unknown. `after` is what ended last in it.
+    """
+
+    word: StallKind
+    age_s: float
+    limit_s: float  # reported from this age on
+    place: tuple[str, ...] = ()
+    phase: str | None = None  # of the running step
+    layer: str | None = None
+    brick: str | None = None
+    runs_s: float | None = None  # how long the last part of `place` has been running; None if unknown
+    after: tuple[str, ...] = ()
+    threads: int = 0
+    usual_s: float | None = None  # p99 of `usual_of`; None if unknown or nothing to compare with
+    usual_of: str = ""
+    why: str = ""  # further facts, or why nothing more is known
+    member: str = ""  # in a merge: the process
 
 
 def limit_s(usual_s: float | None) -> float:
@@ -124,7 +159,7 @@ def _most_s(record: SourceRecord, step: Node, tokens: int) -> float | None:
         return 0.0
     if tokens:
         return calls.total_ns / calls.elements * tokens / 1e9
-    if are_alike(calls.elements, calls.count, record.stats.rare_value("squared_tokens", step.id)):
+    if are_alike(calls.elements, calls.count, record.stats.sparse["squared_tokens"].get(step.id)):
         return 0.0
     context = record.manifest.context_length if record.manifest else 0
     return calls.total_ns / calls.elements * context / 1e9 if context else None

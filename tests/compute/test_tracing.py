@@ -26,7 +26,7 @@ from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
-from cbtop.profiler.divergence import Fingerprints
+from cbtop.profiler.analysis.divergence import Fingerprints
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.profiler.traces.base import TracerConfig
