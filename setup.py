@@ -1,4 +1,4 @@
-"""Builds the four compiled parts. All else is in pyproject.toml."""
+"""Builds the five compiled parts. All else is in pyproject.toml."""
 
 import numpy as np
 from setuptools import Extension, setup
@@ -12,6 +12,12 @@ setup(
             # Calls into Python go by its addresses at once, not by a table of jumps: a start/stop pair saves 2 %.
             extra_compile_args=["-O3", "-fno-plt"],
             optional=True,  # without a compiler or Python's headers the same hot path runs in Python
+        ),
+        Extension(
+            "cbtop.profiler._kernel_records",
+            ["profiler/_kernel_records.c"],
+            extra_compile_args=["-O2"],
+            optional=True,  # without it the records are read in Python
         ),
         Extension("cbtop.profiler._llama_cpp", ["profiler/_llama_cpp.c"], extra_compile_args=["-O2"], optional=True),
         Extension(

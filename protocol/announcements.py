@@ -16,6 +16,7 @@ from cbtop.protocol.messages import (
     Dependency,
     Goodbye,
     HostHello,
+    HostTimes,
     KernelBurst,
     Manifest,
     Node,
@@ -42,6 +43,7 @@ Announcement = (
     | Compilation
     | Training
     | KernelBurst
+    | HostTimes
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -62,7 +64,9 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case Activity() | Sampling() | Training() | KernelBurst() | Manifest() | HostHello() | Goodbye():
+        case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
+            about = None
+        case Manifest() | HostHello() | Goodbye():
             about = None
         case _:
             assert_never(message)

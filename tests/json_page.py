@@ -1,4 +1,4 @@
-"""Write the parts of docs/json.md that follow from `cbtop/statistics.py` and `cbtop/reports/json.py`.
+"""Write the parts of docs/json.md that follow from `cbtop/text/statistics.py` and `cbtop/reports/json.py`.
 
     python -m tests.json_page   write the page; tests/test_json_page.py compares it
 
@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from cbtop.reports.json import OTHER_ORIGINS
-from cbtop.statistics import STATISTICS, Of, Statistic
+from cbtop.text.statistics import STATISTICS, Of, Statistic
 from tests.links import ROOT
 
 PAGE = ROOT / "docs" / "json.md"

@@ -41,7 +41,7 @@ PROGRAMS = {
         Program("whisper", on_cuda=LAUNCHES, needs=("transformers",)),
         Program("gpt"),
         Program("train", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS),
-        Program("lora", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS, needs=("transformers", "peft")),
+        Program("lora", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS | LAUNCHES, needs=("transformers", "peft")),
         Program("captured", needs_cuda=True),
         Program("captured_pool", needs_cuda=True),
         Program("two_models"),

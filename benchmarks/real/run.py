@@ -45,12 +45,14 @@ def options_of(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m benchmarks real", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs with cbtop, each between two bare (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs with cbtop, each between two bare (default: 5); 0: no overhead"
+    )
     found = parser.parse_args(arguments)
     if unknown := [name for name in found.names if name not in PROGRAMS]:
         parser.error(f"no program is called {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
-    if found.seconds <= 0 or found.rounds < 1:
-        parser.error("--seconds must be above 0, --rounds at least 1")
+    if found.seconds <= 0 or found.rounds < 0:
+        parser.error("--seconds must be above 0, --rounds at least 0")
     return Options(found.names or list(PROGRAMS), found.seconds, found.rounds, _has_cuda())
 
 
@@ -111,6 +113,8 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 
 def overhead_of(program: Program, options: Options) -> Overhead:
     """Run the program bare and with cbtop in turns, each run with it between two bare ones."""
+    if not options.rounds:
+        raise ProgramError("--rounds 0")
     bare = [step_ms(program, options, [])]
     wall, control, processor = (Variant(lambda: lambda: None) for _ in range(3))
     for _ in range(options.rounds):

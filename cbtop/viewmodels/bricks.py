@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cbtop.client.trend import SECONDS, BrickTrend
-from cbtop.profiler.brick_stats import BrickStats, brick_nodes
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.roofline import Distance, intensity
+from cbtop.profiler.analysis.brick_stats import BrickStats, brick_nodes
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.roofline import Distance, intensity
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
+from cbtop.viewmodels.launches import LaunchesByNode
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 
 TREND_S = SECONDS
@@ -64,6 +65,8 @@ class BrickRow:
     uncounted: int = 0  # calls without a count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
     dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
+    host_us: float | None = None  # on a device: the host's time in the median call, without bricks inside it
+    launches: int | None = None  # kernels that a step launches for it
     # Histogram of its calls from shortest to longest; empty if not every call is counted in it.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token (per call without steps) in each of the last 60 s, oldest first; None if none ended.
@@ -150,6 +153,11 @@ class BrickRow:
         return max((us for us in self.trend_us if us is not None), default=None)
 
 
+def has_launches(rows: Iterable[BrickRow]) -> bool:
+    """Whether it is known of any of `rows` what it costs the host."""
+    return any(row.host_us is not None or row.launches is not None for row in rows)
+
+
 def brick_rows(
     bricks: Iterable[BrickStats],
     totals: PhaseTotals,
@@ -157,16 +165,23 @@ def brick_rows(
     trend: BrickTrend,
     cached: Callable[[], Mapping[int, float]],
     batch: Callable[[], Mapping[int, float]],
+    launches: LaunchesByNode,
 ) -> tuple[BrickRow, ...]:
     """Return one row per brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks. By second, `cached` returns the cached positions per sequence and
-    `batch` the number of sequences per step.
+    `checks` has the results of each brick's checks, `launches` what bricks on a device cost the host. By second,
+    `cached` returns the cached positions per sequence, and `batch` the number of sequences per step.
     """
     nodes_of = brick_nodes(totals)
     return tuple(
-        _row(stats, nodes_of[stats.name, stats.category], totals, checks.get(stats.name, ()), trend, cached, batch)
+        replace(
+            _row(stats, nodes, totals, checks.get(stats.name, ()), trend, cached, batch),
+            host_us=cost.host_us,
+            launches=cost.kernels,
+        )
         for stats in bricks
+        for nodes in [nodes_of[stats.name, stats.category]]
+        for cost in [launches.of(nodes.tolist())]
     )
 
 

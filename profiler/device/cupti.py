@@ -15,10 +15,11 @@ Rules
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +88,14 @@ class ExternalCorrelation(NamedTuple):
     call: int
 
 
+class Records(NamedTuple):
+    """The records of a window: kernels, external ids by call, and the number of records that were lost."""
+
+    kernels: list[KernelRecord]
+    externals: dict[int, int]
+    lost: int
+
+
 class Cupti(Protocol):
     """The interface to CUPTI; each method raises CuptiError if it is refused."""
 
@@ -114,8 +123,8 @@ class Cupti(Protocol):
     def graph_number(self, executable: int) -> int:
         """Return the number of an executable graph, as in `graph` of records."""
 
-    def records(self) -> Iterator[bytes]:
-        """Yield the fetched records one by one, each up to the needed length."""
+    def read(self, most: int) -> Records:
+        """Return the fetched records. Those beyond `most`, and those that make no sense, are lost."""
 
     def text(self, address: int) -> bytes:
         """Return the text at an address in a record; valid until CUPTI is finalized."""
@@ -158,6 +167,38 @@ def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
     )
 
 
+def read_in_python(records: Iterable[bytes], most: int) -> Records:
+    """Return what `Cupti.read` returns, from records one by one, each up to the needed length."""
+    kernels: list[KernelRecord] = []
+    externals: dict[int, int] = {}
+    lost = 0
+    for count, raw in enumerate(records):
+        try:
+            found = decoded(raw) if count < most else None
+        except ValueError:
+            lost += 1
+            continue
+        lost += count >= most
+        if isinstance(found, KernelRecord):
+            kernels.append(found)
+        elif found is not None:
+            externals[found.call] = found.external
+    return Records(kernels, externals, lost)
+
+
+def _read_in_c() -> Callable[[int, list[tuple[int, int]], int], Any] | None:
+    """Return the compiled reader if it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    if os.environ.get("CBTOP_PURE_PYTHON"):
+        return None
+    try:
+        from cbtop.profiler import _kernel_records
+    except ImportError:  # no compiler or no headers at installation
+        return None
+    return _kernel_records.read_records
+
+
+read_in_c = _read_in_c()
+
 _Requested = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
 _Completed = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
 _Called = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
@@ -182,12 +223,21 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_found_path: list[str] = []
+
+
 def library_path() -> str:
-    """Return the libcupti that this process has loaded, as torch does; "" if there is none."""
+    """Return the libcupti that this process has loaded, as torch does; "" if there is none.
+
+    A process has thousands of mappings, which take 2 ms to read: a path that was found is kept.
+    """
+    if _found_path:
+        return _found_path[0]
     with io.open(MAPS, encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             path = line.rstrip("\n").split(maxsplit=5)[5:]
             if path and os.path.basename(path[0]).startswith("libcupti.so"):
+                _found_path.append(path[0])
                 return path[0]
     return ""
 
@@ -195,6 +245,19 @@ def library_path() -> str:
 def is_known(version: int) -> bool:
     """Whether records of this CUPTI version have the layout that is read here."""
     return 18 <= version < 100 or 130000 <= version < 140000
+
+
+@functools.cache
+def _functions_of(path: str) -> dict[str, Any]:
+    """Return CUPTI's functions by name. Raises CuptiError if the library has not all of them."""
+    try:
+        library = ctypes.CDLL(path)
+        functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
+    except (OSError, AttributeError) as error:
+        raise CuptiError(str(error), State.NO_CUPTI) from error
+    for name, arguments in _CALLS.items():
+        functions[name].argtypes, functions[name].restype = arguments, c_int
+    return functions
 
 
 class TorchsCupti:  # pragma: no cover - gpu
@@ -207,13 +270,7 @@ class TorchsCupti:  # pragma: no cover - gpu
         path = library_path()
         if not path:
             raise CuptiError("torch has loaded no libcupti.so", State.NO_CUPTI)
-        try:
-            library = ctypes.CDLL(path)
-            self._functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
-        except (OSError, AttributeError) as error:
-            raise CuptiError(str(error), State.NO_CUPTI) from error
-        for name, arguments in _CALLS.items():
-            self._functions[name].argtypes, self._functions[name].restype = arguments, c_int
+        self._functions = _functions_of(path)
         version = c_uint32()
         self._call("cuptiGetVersion", byref(version))
         if not is_known(version.value):
@@ -282,8 +339,14 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._call("cuptiGetGraphExecId", executable, byref(found))
         return found.value
 
-    def records(self) -> Iterator[bytes]:
+    def read(self, most: int) -> Records:
         following = self._functions["cuptiActivityGetNextRecord"]
+        if read_in_c is None:
+            return read_in_python(self._records(following), most)
+        kernels, externals, lost = read_in_c(ctypes.cast(following, c_void_p).value or 0, self._full, most)
+        return Records([KernelRecord._make(kernel) for kernel in kernels], externals, lost)
+
+    def _records(self, following: Any) -> Iterator[bytes]:
         for address, size_bytes in self._full:
             at, end = c_void_p(), address + size_bytes
             while following(address, size_bytes, byref(at)) == _SUCCESS:
@@ -324,21 +387,28 @@ def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
     """Do nothing: no call is subscribed to, so this is never called."""
 
 
+@functools.cache
+def _demangler() -> tuple[Any, Any] | None:
+    """Return the C++ library's function for it, and the one that releases its result."""
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except (OSError, AttributeError):
+        return None
+    demangle.argtypes, demangle.restype = (c_char_p, c_void_p, c_void_p, POINTER(c_int)), c_void_p
+    free = ctypes.CDLL(None).free
+    free.argtypes, free.restype = (c_void_p,), None
+    return demangle, free
+
+
 def demangled(name: bytes) -> str:
     """Return the name of a C++ function as it is written; others unchanged."""
-    if name.startswith(b"_Z"):
-        try:
-            demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-        except (OSError, AttributeError):
-            return name.decode(errors="replace")
-        demangle.argtypes, demangle.restype = (c_char_p, c_void_p, c_void_p, POINTER(c_int)), c_void_p
-        status = c_int()
-        found = demangle(name, None, None, byref(status))
+    functions = _demangler() if name.startswith(b"_Z") else None
+    if functions is not None:
+        demangle, free = functions
+        found = demangle(name, None, None, byref(c_int()))
         if found:
             try:
                 return ctypes.string_at(found).decode(errors="replace")
             finally:
-                free = ctypes.CDLL(None).free
-                free.argtypes, free.restype = (c_void_p,), None
                 free(found)
     return name.decode(errors="replace")

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -25,7 +26,6 @@ from cbtop.profiler.device.cupti import (
     Cupti,
     CuptiError,
     KernelRecord,
-    decoded,
     demangled,
 )
 from cbtop.profiler.device.driver import Driver
@@ -197,21 +197,8 @@ class KernelWindow:
         return True
 
     def _read(self, burst: KernelBurstResults) -> list[KernelRecord]:
-        kernels: list[KernelRecord] = []
-        external: dict[int, int] = {}  # by call
-        for count, raw in enumerate(self._cupti.records()):
-            if count >= MAX_RECORDS:
-                burst.lost += 1
-                continue
-            try:
-                found = decoded(raw)
-            except ValueError:
-                burst.lost += 1
-                continue
-            if isinstance(found, KernelRecord):
-                kernels.append(found)
-            elif found is not None:
-                external[found.call] = found.external
+        kernels, external, lost = self._cupti.read(MAX_RECORDS)
+        burst.lost += lost
         burst.lost += self._cupti.dropped
         names: dict[int, str] = {}
         for one in kernels:
@@ -221,7 +208,7 @@ class KernelWindow:
                 keys = self._places[number - 1]
             name = names.get(one.name_at)
             if name is None:
-                name = names[one.name_at] = short(demangled(self._cupti.text(one.name_at)))
+                name = names[one.name_at] = _name_of(self._cupti.text(one.name_at))
             if name.startswith(OURS):
                 continue
             if keys is None:
@@ -254,6 +241,11 @@ _ARGUMENTS = re.compile(r"\([^()]*\)(?: const)?")
 _LAMBDAS = re.compile(r"::(?:\{[^{}]*\}|operator\b|'[^']*')")
 _NAMESPACES = re.compile(r"\b[A-Za-z_]\w*::")
 _SPACES = re.compile(r"\s+")
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(text: bytes) -> str:
+    return short(demangled(text))
 
 
 def short(name: str) -> str:

@@ -373,7 +373,7 @@ class CapturedGraph:
         try:
             self.replay_recorded(original, graph, recording)
         finally:
-            recording.end()
+            recording.end_step()
         return True
 
     def _is_recorded(self, step: Any) -> bool:

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
+Mark = Any  # a call that began: what `begin` returns and `end` takes, of a kind of its own in each class
 Last = list[int] | None  # the nodes that the next one would follow; None if the driver does not tell
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a call is itself: `in` compares no fields
 class CapturedCall:
     """A call between two places of the graph; `inside`: the calls in it."""
 
@@ -54,7 +55,7 @@ class Capture:
         """Whether a call of that model is running."""
         return self.steps is steps and bool(self.open)
 
-    def begin_model(self, steps: object, call: Call) -> CapturedCall | None:
+    def begin_model(self, steps: object, call: Call) -> Mark:
         """Begin a call of a model, described by `call`."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"
@@ -62,7 +63,7 @@ class Capture:
         self.calls.append(call)
         return self.begin(None, None)
 
-    def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
+    def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call here. Returns None if it is not noted: outside of a model's call, or beyond MAX_CALLS."""
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
@@ -72,7 +73,7 @@ class Capture:
         self.open.append(span)
         return span
 
-    def end(self, span: CapturedCall | None, elements: int = 0) -> None:
+    def end(self, span: Mark, elements: int = 0) -> None:
         """End that call here."""
         if span is not None:
             span.end, span.elements = self.last(), elements
@@ -111,11 +112,11 @@ class Capture:
         """Like a path's: the caller's position. Its step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
 
-    def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
+    def start_brick(self, brick: Hashable, /) -> Mark:
         """Like a path's: begin a call here."""
         return self.begin(brick, None)
 
-    def stop_brick(self, span: CapturedCall | None, elements: int, failed: bool = False) -> None:
+    def stop_brick(self, span: Mark, elements: int, failed: bool = False) -> None:
         """Like a path's: end that call."""
         self.end(span, elements)
 

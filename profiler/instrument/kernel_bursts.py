@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import weakref
 from _thread import get_ident
@@ -27,11 +28,12 @@ from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import Order
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
 from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall
+from cbtop.profiler.instrument.host_steps import Times
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import TimedSteps
 from cbtop.profiler.recorder import NOT_ASKED, RingRecorder
+from cbtop.protocol.messages import BrickHostTime, HostTimes, KernelTimes
 from cbtop.protocol.messages import KernelBurst as Found
-from cbtop.protocol.messages import KernelTimes
 from cbtop.protocol.requests import Answer, Request, State, number_of, request_of
 from cbtop.protocol.ring import NO_NODE
 
@@ -82,7 +84,7 @@ class Recording:
         """Launch a captured graph as an executable of ours."""
         self.window.launch(graph, lambda node: places.of(node, self.step), stream)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """End the step: wait for the device, and keep the records."""
         global _is_left_on
         error: Exception | None = None
@@ -229,9 +231,6 @@ class Bursts:
         if profiler is None:
             return
         found = []
-        root: Any = profiler._path.position.scope
-        while root.parent is not None:
-            root = root.parent
         for (keys, kernel), durations in burst.kernels.items():
             definition = KernelDefinition(
                 kernel.name,
@@ -242,15 +241,13 @@ class Bursts:
                 static_shared_memory_bytes=kernel.static_bytes,
                 registers=kernel.registers,
             )
-            scope = root
-            for key in (*keys, definition):
-                scope = scope.children.get(key) or profiler._scopes.define(scope, key)
-            if scope.node <= NO_NODE:
+            node = _node_of(profiler, (*keys, definition))
+            if node <= NO_NODE:
                 burst.left_out += durations.count
                 continue
             found.append(
                 KernelTimes(
-                    node=scope.node,
+                    node=node,
                     steps=burst.steps[keys[0]],
                     launches=durations.count,
                     mean_ns=durations.mean_ns,
@@ -262,9 +259,31 @@ class Bursts:
         steps = sum(burst.steps.values())
         profiler.announce(Found(number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
 
+    def announce_host_times(self, times: Times, steps: int) -> None:
+        """Announce the host's times of the bricks in the latest `steps` steps."""
+        profiler = self._profiler()
+        if profiler is None:
+            return
+        found = [
+            BrickHostTime(node, len(all_ns), statistics.median(all_ns))
+            for node, all_ns in [(_node_of(profiler, keys), one) for keys, one in times.items()]
+            if node > NO_NODE
+        ]
+        profiler.announce(HostTimes(steps, tuple(found)))
+
     def _answer(self, answer: Answer) -> None:
         if self._recorder is not None:
             self._recorder.answer(answer.word())
+
+
+def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
+    """Return the number of the node at a place, from the step down. NO_NODE: there is no room for it."""
+    scope: Any = profiler._path.position.scope
+    while scope.parent is not None:
+        scope = scope.parent
+    for key in keys:
+        scope = scope.children.get(key) or profiler._scopes.define(scope, key)
+    return int(scope.node)
 
 
 _bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDictionary()
@@ -279,7 +298,7 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: Recording) -> None:
-    """Note that the calling thread is in that step from now on, until `Recording.end`."""
+    """Note that the calling thread is in that step from now on, until `Recording.end_step`."""
     _here[get_ident()] = recording
 
 
@@ -306,7 +325,7 @@ class PlacedCalls(Capture):
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
-        span = super().begin(key, module)
+        span: CapturedCall | None = super().begin(key, module)
         if span is not None:
             keys = self._around[-1] if key is None else (*self._around[-1], key)
             self._around.append(keys)

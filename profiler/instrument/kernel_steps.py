@@ -7,8 +7,10 @@ time when it waited. Otherwise it may have run earlier work.
 
 Rules
 - All other steps are plain. The step that CUPTI records counts once, by this record.
-- A window costs the host the opening, the wait for the device and the closing, 25 to 40 ms. The next one is due when
+- A window costs the host the opening, the wait for the device and the closing, 20 to 35 ms. The next one is due when
   that is within the share allowed, or within 5 % until FLOOR steps are recorded.
+- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps
+  later at the earliest, because it takes the step before it as plain.
 - Steps of a warm-up are not recorded.
 - If CUPTI is refused or held by another tool, one line says so, and stamps time the model (eager_stamps.py).
 """
@@ -24,6 +26,7 @@ import torch
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
@@ -57,6 +60,9 @@ class KernelSteps:
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
         self._call: Any = None
+        self.times_host = False  # whether the next one is for the host's times
+        self._host = HostSteps()
+        self._half_pause_ns = LEAST_PAUSE_NS
         profiler: Any = steps.profiler
         self._governor = profiler.governor
         self._governor.models_by_kernels.add(steps.model)
@@ -90,6 +96,24 @@ class KernelSteps:
         self.is_running, self._plain_ns, self._call = True, plain_ns, call
         self._elements.clear()
         return PlacedCalls(recording, self._steps.labelled, self._elements)
+
+    def begin_host(self, key: Hashable) -> HostCalls:
+        """Time the host in the step of that key, which begins now."""
+        self.times_host = False
+        begun_ns = clock.perf_counter_ns()
+        self._pause(self._half_pause_ns)
+
+        def ended(calls: HostCalls) -> None:
+            ended_ns = clock.perf_counter_ns()
+            try:
+                self._host.add(key, calls)
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, "the host's times of a step are not known")
+            paid_ns = clock.perf_counter_ns() - ended_ns + max(0, ended_ns - begun_ns - self._plain_ns)
+            self._paid_ns += paid_ns
+            self._pause(max(self._half_pause_ns, 2 * (ended_ns - begun_ns)))
+
+        return HostCalls(self._steps.labelled, ended)
 
     def recorded(self, step: Hashable) -> None:
         """Record the times of the kernels of `step`, which has ended on the device."""
@@ -126,7 +150,9 @@ class KernelSteps:
         self._say_measured()
         share = governor.allowed_share if self._windows >= FLOOR else max(governor.allowed_share, FLOOR_SHARE)
         pause_ns = round(paid_ns / (USED * share))
-        self._pause(min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns)))
+        pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
+        self.times_host, self._half_pause_ns = True, pause_ns // 2
+        self._pause(self._half_pause_ns)
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
         every = max(1, round(pause_ns / max(1, self._plain_ns)))
@@ -139,6 +165,8 @@ class KernelSteps:
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:
                 self._bursts.announce(_together(self._kept))
+                if self._host:
+                    self._bursts.announce_host_times(self._host.times(), len(self._host))
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels are not in the graph")
 

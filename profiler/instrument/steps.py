@@ -34,6 +34,7 @@ from cbtop.profiler.instrument.adapters import state_of_adapters
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.eager_stamps import Timing
+from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
 from cbtop.profiler.instrument.module_tree import attributes_of, children_of, holders_of, modules_of
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
@@ -182,14 +183,17 @@ class OpenStep:
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
         step = self._step = ActiveStep(steps._steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
-        self._in_burst: Recording | None = None
+        self._in_burst: Recording | HostCalls | None = None
         self._noting: Noting | None = None
 
     def begin(self) -> None:
         self._unit.open.append(self)
         by_kernels = self.steps.kernel_steps
-        if by_kernels is not None and self._begin_by_kernels(by_kernels):
-            return
+        if by_kernels is not None:
+            if not self._is_due(by_kernels):
+                by_kernels = None
+            elif not by_kernels.times_host and self._begin_by_kernels(by_kernels):
+                return
         bursts = self.steps.bursts
         is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
         if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
@@ -208,8 +212,11 @@ class OpenStep:
             if steps._looks % steps.look_every == 0:
                 steps.look_again()
             steps.follow(self)
-        elif steps._are_in is not False:
-            steps.follow(None)
+        else:
+            if steps._are_in is not False:
+                steps.follow(None)
+            if by_kernels is not None and by_kernels.times_host:
+                self._note_in(by_kernels.begin_host(self._step._key))
 
     @_unless_it_fails
     def ended(self) -> None:
@@ -296,11 +303,13 @@ class OpenStep:
         except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
             self.steps.failed(trouble)
 
-    def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
-        """Record this step by its kernels if one is due. Returns whether it is recorded so."""
+    def _is_due(self, by_kernels: KernelSteps) -> bool:
+        """Return whether to look closer at this step, which is outside of others and no warm-up."""
         is_due = by_kernels.is_due(clock.perf_counter_ns())
-        if not is_due or len(self._unit.open) > 1 or (self._step._name or "").endswith(WARM_UP):
-            return False
+        return is_due and len(self._unit.open) == 1 and not (self._step._name or "").endswith(WARM_UP)
+
+    def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
+        """Record this step by its kernels. Returns whether that is possible."""
         self.steps.follow(None)
         placed = by_kernels.begin(self._step._key, self.call)
         if placed is None:
@@ -308,9 +317,9 @@ class OpenStep:
         self._note_in(placed)
         return True
 
-    def _note_in(self, placed: PlacedCalls) -> None:
-        self._in_burst = placed.recording
-        noting = self._noting = Noting(self.steps, placed)
+    def _note_in(self, calls: PlacedCalls | HostCalls) -> None:
+        self._in_burst = calls.recording
+        noting = self._noting = Noting(self.steps, calls)
         captures[get_ident()] = noting.capture
         noting.begin(self.call)
 
@@ -331,7 +340,7 @@ class OpenStep:
                 if self._noting is not None:
                     self._noting.end()
             finally:
-                recording.end()
+                recording.end_step()
 
 
 class Noting:

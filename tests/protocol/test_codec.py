@@ -56,6 +56,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
+    if kind is messages.BrickHostTime:  # some calls
+        return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is messages.KernelTimes:  # and these
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from cbtop.protocol.vocabulary import BY_KERNELS
 from cbtop.units import duration, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
+from cbtop.viewmodels.verdicts.launch_bound import LEAST_STEPS
 
 IDLE_PERCENT = 20.0  # an ordinary loop spends a few percent between steps (sampling, detokenizing)
 
@@ -14,15 +17,19 @@ def _find(view: SourceView) -> Finding | None:
     steps, time_range = view.steps, view.time_range
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
-    if time_range.between_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
+    on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
+    idle_us = time_range.between_us - on_gpu_us
+    idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
+    if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
         return None  # lost records may be steps that ran
-    rate, ran_us = steps.tokens_per_sec, time_range.wall_us - time_range.between_us
+    rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
+    ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     return Finding(
-        f"{percent(time_range.between_percent)} of the time is between steps: {duration(time_range.between_us)} of "
-        f"{duration(time_range.wall_us)}{'; gradients are computed between steps' if view.trains else ''}",
+        f"{percent(idle_percent)} of the time is between steps: {duration(idle_us)} of "
+        f"{duration(time_range.wall_us)}{ends}{'; gradients are computed between steps' if view.trains else ''}",
         (
-            Evidence("between steps", time_range.between_percent, "%"),
-            Evidence("time between steps", time_range.between_us, "µs"),
+            Evidence("between steps", idle_percent, "%"),
+            Evidence("time between steps", idle_us, "µs"),
             Evidence("elapsed", time_range.wall_us, "µs"),
         ),
         Subject(About.STEPS, steps.phase),
@@ -33,14 +40,26 @@ def _find(view: SourceView) -> Finding | None:
     )
 
 
+def _kernels_after_steps_us(view: SourceView) -> float:
+    """Return the time in which a GPU ran kernels of steps whose calls had returned.
+
+    A call returns when its kernels are launched. The program then waits for them, and is not idle.
+    """
+    books, steps = view.books, view.steps
+    if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:
+        return 0.0
+    return max(0.0, books.bricks_us / steps.recorded - (steps.p50_us or 0.0)) * steps.count
+
+
 IDLE_BETWEEN_STEPS = Rule(
     id="idle-between-steps",
     severity=Severity.WARNING,
     means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
     "requests. Faster kernels change nothing about that.",
     fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase, not counting the time since "
-    "the last step. Not if some steps left no record, or records were lost. No gain is given if gradients are "
-    "computed between steps.",
+    "the last step. Time in which a GPU still runs the kernels of a step is not between steps, if kernels were "
+    "recorded. Not if some steps left no record, or records were lost. No gain is given if gradients are computed "
+    "between steps.",
     advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
     "training, backward passes and the optimizer run there.",
     find=_find,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.roofline import UNSURE_PERCENT
+from cbtop.profiler.analysis.roofline import UNSURE_PERCENT
 from cbtop.units import number, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.roofline import peaks_over
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from _thread import get_ident
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from cbtop.profiler.device.cupti import EXTERNAL, KERNEL, CuptiError
+from cbtop.profiler.device.cupti import EXTERNAL, KERNEL, CuptiError, Records, read_in_python
 from cbtop.protocol.requests import State
 from tests.profiler.device.fake_driver import FakeDriver
 
@@ -143,8 +143,8 @@ class FakeCupti:
     def graph_number(self, executable: int) -> int:
         return executable & 0xFFFFFFFF
 
-    def records(self) -> Iterator[bytes]:
-        return iter([raw[:160] for raw in self.raw])
+    def read(self, most: int) -> Records:
+        return read_in_python([raw[:160] for raw in self.raw], most)
 
     def text(self, address: int) -> bytes:
         return self._world.names[address - 1].encode()

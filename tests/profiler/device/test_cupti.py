@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,13 @@ from cbtop.profiler.device.cupti import (
     CuptiError,
     ExternalCorrelation,
     KernelRecord,
+    Records,
     TorchsCupti,
     decoded,
     demangled,
     is_known,
     library_path,
+    read_in_python,
 )
 from cbtop.protocol.requests import State
 from tests.profiler.device.fake_cupti import external_record, kernel_record
@@ -91,6 +95,62 @@ def test_no_bytes_do_more_than_be_refused() -> None:
         assert found is None or isinstance(found, ExternalCorrelation) or found.end_ns >= found.start_ns
 
 
+Next = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+MOST = 25
+
+
+def records_of(chance: random.Random) -> list[bytes]:
+    """Records as CUPTI writes them, some of them with bytes that make no sense."""
+    records = [external_record(chance.randrange(1 << 64), chance.randrange(1 << 32), chance.choice([3, 3, 1]))]
+    for _ in range(chance.randrange(40)):
+        record = bytearray(kernel_record(call=chance.randrange(1 << 32), graph=chance.randrange(9), graph_node=7))
+        if chance.random() < 0.4:
+            at = chance.randrange(len(record))
+            record[at:] = chance.randbytes(len(record) - at)
+        records.append(chance.choice([bytes(record), external_record(chance.randrange(99), 5), bytes(48)]))
+    return records
+
+
+def read_both_ways(records: list[bytes]) -> tuple[Records, Records]:
+    """Read them in Python and in C. They lie one after another in two buffers."""
+    half = len(records) // 2
+    rooms, raws = [], []
+    ends: dict[int, int] = {}  # of each record, by its begin
+    for part in (records[:half], records[half:]):
+        room = ctypes.create_string_buffer(b"".join(part), sum(map(len, part)) or 1)
+        at = end = ctypes.addressof(room)
+        end += sum(map(len, part))
+        for record in part:
+            ends[at] = at + len(record)
+            raws.append(ctypes.string_at(at, min(160, end - at)))
+            at += len(record)
+        rooms.append((room, end - ctypes.addressof(room)))
+
+    def following(buffer: int, size_bytes: int, record: Any) -> int:
+        at = ends[record[0]] if record[0] else buffer
+        record[0] = at
+        return 0 if at in ends and buffer <= at < buffer + size_bytes else 11
+
+    function = Next(following)
+    buffers = [(ctypes.addressof(room), size_bytes) for room, size_bytes in rooms]
+    assert cupti.read_in_c is not None
+    kernels, externals, lost = cupti.read_in_c(ctypes.cast(function, ctypes.c_void_p).value or 0, buffers, MOST)
+    in_c = Records([KernelRecord._make(kernel) for kernel in kernels], externals, lost)
+    return read_in_python(raws, MOST), in_c
+
+
+@pytest.mark.skipif(cupti.read_in_c is None, reason="without a compiler the records are read in Python")
+def test_c_reads_the_same_of_any_records_as_python() -> None:
+    chance = random.Random(7)
+    kernels = lost = 0
+    for _ in range(500):
+        in_python, in_c = read_both_ways(records_of(chance))
+        assert in_c == in_python
+        kernels, lost = kernels + len(in_c.kernels), lost + in_c.lost
+    assert kernels > 1000
+    assert lost > 1000
+
+
 @pytest.mark.parametrize(("version", "known"), [(17, False), (18, True), (26, True), (100, False), (130001, True)])
 def test_versions_whose_layout_was_looked_up_are_known(version: int, known: bool) -> None:
     assert is_known(version) == known
@@ -101,6 +161,7 @@ def test_cupti_that_is_not_loaded_is_not_looked_for(monkeypatch: pytest.MonkeyPa
     maps = tmp_path / "maps"
     maps.write_text("7f0-7f1 r-xp 00000000 00:00 0\n7f1-7f2 r-xp 0 00:00 0   /lib/libc.so.6\n")
     monkeypatch.setattr(cupti, "MAPS", str(maps))
+    monkeypatch.setattr(cupti, "_found_path", [])
     assert not library_path()
     with pytest.raises(CuptiError) as refused:
         TorchsCupti()

@@ -13,7 +13,11 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
 from cbtop.tui.views.bricks import Bricks
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView, StallKind, StallView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind, StallView
+from cbtop.viewmodels.time_breakdown import BesideView
+from cbtop.viewmodels.time_range import NamedTime
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START
@@ -181,8 +185,10 @@ async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, in
 
 
 async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_details() -> None:
-    checked = replace(samples.CHECKED, baseline=samples.COMPARED.baseline)
-    text = await shown(checked, (360, 50), "2")
+    bricks = tuple(replace(row, host_us=41.5, launches=24) for row in samples.CHECKED.bricks)
+    checked = replace(samples.CHECKED, baseline=samples.COMPARED.baseline, bricks=bricks)
+    text = await shown(checked, (390, 50), "2")
+    assert "41.50" in text
     head = next(line for line in text.splitlines() if "wall %" in line)
     for title, _ in Bricks.columns_doc:
         assert title in head

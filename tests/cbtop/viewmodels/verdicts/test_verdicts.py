@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from cbtop.commands.show import require_passed_checks
+from cbtop.commands.shared.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
@@ -22,7 +22,10 @@ from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_rule
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
-from cbtop.viewmodels.model import MergedView, MergeMode, Severity, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Severity
 from cbtop.viewmodels.verdicts import VERDICTS, judged
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
@@ -272,6 +275,23 @@ def test_records_lost_since_somebody_looked_are_a_share_of_those_since_then(tmp_
     verdict = DATA_INCOMPLETE.judge(replace(view, loss=loss))
     assert verdict == DATA_INCOMPLETE.judge(view)
     assert verdict is not None
+
+
+def test_a_gpu_that_still_runs_a_step_is_not_idle_between_steps(views: dict[str, SourceView]) -> None:
+    idle = views["idle-between-steps"]
+    assert idle.steps is not None
+    assert idle.steps.p50_us is not None
+    assert idle.time_range is not None
+    assert idle.time_range.between_us is not None
+    assert idle.books is not None
+    between_us = idle.time_range.between_us / idle.steps.count
+    for part, is_idle in ((0.9, False), (0.2, True)):  # of the time between steps, which kernels take
+        kernels_us = (idle.steps.p50_us + part * between_us) * idle.steps.recorded
+        books = replace(idle.books, bricks_us=kernels_us)
+        verdict = IDLE_BETWEEN_STEPS.judge(replace(idle, books=books, backend=f"torch on cuda; {BY_KERNELS}"))
+        assert (verdict is not None) == is_idle
+        assert verdict is None or "in which the GPU ended them (derived)" in verdict.sentence
+        assert IDLE_BETWEEN_STEPS.judge(replace(idle, books=books)) is not None  # a CPU: bricks are no kernels
 
 
 def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views: dict[str, SourceView]) -> None:

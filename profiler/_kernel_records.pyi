@@ -1,0 +1,3 @@
+def read_records(
+    next_address: int, buffers: list[tuple[int, int]], most: int, /
+) -> tuple[list[tuple[object, ...]], dict[int, int], int]: ...

@@ -1,0 +1,169 @@
+"""Times the host in some steps of a model that is recorded by its kernels: what each brick costs it to launch.
+
+Rules
+- Such a step is plain in all other respects. Each call in it is timed by two readings of the clock.
+- A brick's time is without that of the bricks inside it, and without the cost of noting a call, which is measured.
+- Nothing is made in the step that Python's garbage collector counts: a collection more would be in the times.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from cbtop.profiler.device.kernel_burst import Keys
+from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture, captures
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.wrapping import NotedCall
+from cbtop.protocol import clock
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KEPT = 12  # steps: their times are announced
+_EMPTY_CALLS = 64
+_OUTERMOST = -1
+
+Times = dict[Keys, list[float]]  # by place, from below the step: the time of each call in ns
+
+
+class NotingCost(NamedTuple):
+    """What noting a call costs, in ns: within its own time, and within that of the call around it."""
+
+    inside_ns: float
+    outside_ns: float
+
+
+class HostCalls(Capture):
+    """The calls in a step, with the host's time as each began and ended. A call is its number."""
+
+    def __init__(self, labelled: Callable[[Any], Any], ended: Callable[[HostCalls], None]) -> None:
+        super().__init__(lambda: None)
+        self._labelled = labelled
+        self._ended = ended
+        self.keys: list[Hashable] = []
+        self.around: list[int] = []  # the call around each
+        self.begins_ns: list[int] = []
+        self.ends_ns: list[int] = []
+        self._running: list[int] = []
+
+    @property
+    def recording(self) -> HostCalls:
+        """What is to be ended with the model's call, as in `PlacedCalls`."""
+        return self
+
+    def is_in_call_of(self, steps: object) -> bool:
+        return self.steps is steps and bool(self._running)
+
+    def begin(self, key: Hashable, module: nn.Module | None) -> int | None:
+        running = self._running
+        number = len(self.keys)
+        if number >= MAX_CALLS or (key is not None and not running):
+            return None
+        self.keys.append(key)
+        self.around.append(running[-1] if running else _OUTERMOST)
+        self.ends_ns.append(0)
+        running.append(number)
+        self.begins_ns.append(clock.perf_counter_ns())
+        return number
+
+    def end(self, span: int | None, elements: int = 0) -> None:
+        now_ns = clock.perf_counter_ns()
+        if span is not None and span in self._running:
+            self.ends_ns[span] = now_ns
+            while self._running.pop() != span:
+                pass
+
+    def start_brick(self, brick: Hashable, /) -> int | None:
+        return self.begin(self._labelled(brick), None)
+
+    def failed(self, error: Exception) -> None:
+        log_own_error(error, "the host's times of a step are not known")
+        for kept in (self.keys, self.around, self.begins_ns, self.ends_ns):
+            kept.clear()
+
+    def end_step(self) -> None:
+        """Give its calls away: the model's call has returned."""
+        self._ended(self)
+
+    def times(self, cost: NotingCost) -> Times:
+        """Return the host's times of the bricks, exclusive."""
+        places: list[Keys] = []
+        own_ns: list[float] = []
+        for key, around, begin_ns, end_ns in zip(self.keys, self.around, self.begins_ns, self.ends_ns, strict=True):
+            took_ns = max(0, end_ns - begin_ns)
+            outer = () if around == _OUTERMOST else places[around]
+            places.append(outer if key is None else (*outer, key))
+            own_ns.append(took_ns - cost.inside_ns)
+            if around != _OUTERMOST:
+                own_ns[around] -= took_ns + cost.outside_ns
+        found: Times = {}
+        for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
+            if key is not None and not isinstance(key, tuple):  # a brick, not a layer
+                found.setdefault(keys, []).append(max(0.0, ns))
+        return found
+
+
+class HostSteps:
+    """The times of the latest steps."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[Hashable, Times]] = deque(maxlen=KEPT)
+
+    def add(self, step: Hashable, calls: HostCalls) -> None:
+        """Add a step of that key."""
+        times = calls.times(noting_cost())
+        if times:
+            self._steps.append((step, times))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def times(self) -> Times:
+        """Return those of all the latest steps, by place from the step down."""
+        found: Times = {}
+        for step, times in self._steps:
+            for keys, all_ns in times.items():
+                found.setdefault((step, *keys), []).extend(all_ns)
+        return found
+
+
+class _Nothing:
+    """In place of a module: its call does nothing."""
+
+    def _call_impl(self, value: Any) -> Any:
+        return value
+
+
+@functools.cache
+def noting_cost() -> NotingCost:
+    """Return what noting a call of a module costs, measured on calls that do nothing."""
+    calls = HostCalls(lambda brick: brick, lambda ended: None)
+    nothing: Any = _Nothing()
+    noted = NotedCall(nothing, "nothing", calls)
+    value = torch.empty(1)
+    outer = calls.begin(None, None)
+    me = get_ident()
+    before = captures.get(me)
+    try:
+        captures[me] = calls
+        for _ in range(_EMPTY_CALLS):
+            noted(value)
+    finally:
+        captures.pop(me, None)
+        if before is not None:
+            captures[me] = before
+    calls.end(outer)
+    inside = [end_ns - begin_ns for begin_ns, end_ns in zip(calls.begins_ns, calls.ends_ns, strict=True)][1:]
+    apart = [after - before for before, after in zip(calls.ends_ns[1:-1], calls.begins_ns[2:], strict=True)]
+    return NotingCost(_median(inside), _median(apart))
+
+
+def _median(values: list[int]) -> float:
+    return float(statistics.median(values))
