@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from cbtop.protocol.messages import KernelTimes, Sampling
+from cbtop.protocol.messages import BUSY_PERCENT, KernelTimes, Sampling
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, SourceStatus
 
 # isort: off
@@ -59,7 +59,6 @@ from cbtop.viewmodels.places import WHOLE_STEP
 from cbtop.viewmodels.timeline import TimelineView
 
 NONE_THERE = "–"
-BUSY_PERCENT = 5  # of a machine: an idle system uses less
 
 _MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may contain any number
 _DATE_FROM_US = 12 * 3600e6  # for older times, a time of day alone is ambiguous
@@ -98,12 +97,16 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`."""
+    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`.
+
+    A short measurement is called `short`.
+    """
     of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""
     load = with_unit(whole(row.load_percent), "%")
     spread = f"spread {percent(row.spread_percent)}{unsure}"
-    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}"
+    short = ", short" if row.is_short else ""
+    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}{short}"
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:

@@ -144,6 +144,7 @@ class CeilingRow:
     gpu: str = ""  # its UUID; "" for processors
     dtype: str = ""  # type multiplied under a compute roof; "" if not reported
     rounds: int | None = None  # number of rounds; None if not reported
+    is_short: bool = False  # measured by cbtop itself in a quiet second
 
     @property
     def spread_percent(self) -> float | None:

@@ -21,7 +21,7 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
             None if now_s is None or c.measured_s is None else max(now_s - c.measured_s, 0.0),
-            c.gpu, c.dtype, c.rounds,
+            c.gpu, c.dtype, c.rounds, c.is_short,
         )
         for c in ceilings
     )  # fmt: skip

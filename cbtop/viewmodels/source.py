@@ -16,6 +16,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Ceiling, Node
+from cbtop.protocol.roofs import way_out_on_cpu
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.books import beside_view, books_view
 from cbtop.viewmodels.brick_growth import brick_growth
@@ -38,7 +39,7 @@ from cbtop.viewmodels.model import (
     WindowView,
 )
 from cbtop.viewmodels.on_demand import LazyValue
-from cbtop.viewmodels.roofline import ceiling_rows, roofline, shared_note, under_roofs
+from cbtop.viewmodels.roofline import ceiling_rows, missing_ceilings, roofline, shared_note, under_roofs
 from cbtop.viewmodels.stall import stall_view
 from cbtop.viewmodels.steps import (
     batch_by_second,
@@ -262,7 +263,10 @@ class _Parts:
     @property
     def roofs_note(self) -> str:
         manifest = self._record.manifest
-        return (manifest.roofs if manifest else "") or (shared_note(self.steps) if self.roofs else "")
+        said = manifest.roofs if manifest else ""
+        if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):  # they were measured since
+            said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
+        return said or (shared_note(self.steps) if self.roofs else "")
 
     @cached_property
     def rows(self) -> tuple[BrickRow, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.roofline import UNSURE_PERCENT
+from cbtop.protocol.messages import UNSURE_PERCENT
 from cbtop.units import number, percent
 from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.roofline import peaks_over
